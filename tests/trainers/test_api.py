@@ -1,6 +1,7 @@
 """Trainers in trl's form: a model by its name, a data set of raw text, and nothing else."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
 from revela_hub.trainers.imprag.checkpoint import load_imprag
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed
 from revela_hub.trainers.nvembed.export import nvembed_encoder
+from revela_hub.trainers.pair_tuning.trainer import PairsTrainingArguments
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
 
 Start = Callable[[], dict[str, Any]]
@@ -306,3 +308,73 @@ def test_what_is_in_a_data_set_and_what_is_needed(
         RevelaTrainer(str(retriever_folder), train_dataset=raw)
     with pytest.raises(UserError, match="no such folder|cannot load"):
         RetroMAETrainer("no/such/folder", train_dataset=raw)
+
+
+def test_activations_are_recomputed(
+    raw: Dataset, retriever_folder: Path, llama_folder: Path, texts: list[str], settings: dict[str, Any]
+) -> None:
+    """With --gradient_checkpointing, the weights are the same, and the retriever inside each module recomputes."""
+    questions = Dataset.from_dict({"question": ["Where is Paris?"] * 4, "answer": ["France"] * 4})
+
+    def trainers(**more: Any) -> list[MethodTrainer]:
+        every = settings | more
+        given: dict[str, Any] = {"train_dataset": questions, "passages": texts, "log_likelihoods": torch.rand(4, 3)}
+        given["args"] = RADITTrainingArguments(**every, num_candidates=3)
+        contriever = ContrieverTrainingArguments(**every, per_device_train_batch_size=4)
+        distilling: dict[str, Any] = {"train_dataset": raw, "group_size": 4, "max_length": 64}
+        distilling["args"] = ReplugTrainingArguments(**every)
+        return [
+            ContrieverTrainer(str(retriever_folder), contriever, train_dataset=raw),
+            ReplugTrainer(str(retriever_folder), str(llama_folder), **distilling),
+            RADITTrainer(str(retriever_folder), **given),
+            RADITTrainer(str(llama_folder), retrieval_layer=1, **given),
+        ]
+
+    set_seed(0)
+    plain = trainers()
+    set_seed(0)
+    for one, other in zip(plain, trainers(gradient_checkpointing=True), strict=True):
+        set_seed(0)  # of the dropout
+        expected = run(one)
+        set_seed(0)
+        after = run(other)
+        assert any(getattr(module, "gradient_checkpointing", False) for module in other.model.modules())
+        for name, value in expected.items():
+            torch.testing.assert_close(after[name], value)
+
+
+def test_noise_is_rejected_where_it_cannot_be_added(
+    raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    settings |= {"neftune_noise_alpha": 5.0}
+    pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
+    message = "Trainer does not support --neftune_noise_alpha: remove the option"
+    with pytest.raises(UserError, match=message):
+        PairsTrainer(str(retriever_folder), PairsTrainingArguments(**settings), train_dataset=pairs)
+    with pytest.raises(UserError, match=message):
+        ContrieverTrainer(str(retriever_folder), ContrieverTrainingArguments(**settings), train_dataset=raw)
+    questions = Dataset.from_dict({"question": ["Where is Paris?"] * 4, "answer": ["France"] * 4})
+    run(RAITTrainer(str(llama_folder), RAITTrainingArguments(**settings), train_dataset=questions, passages=["a"] * 10))
+
+
+def test_evaluation_data_are_prepared_like_training_data(
+    raw: Dataset, masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    columns = {"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4, "id": [*range(8)]}
+    pairs = Dataset.from_dict(columns)
+    tiny, lm = str(retriever_folder), str(llama_folder)
+    makers: list[tuple[Callable[..., MethodTrainer], Dataset]] = [
+        (partial(PairsTrainer, tiny, PairsTrainingArguments(**settings)), pairs),
+        (partial(NVEmbedTrainer, lm, NVEmbedTrainingArguments(**settings)), pairs.remove_columns("id")),
+        (partial(ContrieverTrainer, tiny, ContrieverTrainingArguments(**settings)), raw),
+        (partial(RetroMAETrainer, str(masked_folder), RetroMAETrainingArguments(**settings)), raw),
+        (partial(CoTMoTETrainer, str(masked_folder), CoTMoTETrainingArguments(**settings)), raw),
+        (partial(ReplugTrainer, tiny, lm, ReplugTrainingArguments(**settings), group_size=4, max_length=64), raw),
+        (partial(RevelaTrainer, tiny, RevelaTrainingArguments(**settings), lm=lm, max_length=64), raw),
+    ]
+    for make, rows in makers:
+        loss = make(train_dataset=rows, eval_dataset=rows).evaluate()["eval_loss"]
+        both = make(train_dataset=rows, eval_dataset={"a": rows, "b": rows}).evaluate()
+        assert loss > 0 and both["eval_a_loss"] == pytest.approx(loss) == both["eval_b_loss"]
+    with pytest.raises(UserError, match="eval_dataset has the columns body; it needs text"):
+        makers[2][0](train_dataset=raw, eval_dataset=raw.rename_column("text", "body"))

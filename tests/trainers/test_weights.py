@@ -1,11 +1,14 @@
 """Loaders of checkpoints refuse what transformers and peft would fill up at random, and everything that is pickled."""
 
 import json
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -17,7 +20,12 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining, RevelaForCausalLM
 from revela_hub.retrieval.encoder import load_encoder
-from revela_hub.trainers import load_backbones
+from revela_hub.trainers import ImpRAGTrainer, ImpRAGTrainingArguments, load_backbones
+from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
+from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
+from revela_hub.trainers.baselines.pasted import RAITTrainer
+from revela_hub.trainers.baselines.ra_dit import RADITTrainer
+from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.nvembed.export import export_nvembed
 
 
@@ -100,3 +108,66 @@ def test_the_length_has_room_in_a_table_that_begins_after_padding(wordpiece_toke
 
     wordpiece_tokenizer.model_max_length = 10**9
     assert text_length(RobertaConfig(max_position_embeddings=514, pad_token_id=1), wordpiece_tokenizer, 600) == 512
+
+
+@pytest.fixture
+def custom_norm_folder(retriever_folder: Path, tmp_path: Path) -> Path:
+    """`retriever_folder` with a module that is in the folder, as some models of the Hub have."""
+    code = "from sentence_transformers.base.modules import Normalize\n\n\nclass CustomNorm(Normalize):\n    pass\n"
+    folder = Path(shutil.copytree(retriever_folder, tmp_path / "custom-norm"))
+    (folder / "custom_norm.py").write_text(code)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[-1]["type"] = "custom_norm.CustomNorm"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+def test_modules_with_code_of_their_own_are_rejected_before_training(custom_norm_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"custom-norm requires remote code \(CustomNorm\)"):
+        load_retriever(str(custom_norm_folder), trust_remote_code=True)
+
+
+def test_a_backbone_with_code_of_its_own_is_trained(retriever_folder: Path, tmp_path: Path) -> None:
+    """Transformers saves the code with the weights, unlike sentence-transformers."""
+    code = "from transformers import BertModel\n\n\nclass Mine(BertModel):\n    pass\n"
+    (retriever_folder / "modeling_mine.py").write_text(code)
+    config = json.loads((retriever_folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModel": "modeling_mine.Mine"}
+    (retriever_folder / "config.json").write_text(json.dumps(config))
+    model = load_retriever(str(retriever_folder), trust_remote_code=True)
+    assert type(model[0].auto_model).__module__.startswith("transformers_modules")
+    rows = Dataset.from_dict(
+        {"text": ["The river carries sediment from the mountains to the sea every day of the year."] * 4}
+    )
+    args = ContrieverTrainingArguments(str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=2, report_to=[])
+    trainer = ContrieverTrainer(model, args, train_dataset=rows)
+    trainer.train()
+    (folder,) = trainer.write_models(tmp_path / "out")
+    loaded = SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
+    assert type(loaded[0].auto_model).__name__ == "Mine" and (folder / "modeling_mine.py").is_file()
+
+
+def test_the_retriever_that_ranks_passages_may_have_code_of_its_own(
+    custom_norm_folder: Path, retriever_folder: Path, llama_folder: Path, tmp_path: Path
+) -> None:
+    questions = Dataset.from_dict({"question": ["Where is Paris?"] * 2, "answer": ["France"] * 2})
+    given = {"train_dataset": questions, "passages": ["A fox.", "Paris."], "pseudo_labels": str(custom_norm_folder)}
+    settings = {"output_dir": str(tmp_path / "out"), "report_to": [], "bf16": False, "disable_tqdm": True}
+    ra_it = partial(RAITTrainer, str(llama_folder), RAITTrainingArguments(**settings), num_passages=1, **given)
+    ra_dit = partial(
+        RADITTrainer,
+        str(retriever_folder),
+        RADITTrainingArguments(**settings, num_candidates=2),
+        log_likelihoods=torch.zeros(2, 2),
+        **given,
+    )
+    ranks = {"num_positives": 1, "first_negative_rank": 2, "last_negative_rank": 2, "num_negatives": 1}
+    init = {"b": 0, "t": 1, "k": 1, "l_max": 16}
+    args = ImpRAGTrainingArguments(**settings, **ranks, num_candidates=2, retrieval_warmup_epochs=1)
+    for train in (ra_it, ra_dit):
+        train(trust_remote_code=True)
+        with pytest.raises(UserError, match="trust_remote_code"):
+            train()
+    ImpRAGTrainer(str(llama_folder), args, model_init_kwargs=init | {"trust_remote_code": True}, **given)
+    with pytest.raises(UserError, match="trust_remote_code"):
+        ImpRAGTrainer(str(llama_folder), args, model_init_kwargs=init, **given)

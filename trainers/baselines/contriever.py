@@ -35,7 +35,7 @@ from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.common.adapters import freeze_pooler
 from revela_hub.trainers.common.arguments import WARMUP, RunArguments
 from revela_hub.trainers.common.epochs import SharedEpoch
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.processes import rank, several
 from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, inputs_of, load_retriever
@@ -157,6 +157,10 @@ class Contriever(nn.Module):
             self.register_buffer("filled", torch.zeros((), dtype=torch.long))
             self.register_buffer("place", torch.zeros((), dtype=torch.long))
 
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Recompute the retriever's activations in the backward pass (`--gradient_checkpointing`)."""
+        self.retriever.gradient_checkpointing_enable(*args, **kwargs)
+
     def extra_weights(self) -> dict[str, Tensor]:
         """Return the queue and the momentum encoder, which checkpoints need in addition to the retriever."""
         if not self.queue_size:
@@ -265,7 +269,7 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
     ) -> None:
         args = args or default_arguments(ContrieverTrainingArguments, model, self.method)
         retriever = load_retriever(model, **(model_init_kwargs or {}))
-        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), ("row", "text"), args, build_passages)
+        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("row", "text"), args, build_passages))
         if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
             raise UserError("--queue_size must not be smaller than the number of processes")
         freeze_pooler(retriever)

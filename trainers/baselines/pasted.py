@@ -17,6 +17,7 @@ from trl import SFTTrainer
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.retrieval.disk import whole_path
+from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
@@ -125,8 +126,9 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         prompts, texts = as_prompts(train_dataset), as_texts(passages)
         kept = tokenize_prompts(prompts, tokenizer, max_length, args.say)["source_row"]
         if isinstance(pseudo_labels, str):
-            depth, bar = min(num_passages, len(texts)), not args.disable_tqdm
-            pseudo_labels = rank_passages(pseudo_labels, prompts["input"], texts, depth, show_progress_bar=bar)
+            depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm}
+            how["trust_remote_code"] = trust_remote_code
+            pseudo_labels = rank_passages(pseudo_labels, prompts["input"], texts, depth, **how)
         short = shortened(texts, tokenizer, max_passage_length, args.say)
         pasted = pasted_prompts(prompts.select(kept), short, pseudo_labels[np.array(kept)], num_passages)
         data = tokenized_pairs(pasted, tokenizer)
@@ -167,7 +169,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
 
 def _check_room(model: PreTrainedModel, longest: int) -> None:
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = text_positions(model.config)
     if positions is not None and longest > positions:
         raise UserError(
             f"a prompt with its passages and answer has up to {longest} tokens, but the decoder has {positions} positions:"

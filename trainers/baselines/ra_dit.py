@@ -31,7 +31,7 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.pickles import refuse_pickles
 from revela_hub.retrieval.disk import whole_path
-from revela_hub.retrieval.encoder import similarity_of
+from revela_hub.retrieval.encoder import similarity_of, text_positions
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
@@ -39,7 +39,7 @@ from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, 
 from revela_hub.trainers.common.adapters import freeze_pooler
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, unwrapped
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
-from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
+from revela_hub.trainers.common.prompts import as_prompts, as_texts, refuse_excluded_prompts, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.common.query_route import refuse_routes
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
@@ -74,6 +74,11 @@ class Retriever(nn.Module):
         else:
             made = model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
         return nn.functional.normalize(made, dim=-1) if self.cosine else made
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Recompute the model's activations in the backward pass (`--gradient_checkpointing`)."""
+        model: Any = self.model
+        model.gradient_checkpointing_enable(*args, **kwargs)
 
     def forward(
         self, query_input_ids: Tensor, query_attention_mask: Tensor, input_ids: Tensor, attention_mask: Tensor
@@ -128,7 +133,7 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
         layers = whole.num_hidden_layers
         if not 0 <= b < layers:
             raise UserError(f"b={b} is beyond the last layer: {backbone} has layers 0 to {layers - 1}")
-        positions = getattr(whole, "max_position_embeddings", None)
+        positions = text_positions(whole)
         if l_max is not None and positions is not None and l_max > positions:
             raise UserError(
                 f"passages of l_max={l_max} tokens do not fit into {backbone}'s {positions} positions: lower it"
@@ -190,6 +195,7 @@ def open_retriever(
     if retrieval_layer is None:
         loaded = load_retriever(model, trust_remote_code=trust_remote_code)
         refuse_routes(loaded, name_of(model), "RA-DIT")
+        refuse_excluded_prompts(loaded, name_of(model), "RA-DIT")
         unwrapped(loaded)  # raises an error for a model without a transformer
         if uses_chat_template(loaded):
             raise UserError(
@@ -275,9 +281,11 @@ class RADITTrainer(MethodTrainer):
             if reader is None:
                 raise UserError("RA-DIT needs a language model that answers the prompts: pass it as reader")
             loaded = load_reader(reader, tokenizer=reader_tokenizer, trust_remote_code=trust_remote_code)
-            found = _read_candidates(loaded, args, prompts, texts, pseudo_labels, max_length, max_passage_length)
+            ranked = _ranked(pseudo_labels, args, prompts, texts, trust_remote_code)
+            found = _read_candidates(loaded, args, prompts, texts, ranked, max_length, max_passage_length)
         else:
-            found = _Candidates(prompts, _ranked(pseudo_labels, args, prompts, texts), log_likelihoods)
+            ranked = _ranked(pseudo_labels, args, prompts, texts, trust_remote_code)
+            found = _Candidates(prompts, ranked, log_likelihoods)
         self.candidates, self.log_likelihoods = found.passages_NC, found.log_likelihoods_NC
         self.queries = model.tokens(found.prompts["prompt"], max_length, query=True)
         self.passages = model.tokens(texts, max_passage_length, query=False)
@@ -403,15 +411,13 @@ def _read_candidates(
     args: RADITTrainingArguments,
     prompts: Dataset,
     passages: Sequence[str],
-    pseudo_labels: NDArray[np.int32] | str,
+    ranked: NDArray[np.int32],
     max_length: int,
     max_passage_length: int,
 ) -> _Candidates:
-    """Rank the candidates of each prompt, and score them with the reader, which is moved to the device and back."""
+    """Score the ranked candidates of each prompt with the reader, which is moved to the device and back."""
     kept = tokenize_prompts(prompts, reader.tokenizer, max_length, args.say)["source_row"]
-    given = pseudo_labels if isinstance(pseudo_labels, str) else pseudo_labels[np.array(kept)]
-    prompts = prompts.select(kept)
-    candidates_NC = _ranked(given, args, prompts, passages)
+    prompts, candidates_NC = prompts.select(kept), ranked[np.array(kept)]
     reader.model.to(args.device)  # type: ignore[arg-type]  # its decorator hides the signature
     log_likelihoods_NC = reader_likelihoods(
         reader.model,
@@ -427,17 +433,22 @@ def _read_candidates(
 
 
 def _ranked(
-    pseudo_labels: NDArray[np.int32] | str, args: RADITTrainingArguments, prompts: Dataset, passages: Sequence[str]
+    pseudo_labels: NDArray[np.int32] | str,
+    args: RADITTrainingArguments,
+    prompts: Dataset,
+    passages: Sequence[str],
+    trust_remote_code: bool,
 ) -> NDArray[np.int32]:
     """Return the given rankings, or those of the given retriever."""
     if not isinstance(pseudo_labels, str):
         return pseudo_labels
-    depth, bar = args.num_candidates, not args.disable_tqdm
+    depth = args.num_candidates
     if depth > len(passages):
         raise UserError(
             f"--num_candidates {depth} is more than the {len(passages)} passages of the collection: lower it"
         )
-    return rank_passages(pseudo_labels, prompts["input"], passages, depth, show_progress_bar=bar)
+    how = {"trust_remote_code": trust_remote_code, "show_progress_bar": not args.disable_tqdm}
+    return rank_passages(pseudo_labels, prompts["input"], passages, depth, **how)
 
 
 def _usable_rows(found: _Candidates, args: RADITTrainingArguments) -> list[int]:

@@ -27,12 +27,12 @@ from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import PositiveFloat, PositiveInt
-from revela_hub.retrieval.encoder import similarity_of, truncates
+from revela_hub.retrieval.encoder import similarity_of, text_positions, truncates
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.common.adapters import freeze_pooler
 from revela_hub.trainers.common.arguments import WARMUP, RunArguments
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, prepared_rows
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, prepare_datasets, prepared_rows
 from revela_hub.trainers.common.passages import token_rows
 from revela_hub.trainers.common.processes import gathered
 from revela_hub.trainers.common.query_route import refuse_routes
@@ -125,6 +125,10 @@ class Replug(nn.Module):
         super().train(mode)
         self.lm.eval()
         return self
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Recompute the retriever's activations in the backward pass (`--gradient_checkpointing`)."""
+        self.retriever.gradient_checkpointing_enable(*args, **kwargs)
 
     def extra_weights(self) -> dict[str, Tensor]:
         """Return no extra weights: the language model is frozen."""
@@ -239,9 +243,9 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         loaded = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=trust_remote_code)
         lm, lm_tokenizer = loaded.model, loaded.tokenizer
         groups = partial(build_groups, settings=GroupSettings(group_size))
-        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), ("group", "document"), args, groups)
-        positions = getattr(lm.config, "max_position_embeddings", 2 * max_length)
-        if 2 * max_length > positions:
+        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("group", "document"), args, groups))
+        positions = text_positions(lm.config)
+        if positions is not None and 2 * max_length > positions:
             raise UserError(
                 f"the language model has {positions} positions, fewer than two chunks of --max_length {max_length}: lower it"
             )

@@ -103,9 +103,9 @@ class AdapterArguments:
         )
 
 
-def check_positions(name: str, positions: int, max_length: int) -> None:
-    """Raise a `UserError` if a model has fewer positions than `max_length`."""
-    if max_length > positions:
+def check_positions(name: str, positions: int | None, max_length: int) -> None:
+    """Raise a `UserError` if a model has fewer positions than `max_length`; None means no limit."""
+    if positions is not None and max_length > positions:
         raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
 
 

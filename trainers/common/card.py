@@ -34,7 +34,7 @@ def card_metadata(
     datasets = {parse_source(source).path.removeprefix("hf:") for source in sources if source.startswith("hf:")}
     base = next(iter(models.values()))
     resumed = [
-        f"# from step {change['step']} on: {name} {now} (before: {before})\n"
+        f"# from step {change['step']} on: {name} {shown(name, now, method)} (before: {shown(name, before, method)})\n"
         for change in (record.changes if record else ())
         for name, (before, now) in ((n, v) for n, v in change.items() if n != "step" and n not in LENGTH)
     ]

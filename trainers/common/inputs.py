@@ -1,6 +1,7 @@
 """Inputs of the trainers' constructors, as in TRL: models by name or loaded, and raw or prepared data sets."""
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import count
@@ -25,6 +26,7 @@ ModelLike: TypeAlias = str | Path | PreTrainedModel | SentenceTransformer
 """A Hub id, a folder, a GGUF file (`path/to/model.gguf`, `user/repo/model.gguf`), or a loaded model."""
 
 _Arguments = TypeVar("_Arguments", bound=RunArguments)
+NEGATIVE = re.compile(r"negative(_[0-9]+)?")
 FIRST_ROWS = 100
 """Rows of a stream without features that are read to find its columns."""
 
@@ -79,6 +81,19 @@ def tokenizer_of(
     with nullcontext() if by_name else loading(f"cannot load the tokenizer of {name!r}", name):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     return tokenizer
+
+
+def prepare_datasets(given: dict[str, Any], prepare: Callable[[Any], Any]) -> None:
+    """Prepare the `train_dataset` and the `eval_dataset`, or each of a dict of them, of a trainer."""
+    given["train_dataset"] = prepare(given.get("train_dataset"))
+    rows = given.get("eval_dataset")
+    try:
+        if isinstance(rows, dict):
+            given["eval_dataset"] = {name: prepare(part) for name, part in rows.items()}
+        elif rows is not None:
+            given["eval_dataset"] = prepare(rows)
+    except UserError as error:
+        raise UserError(str(error).replace("train_dataset", "eval_dataset")) from error
 
 
 def prepared_rows(
@@ -169,6 +184,35 @@ def as_dataset(rows: Any, remedy: str = "") -> Any:
     written = stream_rows(rows, "train_dataset")
     logger.warning("%s rows in %s", f"{len(written):,}", Path(written.cache_files[0]["filename"]).parent)
     return written
+
+
+def pair_columns(rows: Dataset | IterableDataset) -> list[str]:
+    """Return the text columns of labelled pairs in order: anchor, positive, and negative, negative_1, ... if there are any.
+
+    Raises:
+        UserError: anchor or positive is missing, the name of another column begins with negative, or a value is not a text.
+    """
+    names = [name for name in rows.column_names if name.startswith("negative")]
+    if not {"anchor", "positive"} <= set(rows.column_names):
+        raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
+    if other := [name for name in names if not NEGATIVE.fullmatch(name)]:
+        raise UserError(
+            f"train_dataset: hard negatives are in columns negative, negative_1, negative_2, ...: rename or remove {other[0]!r}"
+        )
+    columns = ["anchor", "positive", *sorted(names, key=lambda name: int(name.partition("_")[2] or 0))]
+    check_texts(rows, columns)
+    return columns
+
+
+def check_texts(rows: Dataset | IterableDataset, columns: Sequence[str]) -> None:
+    """Raise a `UserError` for a column that is not text, or a null in it; nulls in a stream are not found."""
+    for name in columns:
+        kind = rows.features[name]
+        if getattr(kind, "dtype", None) not in ("string", "large_string"):
+            raise UserError(f"train_dataset: the column {name!r} has the type {kind}; it needs one string in each row")
+        # The table also holds rows that `select` left out.
+        if isinstance(rows, Dataset) and rows.data.column(name).null_count and None in (found := list(rows[name])):
+            raise UserError(f"train_dataset:{found.index(None)}: {name!r} is null; remove the row, or give it a text")
 
 
 def wrong_columns(rows: Dataset | IterableDataset, wanted: str) -> UserError:

@@ -148,6 +148,7 @@ class MaskedTrainer(MethodTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.label_names = []  # a batch has those of some decoders only; an evaluation computes the loss anyway
         if self.is_fsdp_enabled:
             raise UserError(
                 "FSDP does not work for masked pre-training, whose encoders fit on one GPU: use accelerate launch --multi_gpu,"

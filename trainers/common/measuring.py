@@ -12,7 +12,7 @@ than one standard error.
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
 from revela_hub.evaluation.significance import compare_queries
-from revela_hub.retrieval.disk import write_text
+from revela_hub.retrieval.disk import key_of, write_text
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.checkpoints import KEPT
 from revela_hub.trainers.common.early import METRIC
@@ -50,16 +50,20 @@ PATIENCE = 2
 class _History:
     """Scores so far (step -> metric -> query -> score), stored on disk for runs that resume."""
 
+    task: str  # identity of the task that was evaluated
     scores: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
     best: int = 0  # best step after training started; 0 before the first evaluation
 
     @classmethod
-    def read(cls, file: Path) -> "_History":
+    def read(cls, file: Path, task: str) -> "_History":
+        """Return the stored scores if they are of this task; older versions did not store its identity."""
         values = json.loads(file.read_text(encoding="utf-8"))
-        return cls({int(step): scores for step, scores in values["scores"].items()}, values["best"])
+        if values.get("task", task) != task:
+            return cls(task)
+        return cls(task, {int(step): scores for step, scores in values["scores"].items()}, values["best"])
 
     def write(self, file: Path) -> None:
-        write_text(file, json.dumps({"scores": self.scores, "best": self.best}), "--output_dir")
+        write_text(file, json.dumps(asdict(self)), "--output_dir")
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,9 @@ class BestWeights(TrainerCallback):
         self.dev, self.test = halves(task.queries)
         file = self.folder / SCORES
         # All processes use the main process's scores, so that they make the same decisions.
-        self.history = from_main(lambda: _History.read(file) if resumed and file.is_file() else _History())
+        identity = f"{task.name} {key_of(sorted(task.queries.items()))}"
+        known = resumed and file.is_file()
+        self.history = from_main(lambda: _History.read(file, identity) if known else _History(identity))
         self.rankings: dict[int, Rankings] = {}  # of the base model and the best step, if evaluated by this process
 
     @classmethod
@@ -134,11 +140,26 @@ class BestWeights(TrainerCallback):
         self.history.scores[step] = {metric: dict(by_query) for metric, by_query in scores.per_query.items()}
         if step and (not self.history.best or self._dev_mean(step) > self._dev_mean(self.history.best)):
             self.history.best = step
-            self._store("best")
-        if not step:
-            self._store("start")
         known = self.rankings | {step: rankings}
         self.rankings = {kept: found for kept, found in known.items() if kept in (0, self.history.best)}
+        self._write()
+        if step in (0, self.history.best):
+            self._store("best" if step else "start")
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Forget the evaluations after the step that the run resumes from; if the best was one of them, choose it again."""
+        step, history = state.global_step, self.history
+        if not step:
+            return
+        history.scores = {known: scores for known, scores in history.scores.items() if known <= step}
+        if history.best >= step:
+            history.best = step if step in history.scores else 0
+        self._write()
+        if history.best == step:  # a run that was killed may have stored other weights
+            self._store("best")
+
+    def _write(self) -> None:
+        """Write the scores. They are written before the weights: a resumed run forgets the scores of later steps."""
         if self.main:
             self.history.write(claim_kept(self.folder) / SCORES)
 
@@ -218,7 +239,7 @@ class BestWeights(TrainerCallback):
         return bool(lost.mean() <= lost.std(ddof=1) / len(lost) ** 0.5)
 
     def _significantly_worse(self) -> bool:
-        reference = max((0, self.history.best), key=self._dev_mean)
+        reference = max({0, self.history.best} & self.history.scores.keys(), key=self._dev_mean)
         last = sorted(self.history.scores)[-PATIENCE:]
         if len(last) < PATIENCE or reference in last:
             return False

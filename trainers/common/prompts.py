@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from datasets import Dataset, IterableDataset
+from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.prompts.rows import COLUMNS, prompt_row
@@ -30,6 +31,15 @@ def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
             f"the passages have the columns {', '.join(passages.column_names)}, but no column text: rename one"
         )
     return list(passages["text"])
+
+
+def refuse_excluded_prompts(retriever: SentenceTransformer, name: str, method: str) -> None:
+    """Raise a `UserError` if a model excludes the tokens of its prompts from pooling, which a method would pool."""
+    if any(retriever.prompts.values()) and not all(getattr(module, "include_prompt", True) for module in retriever):
+        raise UserError(
+            f"{name} excludes its prompts from pooling (include_prompt), which {method} does not support: use `revela-hub"
+            " train pairs` or `train contriever`, which support it"
+        )
 
 
 def pair_tokens(

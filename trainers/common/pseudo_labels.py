@@ -19,6 +19,7 @@ def rank_passages(
     passages: Sequence[str],
     depth: int = 50,
     *,
+    trust_remote_code: bool = False,
     show_progress_bar: bool = False,
 ) -> NDArray[np.int32]:
     """Return the best passages of each query according to an existing retriever: a folder, a Hub id, or "bm25".
@@ -31,7 +32,7 @@ def rank_passages(
     """
     if not len(passages):
         raise UserError("there are no passages to rank")
-    encoder = None if retriever == "bm25" else load_encoder(retriever)
+    encoder = None if retriever == "bm25" else load_encoder(retriever, trust_remote_code=trust_remote_code)
     if encoder is not None:
         similarity_of(encoder, retriever)  # raises an error that names the model
     settings = RankerSettings(mode="dense" if encoder else "bm25", show_progress_bar=show_progress_bar)

@@ -1,5 +1,6 @@
 """Load and train a retriever without a second model: any sentence-transformers model, saved in its own format."""
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from revela_hub.errors import UserError, first_line, loading, refuse_missing_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
+from revela_hub.hub_cards.card import OURS
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
@@ -26,12 +28,13 @@ from revela_hub.retrieval.encoder import (
     similarity_of,
     without_chat_template,
 )
+from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.common.adapters import merged_copy, refuse_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone, trained_transformer
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
-from revela_hub.trainers.common.weights import refuse_fused
+from revela_hub.trainers.common.weights import refuse_fused, refuse_remote_code
 
 EXTRA_WEIGHTS = "beside_the_model.safetensors"
 """File in a checkpoint with the weights of a run that are not part of the retriever."""
@@ -52,13 +55,17 @@ def load_retriever(
         trust_remote_code: run code from the model's repository.
 
     Raises:
-        UserError: the model cannot be loaded, uses a distance instead of a similarity, or has fewer than `max_length` positions.
+        UserError: the model cannot be loaded, uses a distance instead of a similarity, contains custom modules (remote
+            code), or has fewer than `max_length` positions.
     """
     name = name_of(retriever)
     model = retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code)
     similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
     refuse_other_routes(model, name)
     refuse_adapters(name, model)
+    backbones = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    saved = {part for backbone in backbones for part in backbone.modules()}  # transformers saves their code, too
+    refuse_remote_code(name, set(model.modules()) - saved)
     if max_length is not None:
         limit_length(model, max_length, name)
     return model.float()
@@ -130,10 +137,18 @@ class RetrieverTrainer(MethodTrainer):
         return name_of(self.retriever) or "a retriever"
 
     def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """Copy the exported folder, for `push_to_hub`."""
-        if not (checkpoint / RETRIEVER).is_dir():
-            self.export(checkpoint)
-        return copy_finished(checkpoint / RETRIEVER, folder, assembly)
+        """Write the retriever with the card of the exported folder, for `push_to_hub`."""
+        exported = checkpoint / RETRIEVER
+        if is_sharded(self.model):  # only all processes together could write it
+            return copy_finished(exported, folder, assembly)
+        with scratch_folder("push") as scratch:
+            written = self.export(scratch)
+            for name in ("README.md", "figures", OURS):
+                if (path := exported / name).is_dir():
+                    shutil.copytree(path, written / name)
+                elif path.is_file():
+                    shutil.copyfile(path, written / name)
+            return copy_finished(written, folder, assembly)
 
     def export(self, output: Path) -> Path:
         """Write `retriever/` to the output folder, as a whole."""

@@ -126,6 +126,8 @@ class Run:
             trainer.evaluate()
         if 0 in best.history.scores:  # missing if the run resumed without its earlier measurements
             self.outcome = best.finish(step, keep_worse=getattr(self.arguments, "keep_worse", False))
+        else:
+            self.arguments.say("no comparison with the base model, which was not evaluated on this task")
 
     def _log_metrics(self, when: str, metrics: dict[str, float]) -> None:
         values = ", ".join(f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS)
@@ -266,13 +268,12 @@ def _opened(method: Method, arguments: RunArguments, output: Path, owners: list[
     checkpoint, skipped, source = checkpoint_for_all(arguments.resume_from_checkpoint, output, owners)
     for line in skipped:
         arguments.say(f"skipping {line}")
+    if reason := from_main(lambda: _has_finished(run, checkpoint), source):
+        arguments.say(f"nothing to do: {reason}")
+        return replace(run, nothing_to_do=True)
     if checkpoint is None:
         arguments.say(f"{output} has no complete checkpoint: training from scratch")
         return run
-    found = checkpoint
-    if reason := from_main(lambda: _has_finished(run, found), source):
-        arguments.say(f"nothing to do: {reason}")
-        return replace(run, nothing_to_do=True)
     arguments.say(f"resuming from {checkpoint}")
     return replace(run, checkpoint=str(checkpoint))
 
@@ -294,10 +295,10 @@ def _start_from_scratch(arguments: RunArguments, output: Path, *, owns: bool) ->
         shutil.rmtree(output / INCOMPLETE, ignore_errors=True)
 
 
-def _has_finished(run: Run, checkpoint: Path) -> str | None:
+def _has_finished(run: Run, checkpoint: Path | None) -> str | None:
     """Return why a run has nothing left to do, export included; None if it has."""
-    step, limit = step_of(checkpoint), run.arguments.max_steps
-    if 0 < limit < step:
+    limit = run.arguments.max_steps
+    if checkpoint is not None and 0 < limit < step_of(checkpoint):
         return f"{checkpoint.name} is beyond --max_steps {limit}"
     record = Record.read(run.output)
     if record is None or not record.finished:
@@ -305,5 +306,5 @@ def _has_finished(run: Run, checkpoint: Path) -> str | None:
     same_length = all(record.settings.get(name) == run.settings[name] for name in LENGTH)
     by_name = record.places == "name"
     if same_length and not changes(record.settings, run.settings, run.method, type(run.arguments), by_name=by_name):
-        return f"the run in {run.output} finished at step {step}"
+        return f"the run in {run.output} finished" + (f" at step {step_of(checkpoint)}" if checkpoint else "")
     return None

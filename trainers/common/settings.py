@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from revela_hub.data.sources.source import ADDRESS, HUB_PREFIX
 from revela_hub.data.sources.unicode import printable_name
-from revela_hub.digests import add_file
+from revela_hub.digests import content_digest
 from revela_hub.hub_cards.method import Method
 from revela_hub.options import old_names
 
@@ -69,41 +70,35 @@ def run_settings(arguments: Any, method: Method) -> dict[str, Any]:
 
 def shown(name: str, value: Any, method: Method) -> Any:
     """Return an argument's value for a model card: files and folders of this machine without their parent folders."""
-    return _map_paths(name, plain(value), method, lambda path: printable_name(path.expanduser().resolve().name))
+
+    def last_part(path: Path) -> str:
+        return printable_name(path.expanduser().resolve().name)
+
+    return _map_paths(name, plain(value), method, last_part, missing=True)
 
 
-def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], str]) -> Any:
+def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], str], *, missing: bool = False) -> Any:
+    """Replace the files and folders in a value; with `missing`, also patterns and paths that do not exist."""
     if isinstance(value, list):
-        return [_map_paths(name, item, method, replace) for item in value]
+        return [_map_paths(name, item, method, replace, missing=missing) for item in value]
     if isinstance(value, dict):
-        return {key: _map_paths(name if key == "path" else "", item, method, replace) for key, item in value.items()}
-    if not isinstance(value, str) or not value or value in WORDS:
+        names = {key: name if key in ("path", "data_files") else "" for key in value}
+        return {key: _map_paths(names[key], item, method, replace, missing=missing) for key, item in value.items()}
+    if not isinstance(value, str) or not value or value in WORDS or value.startswith(ADDRESS):
         return value
-    prefix = "lm:" if value.startswith("lm:") else ""  # of a pseudo-query generator
+    prefix = next((kind for kind in ("lm:", HUB_PREFIX) if value.startswith(kind)), "")  # lm: a pseudo-query generator
     path = Path(value.removeprefix(prefix))
+    absolute = path.expanduser().is_absolute()
     # Any other argument is not a path, even if a file of that name exists in the working folder.
-    may_be = name in FILES or name in (*method.models, *method.data, *method.files) or path.is_absolute()
-    return prefix + replace(path) if may_be and os.path.exists(path.expanduser()) else value
+    names_file = name in FILES or name in (*method.models, *method.data, *method.files)
+    local = os.path.exists(path.expanduser()) or (missing and names_file and absolute)
+    return prefix + replace(path) if local and (names_file or absolute) else value
 
 
 def content_identity(path: Path) -> str:
     """Return a path's name and a digest of its content, which a move does not change; of an empty folder, a digest of its path."""
     path = path.expanduser().resolve()
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if _is_content(file, path))
-    digest = hashlib.sha256(b"" if files else os.fsencode(path))
-    for file in files:
-        digest.update(os.fsencode(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n"))
-        add_file(digest, file)
-    return f"{printable_name(path.name)}{_HASH}{digest.hexdigest()[:12]})"
-
-
-def _is_content(file: Path, folder: Path) -> bool:
-    """Whether a file counts as content: not hidden, not a README or licence."""
-    return (
-        file.is_file()
-        and file.name not in ("README.md", "LICENSE")
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    )
+    return f"{printable_name(path.name)}{_HASH}{content_digest(path)[:12]})"
 
 
 def model_settings(config: PreTrainedConfig) -> dict[str, Any]:

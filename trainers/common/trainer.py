@@ -109,6 +109,8 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
                 f"{self.model_names()} has no weights to train: all are frozen (for word embeddings, set update_embeddings in"
                 " wordembedding_config.json to true)"
             )
+        self._check_noise()
+        self.can_return_loss = True  # in an evaluation, too, whatever the columns are called
         zero = self.accelerator.state.deepspeed_plugin
         if self.saves_copy and zero is not None and zero.zero_stage == 3:
             raise UserError(
@@ -124,6 +126,17 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         collator: Any = self.data_collator
         if isinstance(collator, SharedEpoch):
             self.add_callback(NewEpoch(collator))
+
+    def _check_noise(self) -> None:
+        """Raise a `UserError` if noise is to be added to the word embeddings of a model that does not return them."""
+        model: Any = self.model
+        try:
+            if self.args.neftune_noise_alpha is not None:
+                model.get_input_embeddings()
+        except (AttributeError, NotImplementedError) as error:
+            raise UserError(
+                f"{type(self).__name__} does not support --neftune_noise_alpha: remove the option"
+            ) from error
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do nothing, unlike sentence-transformers' trainer: `hub_cards` writes the card after the run."""

@@ -85,11 +85,9 @@ def refuse(folder: str | Path, fault: str, names: Any) -> None:
         raise UserError(f"cannot load {folder}: {fault} {first[0]}{more}")
 
 
-def refuse_remote_code(name: str, model: nn.Module) -> None:
-    """Raise a `UserError` for a model with remote code, whose checkpoints transformers cannot load."""
-    if remote := sorted(
-        {type(m).__name__ for m in model.modules() if type(m).__module__.startswith("transformers_modules")}
-    ):
+def refuse_remote_code(name: str, modules: Iterable[nn.Module]) -> None:
+    """Raise a `UserError` if modules of a model are remote code, so that its checkpoints cannot be loaded."""
+    if remote := sorted({type(m).__name__ for m in modules if type(m).__module__.startswith("transformers_modules")}):
         raise UserError(
             f"{name} requires remote code ({remote[0]}), so the trained model could not be saved, exported or published:"
             " choose a model whose architecture is part of transformers"

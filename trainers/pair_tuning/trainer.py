@@ -10,6 +10,7 @@ equation 2): less memory, a second forward pass, the same result. With `matryosh
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,14 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, training_rows, wrong_columns
+from revela_hub.trainers.common.inputs import (
+    ModelLike,
+    check_texts,
+    default_arguments,
+    prepare_datasets,
+    training_rows,
+    wrong_columns,
+)
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.query_route import (
     DOCUMENT,
@@ -110,19 +118,17 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(PairsTrainingArguments, model, self.method)
-        train_dataset = training_rows(train_dataset, args)
         if train_dataset is None:
             raise UserError("train_dataset is missing: give a data set with the columns anchor and positive")
+        kwargs["train_dataset"] = train_dataset
+        prepare_datasets(kwargs, partial(_pairs, args=args, labels=loss is not None))
+        train_dataset = kwargs["train_dataset"]
         if isinstance(train_dataset, IterableDataset) and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
             args.say(
                 "train_dataset is a stream: a batch may contain equal texts, which are then negatives of each other"
             )
             args.batch_sampler = BatchSamplers.BATCH_SAMPLER
-        columns = train_dataset.column_names
-        texts = ["anchor", "positive", *(name for name in columns if name.startswith("negative"))]
-        if not {"anchor", "positive"} <= set(columns):
-            raise wrong_columns(train_dataset, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
-        _check_texts(train_dataset, texts)
+        texts = [name for name in train_dataset.column_names if name != "label"]
         retriever = load_retriever(model, **(model_init_kwargs or {}))
         if args.query_only:
             retriever = with_query_route(retriever)
@@ -142,9 +148,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if loss is not None and args.matryoshka_dims:
             raise UserError("--matryoshka_dims changes the contrastive loss: leave it out, or the other loss")
         made = self._contrastive(retriever, args) if loss is None else loss(retriever)
-        labels = ["label"] if loss is not None and "label" in columns else []
-        rows = train_dataset.select_columns([*texts, *labels])
-        super().__init__(model=retriever, args=args, train_dataset=rows, loss=made, **kwargs)
+        super().__init__(model=retriever, args=args, loss=made, **kwargs)
 
     def _contrastive(self, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
         cosine = similarity_of(retriever, "the retriever") == "cosine"
@@ -203,11 +207,15 @@ def _adapted_backbone(retriever: SentenceTransformer, *, query_only: bool) -> Pr
     return backbone
 
 
-def _check_texts(rows: Dataset | IterableDataset, columns: list[str]) -> None:
-    for name in columns:
-        kind = rows.features[name]
-        if getattr(kind, "dtype", None) not in ("string", "large_string"):
-            raise UserError(f"train_dataset: the column {name!r} has the type {kind}; it needs one string in each row")
-        # The table also holds rows that `select` left out.
-        if isinstance(rows, Dataset) and rows.data.column(name).null_count and None in (found := list(rows[name])):
-            raise UserError(f"train_dataset:{found.index(None)}: {name!r} is null; remove the row, or give it a text")
+def _pairs(rows: Any, args: PairsTrainingArguments, *, labels: bool) -> Dataset | IterableDataset:
+    """Return the columns of a data set that the loss reads: anchor, positive, negatives, and with `labels` the label."""
+    rows = training_rows(rows, args)
+    columns = rows.column_names
+    texts = ["anchor", "positive", *(name for name in columns if name.startswith("negative"))]
+    if not {"anchor", "positive"} <= set(columns):
+        raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
+    check_texts(rows, texts)
+    selected: Dataset | IterableDataset = rows.select_columns(
+        [*texts, *(["label"] if labels and "label" in columns else [])]
+    )
+    return selected

@@ -62,7 +62,7 @@ def load_retromae_encoder(
                 given, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
             )
         tokenizer = tokenizer_of(encoder, tokenizer, trust_remote_code=trust_remote_code)
-    refuse_remote_code(name, model)
+    refuse_remote_code(name, model.modules())
     for field, value in config.items():
         if (kept := getattr(model.config, field)) != value:
             raise UserError(f"{name} was pre-trained with {field}={kept}: keep that, or start from its encoder")

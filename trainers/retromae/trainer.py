@@ -11,7 +11,13 @@ from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
+from revela_hub.trainers.common.inputs import (
+    ModelLike,
+    default_arguments,
+    prepare_datasets,
+    prepared_rows,
+    tokenizer_of,
+)
 from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
@@ -78,7 +84,7 @@ class RetroMAETrainer(MaskedTrainer):
             config.max_seq_length = length  # the published encoder reads texts as long as those in training
             return build_spans(source, tokenizer, max_length=length, streaming=streaming)
 
-        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), SPAN, args, spans)
+        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, SPAN, args, spans))
         self.collator = RetroMAECollator(
             tokenizer,
             encoder_mask_ratio=encoder_mask_ratio,

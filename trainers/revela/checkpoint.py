@@ -19,6 +19,7 @@ from revela_hub.modeling.backbones import load_backbone
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
 from revela_hub.trainers.common.adapters import refuse_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.common.prompts import refuse_excluded_prompts
 from revela_hub.trainers.common.weights import (
     checkpoint_config,
     is_encoder,
@@ -98,7 +99,7 @@ def load_backbones(
             loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
         )
     for called, part in ((name, model.retriever), (lm_name, model.lm)):
-        refuse_remote_code(called, part)
+        refuse_remote_code(called, part.modules())
     tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
     if not loaded.settings:  # a plain backbone; a trained retriever keeps its tokenizer
         tokenizer = never_without_token(tokenizer)
@@ -147,10 +148,7 @@ def _settings(encoder: SentenceTransformer, name: str) -> dict[str, Any]:
             f"{name} pools the last token of the text: Revela would add an end token (EOS), which changes its vectors; {_OTHERS}"
         )
     prompts = {"query": "", "document": ""} | {key: prompt or "" for key, prompt in encoder.prompts.items()}
-    if any(prompts.values()) and not pooling.include_prompt:
-        raise UserError(
-            f"{name} excludes its prompts from pooling (include_prompt), which Revela does not support: {_OTHERS}"
-        )
+    refuse_excluded_prompts(encoder, name, "Revela")
     kept = {name: getattr(encoder, name) for name in ("truncate_dim", "default_prompt_name")}
     return {"pooling": _POOLINGS[modes[0]], "prompts": prompts, "similarity_fn_name": similarity, **kept}
 

@@ -17,15 +17,24 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
+from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
+from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, merged_copy
 from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of, training_rows
+from revela_hub.trainers.common.inputs import (
+    ModelLike,
+    default_arguments,
+    prepare_datasets,
+    prepared_rows,
+    tokenizer_of,
+    training_rows,
+)
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.revela import REVELA
@@ -33,6 +42,7 @@ from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_backbones, with_padding
 from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
 
+GROUP = ("group", "document")
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
 BIAS_LEARNING_RATE = 1e-2
 """Peak learning rate of the logit biases of joint reading, which are of the order of 1."""
@@ -67,8 +77,6 @@ class RevelaTrainer(MethodTrainer):
     """
 
     method = REVELA
-    smooths_labels = True
-
     adapts_retriever = True
 
     def __init__(
@@ -109,8 +117,7 @@ class RevelaTrainer(MethodTrainer):
         self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
         freeze_pooler(model.retriever)
         for part, backbone in (("retriever", model.retriever), ("language model", model.lm)):
-            positions = getattr(backbone.config, "max_position_embeddings", max_length)
-            check_positions(f"the {part}", positions, max_length)
+            check_positions(f"the {part}", text_positions(backbone.config), max_length)
         self.collator = RevelaCollator(
             retriever_tokenizer,
             lm_tokenizer,
@@ -128,13 +135,15 @@ class RevelaTrainer(MethodTrainer):
                     " works with it from the first step on"
                 )
         settings = GroupSettings(group_size=model.config.group_size)
-        rows = prepared_rows(rows, ("group", "document"), args, partial(build_groups, settings=settings))
-        kwargs["train_dataset"] = self._tokenized(rows, args)
+        build = partial(build_groups, settings=settings)
+        kwargs["train_dataset"] = rows
+        prepare_datasets(kwargs, lambda rows: self._tokenized(prepared_rows(rows, GROUP, args, build), args))
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = _with_biases(peft_config or args.lora_config(model), model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
-        self.add_callback(_Schedule(self.revela, args))
+        self._schedule = _Schedule(self.revela, args)
+        self.add_callback(self._schedule)
 
     def _tokenized(self, groups: Any, args: RevelaTrainingArguments) -> Any:
         """Add the tokens of each group, from the cache, unless the run ends before it has used all groups."""
@@ -155,6 +164,13 @@ class RevelaTrainer(MethodTrainer):
         """Return the names of both models."""
         parts = (self.revela.config.retriever, self.revela.config.lm)
         return " with ".join(str(getattr(part, "name_or_path", "")) or "a model" for part in parts)
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train; see `MethodTrainer.train`. However training ends, the temperature is the configured one again."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.revela.config.temperature = self._schedule.end
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -198,6 +214,8 @@ class RevelaTrainer(MethodTrainer):
         optimizer = super().create_optimizer(model)
         trained = self.model if model is None else model
         assert trained is not None  # the Trainer sets it in its constructor
+        if any("is_retriever" in group for group in optimizer.param_groups):  # that of an interrupted `train`
+            return optimizer
         for part, rate in (("retriever", self.args.retriever_learning_rate), ("reading_bias", BIAS_LEARNING_RATE)):
             of_part = {id(p) for n, p in trained.named_parameters() if part in n.split(".")}
             for group in list(optimizer.param_groups):
@@ -252,7 +270,7 @@ def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftC
 
 def _group_size(rows: Any) -> dict[str, int]:
     """Return the group size of prepared groups, for the model's configuration."""
-    if not isinstance(rows, Dataset | IterableDataset) or not {"group", "document"} <= set(rows.column_names):
+    if not isinstance(rows, Dataset | IterableDataset) or not set(GROUP) <= set(rows.column_names):
         return {}
     first = next(iter(rows), None)
     return {"group_size": len(first["document"])} if first else {}

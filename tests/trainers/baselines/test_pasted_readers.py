@@ -119,6 +119,15 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
         decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 4000)
 
 
+def test_ra_dit_rejects_a_retriever_that_excludes_its_prompts_from_pooling(retriever_folder: Path) -> None:
+    model = SentenceTransformer(str(retriever_folder), device="cpu")
+    model[1].include_prompt = False
+    with pytest.raises(UserError, match=r"excludes its prompts from pooling \(include_prompt\), which RA-DIT"):
+        open_retriever(model)
+    model.prompts = {"query": "", "document": ""}
+    open_retriever(model)
+
+
 def test_ra_dit_rejects_a_retriever_with_a_chat_template(retriever_folder: Path) -> None:
     """RA-DIT tokenizes texts itself, without the template."""
     model = SentenceTransformer(str(retriever_folder), device="cpu")

@@ -83,6 +83,10 @@ def evaluate(measured: BestWeights, step: int) -> bool:
     return bool(control.should_training_stop)
 
 
+def resume_at(measured: BestWeights, step: int) -> None:
+    measured.on_train_begin(None, SimpleNamespace(global_step=step), None)  # type: ignore[arg-type]
+
+
 def run(
     skills: dict[int, int],
     task: RetrievalTask,
@@ -233,13 +237,56 @@ def test_a_resumed_run_knows_its_start_and_its_best(task: RetrievalTask, tmp_pat
         model.skill.fill_(50.0)
     evaluate(whole, 10)
 
-    model = Model(30)  # killed; the checkpoint that it resumes from is older
+    model = Model(30)  # killed after the checkpoint of step 15
     resumed = measuring(model, task, tmp_path, resumed=True)
+    resume_at(resumed, 15)
     evaluate(resumed, 20)
     outcome = resumed.finish(20)
     assert outcome.step == 10 and float(model.skill) == 50
     assert list(outcome.curve) == [0, 10, 20]
     assert outcome.start.per_query == whole.history.scores[0]
+
+
+@pytest.mark.parametrize("at", [4, 5, 10])
+def test_a_run_resumed_from_an_older_checkpoint_chooses_the_best_again(
+    task: RetrievalTask, tmp_path: Path, at: int
+) -> None:
+    """Evaluated at steps 5 and 10, of which the later one was better in the branch that is given up."""
+    model = Model(20)
+    whole = measuring(model, task, tmp_path)
+    for step, skill in ((0, 20), (5, 40), (10, 60)):
+        model.skill.data.fill_(skill)
+        evaluate(whole, step)
+    model = Model(60 if at == 10 else 40)
+    resumed = measuring(model, task, tmp_path, resumed=True)
+    resume_at(resumed, at)
+    assert resumed.history.best == (0 if at == 4 else at)
+    resumed = measuring(model, task, tmp_path, resumed=True)  # killed again before its next evaluation
+    resume_at(resumed, at)
+    assert sorted(resumed.history.scores) == [step for step in (0, 5, 10) if step <= at]
+    for step, skill in ((10, 45), (15, 30)):
+        if step > at:
+            model.skill.data.fill_(skill)
+            evaluate(resumed, step)
+    outcome = resumed.finish(15)
+    assert outcome.step == 10 and float(model.skill.detach()) == (60 if at == 10 else 45)
+    assert outcome.chosen == score_run(retrieval_run(model, task), task)
+
+
+def test_scores_of_another_task_are_not_compared(task: RetrievalTask, tmp_path: Path) -> None:
+    model = Model(50)
+    for step in (0, 10):
+        evaluate(measuring(model, task, tmp_path, resumed=bool(step)), step)
+    fewer = RetrievalTask(task.corpus, dict(list(task.queries.items())[:40]), task.qrels, task.name)
+    others = RetrievalTask(
+        task.corpus, {query: f"{text} beta" for query, text in task.queries.items()}, task.qrels, "a"
+    )
+    assert sorted(measuring(model, task, tmp_path, resumed=True).history.scores) == [0, 10]
+    for other in (fewer, others):
+        resumed = measuring(model, other, tmp_path, resumed=True)
+        resume_at(resumed, 10)
+        assert not evaluate(resumed, 20) and not evaluate(resumed, 30)
+        assert sorted(resumed.history.scores) == [20, 30] and resumed.history.best == 20
 
 
 def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask) -> None:

@@ -205,6 +205,19 @@ def test_a_run_that_was_killed_before_its_export_is_exported(words: list[str], t
     assert json.loads((out / "trainer_state.json").read_text())["global_step"] == 6
 
 
+def test_a_finished_run_without_checkpoints_is_left_untouched(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "--save_strategy", "no"]
+    assert main(words) == 0
+    written = (tmp_path / "out" / "encoder" / "model.safetensors").stat().st_mtime_ns
+    assert main([*words, *LAST]) == 0
+    assert f"nothing to do: the run in {tmp_path / 'out'} finished\n" in capsys.readouterr().out
+    assert (tmp_path / "out" / "encoder" / "model.safetensors").stat().st_mtime_ns == written
+    assert main([*words, *LAST, "--max_steps", "7"]) == 0
+    assert "has no complete checkpoint: training from scratch" in capsys.readouterr().out
+
+
 def test_other_settings_are_refused_with_their_list_unless_allowed(
     words: list[str], documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

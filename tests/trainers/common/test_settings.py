@@ -13,7 +13,7 @@ import yaml
 
 from revela_hub.data.row_cache import rows_fingerprint
 from revela_hub.data.sources.source import parse_sources
-from revela_hub.trainers.baselines import CONTRIEVER
+from revela_hub.trainers.baselines import CONTRIEVER, RA_IT
 from revela_hub.trainers.baselines.contriever_command import Arguments
 from revela_hub.trainers.common.card import card_metadata
 from revela_hub.trainers.common.checkpoints import Record
@@ -103,6 +103,29 @@ def test_a_card_names_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert str(tmp_path) not in config
     assert yaml.safe_load(config) | {"eval_corpus": "beir", "language": "de"} == yaml.safe_load(config)
     assert "accelerator_config" not in config and "output_dir" not in config
+
+
+def test_a_card_names_no_place_that_is_a_pattern_or_gone(tmp_path: Path) -> None:
+    from revela_hub.trainers.common.settings import shown
+
+    folder = f"{tmp_path}/private client"
+    given = [
+        f"{folder}/docs/*.txt",
+        "~/client/gone.jsonl",
+        "hf:owner/name",
+        f"hf:{folder}/rows",
+        "hf://datasets/owner/a",
+    ]
+    expected = ["*.txt", "gone.jsonl", "hf:owner/name", "hf:rows", "hf://datasets/owner/a"]
+    assert shown("corpus", given, RA_IT) == shown("plain_text", given, RA_IT) == expected
+    mapping = {"path": "hf:json", "data_files": given[0], "split": "/a", "text_column": "/b"}
+    assert shown("corpus", [mapping], RA_IT) == [mapping | {"data_files": "*.txt"}]
+    assert shown("prompt", "/search: ", RA_IT) == "/search: "
+    record = Record({}, changes=[{"step": 5, "corpus": [given[:1], given[1:2]]}])
+    config = card_metadata(
+        arguments(tmp_path), method=replace(RA_IT, models=("retriever",)), summary="", sources=(), record=record
+    ).config
+    assert "# from step 5 on: corpus ['gone.jsonl'] (before: ['*.txt'])" in config
 
 
 def test_a_record_of_before_has_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.assemble import Assembly
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
@@ -133,6 +134,21 @@ def test_an_interrupted_export_leaves_no_folder(
     with pytest.raises(KeyboardInterrupt):
         trainer(tmp_path, retriever_folder, pairs()).export(tmp_path / "out")
     assert not any((tmp_path / "out").iterdir())
+
+
+def test_what_is_published_is_what_is_in_memory(retriever_folder: Path, tmp_path: Path) -> None:
+    """Not the folder of an earlier training, of which only a card that was edited is kept."""
+    run = trainer(tmp_path / "out", retriever_folder, pairs())
+    (exported,) = run.write_models(tmp_path / "out")
+    (exported / "README.md").write_text("# Edited\n")
+    before = {file.name: file.read_bytes() for file in exported.iterdir() if file.is_file()}
+    run.train()
+    made = run.assemble(tmp_path / "out", tmp_path / "published", Assembly())
+    weights = load_file(tmp_path / "published" / "model.safetensors")
+    now = run.retriever[0].auto_model.state_dict()
+    assert weights.keys() == now.keys() and all(torch.equal(value, now[name]) for name, value in weights.items())
+    assert made.keep_card and (tmp_path / "published" / "README.md").read_text() == "# Edited\n"
+    assert before == {file.name: file.read_bytes() for file in exported.iterdir() if file.is_file()}
 
 
 def write(folder: Path, rows: list[dict[str, Any]]) -> str:

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers.processors import TemplateProcessing
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
@@ -340,6 +349,29 @@ def test_the_temperature_falls_to_that_of_the_model(tmp_path: Path, llama_folder
     assert run.revela.config.temperature == pytest.approx(0.1)
 
 
+def test_an_interrupted_run_is_resumed_in_the_same_session(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
+    class Interrupt(TrainerCallback):
+        def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+            if state.global_step == 3 and not interrupted:
+                interrupted.append(state.global_step)
+                raise KeyboardInterrupt
+
+    interrupted: list[int] = []
+    options = {"temperature_start": 1.6, "save_strategy": "steps", "save_steps": 2}
+    run = trainer(tmp_path / "run", llama_folder, groups, callbacks=(Interrupt(),), **options)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert run.revela.config.temperature == 0.1
+    run.train(resume_from_checkpoint=True)
+    assert run.state.global_step == 4 and run.revela.config.temperature == 0.1
+
+
+def test_label_smoothing_is_rejected(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
+    """Smoothed labels would not be shifted, so that the language model would learn to copy."""
+    with pytest.raises(UserError, match="--label_smoothing_factor has no effect on this method's loss"):
+        trainer(tmp_path / "run", llama_folder, groups, label_smoothing_factor=0.1)
+
+
 def test_retrieval_is_measured_during_training(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
     task = RetrievalTask({"d1": "river sea", "d2": "fox dog"}, {"q": "river sea"}, {"q": {"d1": 1}}, "tiny")
     run = trainer(tmp_path / "run", llama_folder, groups, task=task, eval_strategy="steps", eval_steps=2)
@@ -498,6 +530,20 @@ def test_chunks_longer_than_a_models_positions_are_rejected(
             retriever_tokenizer=backbones.retriever_tokenizer,
             lm_tokenizer=backbones.lm_tokenizer,
         )
+
+
+def test_the_positions_of_roberta_begin_after_padding(
+    tmp_path: Path, llama_folder: Path, bert_folder: Path, groups: Dataset
+) -> None:
+    """130 positions are enough for 128 tokens."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    RobertaModel(RobertaConfig(vocab_size=300, max_position_embeddings=130, **sizes)).save_pretrained(bert_folder)
+    backbones = load_backbones(str(bert_folder), str(llama_folder), group_size=4, pooling="cls")
+    given = {"retriever_tokenizer": backbones.retriever_tokenizer, "lm_tokenizer": backbones.lm_tokenizer}
+    make = partial(RevelaTrainer, backbones.model, RevelaTrainingArguments(output_dir=str(tmp_path)), **given)
+    with pytest.raises(UserError, match="128 positions, fewer than --max_length 129"):
+        make(max_length=129, train_dataset=groups)
+    make(max_length=128, train_dataset=groups)
 
 
 def test_what_is_trained_is_what_is_published_also_from_python(
