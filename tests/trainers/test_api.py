@@ -343,6 +343,20 @@ def test_activations_are_recomputed(
             torch.testing.assert_close(after[name], value)
 
 
+def test_what_a_run_would_lose_is_rejected(
+    raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    best = settings | {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
+    with pytest.raises(UserError, match="ContrieverTrainer does not support --load_best_model_at_end"):
+        ContrieverTrainer(
+            str(retriever_folder), ContrieverTrainingArguments(**best), train_dataset=raw, eval_dataset=raw
+        )
+    with pytest.raises(UserError, match="train_dataset is missing"):
+        RevelaTrainer(
+            str(retriever_folder), RevelaTrainingArguments(**settings), lm=str(llama_folder), max_length=64
+        ).train()
+
+
 def test_noise_is_rejected_where_it_cannot_be_added(
     raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
 ) -> None:

@@ -2,11 +2,13 @@
 
 from copy import deepcopy
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedConfig
 
@@ -68,6 +70,16 @@ def freeze_pooler(model: nn.Module) -> None:
             parameter.requires_grad_(False)
 
 
+def saving_merged(model: SentenceTransformer, adapters: PeftModel) -> None:
+    """Let a model in training save a copy with merged adapters, because the weights below them have other names."""
+    save: Any = partial(_save_merged, model, adapters)
+    model.save_pretrained = save
+
+
+def _save_merged(model: SentenceTransformer, adapters: PeftModel, *args: Any, **kwargs: Any) -> None:
+    merged_copy(model, adapters).save_pretrained(*args, **kwargs)
+
+
 def merged_copy(model: Model, adapters: object = None) -> Model:
     """Return a copy of a model on the CPU and in eval mode, with its adapters merged; the model itself is not changed.
 
@@ -76,7 +88,8 @@ def merged_copy(model: Model, adapters: object = None) -> Model:
     """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu(), requires_grad=False) for p in model.parameters()}
     copied, wrapper = deepcopy((model, adapters if isinstance(adapters, PeftModel) else None), memo)
-    for name in ("forward", "_original_forward"):  # wrappers of accelerate, which call the original model
+    # Wrappers of accelerate and of `saving_merged`, which call the original model.
+    for name in ("forward", "_original_forward", "save_pretrained"):
         copied.__dict__.pop(name, None)
     config: Any = getattr(copied, "config", None)
     if isinstance(config, PreTrainedConfig) and "use_cache" not in {field.name for field in fields(config)}:

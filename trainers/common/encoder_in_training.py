@@ -51,7 +51,9 @@ class EncoderInTraining:
         return self._encode(texts, self.prompts.get("document", ""), **kwargs)
 
     @torch.no_grad()
-    def _encode(self, texts: list[str], prompt: str, batch_size: int = 32, **_: Any) -> NDArray[np.float32]:
+    def _encode(self, texts: list[str] | str, prompt: str, batch_size: int = 32, **_: Any) -> NDArray[np.float32]:
+        if isinstance(texts, str):  # as in sentence-transformers, one vector
+            return self._encode([texts], prompt)[0]  # type: ignore[no-any-return]
         texts, cut = [prompt + text for text in texts], {"truncation": True, "max_length": self.max_length}
         lengths_N = np.array([len(ids) for ids in self.tokenizer(texts, **cut)["input_ids"]])
         device = next(self.model.parameters()).device

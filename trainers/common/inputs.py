@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -168,7 +168,7 @@ def as_dataset(rows: Any, remedy: str = "") -> Any:
     Raises:
         UserError: A path or list; a data set with several splits or without rows; a stream that cannot be read or has no rows; a full disk.
     """
-    if isinstance(rows, DatasetDict | IterableDatasetDict):
+    if isinstance(rows, dict):
         raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
     if isinstance(rows, str | Path | list):
         raise UserError(

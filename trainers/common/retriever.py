@@ -72,7 +72,7 @@ def load_retriever(
 
 
 def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code: bool) -> SentenceTransformer:
-    if isinstance(retriever, PreTrainedModel):
+    if isinstance(retriever, nn.Module):
         kind = type(retriever).__name__
         raise UserError(
             f"a loaded retriever must be a SentenceTransformer, not a {kind}: pass its folder or id instead"

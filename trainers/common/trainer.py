@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 import torch
 from datasets import IterableDataset
 from peft import PeftModel
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
-from transformers import PreTrainedConfig, PrinterCallback, Trainer
+from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, Trainer
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
@@ -110,6 +111,14 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
                 " wordembedding_config.json to true)"
             )
         self._check_noise()
+        plain: Any = self.accelerator.unwrap_model(self.model)
+        if self.args.load_best_model_at_end and not isinstance(
+            plain, PreTrainedModel | PeftModel | SentenceTransformer
+        ):
+            raise UserError(
+                f"{type(self).__name__} does not support --load_best_model_at_end: remove the option; with a retrieval task, the best"
+                " weights are exported anyway"
+            )
         self.can_return_loss = True  # in an evaluation, too, whatever the columns are called
         zero = self.accelerator.state.deepspeed_plugin
         if self.saves_copy and zero is not None and zero.zero_stage == 3:
@@ -252,6 +261,8 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             UserError: weights or the loss are not finite; the checkpoint is damaged or has different settings.
             Interrupted: SIGTERM or Ctrl-C stopped the run after it saved a checkpoint.
         """
+        if self.train_dataset is None:
+            raise UserError("train_dataset is missing")
         self.check_finite("{what}: this model cannot be trained")
         self.record = Record(self.settings())
         if resume_from_checkpoint is True:

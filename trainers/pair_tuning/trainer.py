@@ -9,6 +9,7 @@ equation 2): less memory, a second forward pass, the same result. With `matryosh
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, saving_merged
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.common.inputs import (
     ModelLike,
@@ -112,12 +113,13 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         args: PairsTrainingArguments | None = None,
         *,
         train_dataset: Dataset | IterableDataset,
-        loss: Callable[[SentenceTransformer], nn.Module] | None = None,
+        loss: Callable[[SentenceTransformer], nn.Module] | nn.Module | None = None,
         peft_config: PeftConfig | None = None,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        args = args or default_arguments(PairsTrainingArguments, model, self.method)
+        # A copy: prompts and routes of this model are set in it.
+        args = copy(args) if args else default_arguments(PairsTrainingArguments, model, self.method)
         if train_dataset is None:
             raise UserError("train_dataset is missing: give a data set with the columns anchor and positive")
         kwargs["train_dataset"] = train_dataset
@@ -139,15 +141,14 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             backbone = _adapted_backbone(retriever, query_only=args.query_only)
             if adapters := peft_config or args.lora_config(backbone):
                 self.adapters = add_adapters(backbone, adapters)
+                saving_merged(retriever, self.adapters)
         freeze_pooler(retriever)
         prompts = retriever.prompts
         if args.prompts is None:
             args.prompts = {name: prompts.get("query" if name == "anchor" else "document") or "" for name in texts}
         if isinstance(retriever[0], Router):
             args.router_mapping = {name: QUERY if name == "anchor" else DOCUMENT for name in texts}
-        if loss is not None and args.matryoshka_dims:
-            raise UserError("--matryoshka_dims changes the contrastive loss: leave it out, or the other loss")
-        made = self._contrastive(retriever, args) if loss is None else loss(retriever)
+        made = self._contrastive(retriever, args) if loss is None else _given_loss(loss, retriever, args)
         super().__init__(model=retriever, args=args, loss=made, **kwargs)
 
     def _contrastive(self, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
@@ -187,6 +188,16 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
     def _extra_weights(self) -> dict[str, Tensor]:
         return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self.adapters else {}
+
+
+def _given_loss(loss: Any, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
+    """Return the loss that a class or function makes, or a loss of this model."""
+    if args.matryoshka_dims:
+        raise UserError("--matryoshka_dims changes the contrastive loss: leave it out, or the other loss")
+    made: nn.Module = loss if isinstance(loss, nn.Module) else loss(retriever)
+    if getattr(made, "model", retriever) is not retriever:
+        raise UserError("the loss was made for another model: pass its class, or the same loaded model")
+    return made
 
 
 def _note_small_rate(retriever: SentenceTransformer, args: PairsTrainingArguments) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import is_sentence_transformer_model
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub import pickles
@@ -77,6 +78,9 @@ def load_backbones(
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
     refuse_missing_folder(name, "the retriever")
     refuse_missing_folder(lm_name, "the language model")
+    for called, given in ((name, retriever), (lm_name, lm)):
+        if isinstance(given, nn.Module):
+            refuse_adapters(called or type(given).__name__, given)
     with loading(f"cannot load the retriever {name!r}", name):
         loaded = _load_retriever(retriever, retriever_tokenizer, trust_remote_code)
         if "pooling" not in loaded.settings | config and is_encoder(loaded.model, trust_remote_code=trust_remote_code):

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
+from revela_hub.trainers.revela.trainer import RevelaTrainer
 
 WORDS = "the quick brown fox jumps over a lazy dog and rivers carry sediment from mountains to the sea".split()
 
@@ -64,6 +67,47 @@ def test_the_loss_is_the_equation_with_the_prompts_and_hard_negatives(
 def test_columns_that_are_not_text(columns: dict[str, list[Any]], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         trainer(tmp_path, Path("not/loaded"), Dataset.from_dict(columns))
+
+
+def test_a_loaded_model_with_adapters_is_saved_with_them_merged(retriever_folder: Path, tmp_path: Path) -> None:
+    model = SentenceTransformer(str(retriever_folder), device="cpu")
+    args = PairsTrainingArguments(
+        str(tmp_path / "out"),
+        lora_rank=4,
+        max_steps=3,
+        learning_rate=1e-2,
+        save_strategy="no",
+        report_to=[],
+        bf16=False,
+    )
+    PairsTrainer(model, args, train_dataset=pairs()).train()
+    model.save_pretrained(str(tmp_path / "saved"))
+    saved = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    expected = model.eval().encode(WORDS)
+    assert abs(saved.encode(WORDS) - expected).max() < 1e-5
+    assert abs(SentenceTransformer(str(retriever_folder), device="cpu").encode(WORDS) - expected).max() > 1e-3
+
+
+def test_arguments_are_not_changed_and_losses_may_be_made_before(retriever_folder: Path, tmp_path: Path) -> None:
+    args = PairsTrainingArguments(str(tmp_path), report_to=[], bf16=False)
+    model = SentenceTransformer(str(retriever_folder), device="cpu")
+    loss = MultipleNegativesRankingLoss(model)
+    assert PairsTrainer(model, args, train_dataset=pairs(), loss=loss).loss is loss
+    assert args.prompts is None
+    with pytest.raises(UserError, match="the loss was made for another model"):
+        PairsTrainer(str(retriever_folder), args, train_dataset=pairs(), loss=loss)
+    with pytest.raises(UserError, match="train_dataset has the splits a: pass one of them"):
+        PairsTrainer(model, args, train_dataset={"a": pairs()})
+
+
+def test_models_of_peft_are_refused(retriever_folder: Path, llama_folder: Path, tmp_path: Path) -> None:
+    inner = SentenceTransformer(str(retriever_folder), device="cpu")[0].auto_model
+    adapted: Any = get_peft_model(inner, LoraConfig(target_modules=["query"]))
+    args = PairsTrainingArguments(str(tmp_path), report_to=[], bf16=False)
+    with pytest.raises(UserError, match="a loaded retriever must be a SentenceTransformer, not a PeftModel"):
+        PairsTrainer(adapted, args, train_dataset=pairs())
+    with pytest.raises(UserError, match="cannot train .*it is an adapter of another model"):
+        RevelaTrainer(adapted, lm=str(llama_folder), train_dataset=Dataset.from_dict({"text": ["a", "b"]}))
 
 
 @pytest.mark.parametrize("mini_batch_size", [3, 64])
