@@ -157,10 +157,12 @@ def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembl
     """Copy the model files of a finished sentence-transformers folder.
 
     Raises:
-        UserError: the options ask for a part of the model, or its files contradict each other.
+        UserError: the options ask for a part of the model or for other settings, or its files contradict each other.
     """
     if assembly.part != "retriever" or assembly.adapter_only:
         raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as a whole")
+    if given := [name for name in ("max_length", "dtype") if getattr(assembly, name) is not None]:
+        raise UserError(f"--{given[0]} applies to checkpoints, but {checkpoint} is a finished model")
     found, reference = contents(checkpoint), checkpoint / REFERENCE
     if find_spec("onnxruntime") is None:
         for name in [name for name in found.included if name.startswith("onnx/")]:
@@ -294,6 +296,8 @@ def card_metadata(
     if (metadata := given) is None:
         file = next((file for file in files if file.is_file()), None)
         metadata = ModelCardMetadata.from_file(file, methods) if file else ModelCardMetadata()
+    if assembled.keep_card and metadata == ModelCardMetadata():
+        return metadata  # a training curve alone is no reason to replace the author's card
     metadata = replace(metadata, method=metadata.method or assembled.method)
     base = assembled.base
     if base and metadata.base_model is None and HUB_ID.fullmatch(base) and not Path(base).exists():

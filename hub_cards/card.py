@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from revela_hub import __version__
 from revela_hub.errors import UserError, first_line
 from revela_hub.hub_cards.metadata import (
+    HUB_NAME,
     LICENSES,
     METRIC_NAMES,
     Figure,
@@ -23,21 +24,32 @@ from revela_hub.hub_cards.metadata import (
     ModelDescription,
     Result,
     describe,
+    hub_model_id,
 )
+from revela_hub.hub_cards.verify.contents import EVAL_RESULTS
 
 CARD_METADATA = "card.yaml"  # file in a checkpoint with the fields of `ModelCardMetadata`
 OURS = ".revela_hub"  # folder next to a model for our own files; it is never uploaded
-_HUB_ID = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
 # Key of the front matter -> (expression for its values, error message).
 _FRONT_MATTER = {
     "license": (
         "|".join(map(re.escape, LICENSES)),
         "is not a license identifier of the Hub: use one (apache-2.0), or other",
     ),
-    "base_model": (_HUB_ID, "is not the id of a model on the Hub"),
-    "datasets": (_HUB_ID, "is not the id of a dataset on the Hub"),
+    "base_model": (HUB_NAME, "is not the id of a model on the Hub"),
+    "datasets": (HUB_NAME, "is not the id of a dataset on the Hub"),
     "language": (r"[a-z]{2,3}(-[\w-]+)?|code|multilingual", "is not an ISO 639 code"),
     **dict.fromkeys(("tags", "library_name", "pipeline_tag"), (r"[\s\S]*", "is not a text")),
+}
+# Class that loads a model -> (pipeline of the Hub, tags).
+_KINDS = {
+    "SentenceTransformer": ("sentence-similarity", ["feature-extraction", "dense", "retrieval"]),
+    "SparseEncoder": ("feature-extraction", ["feature-extraction", "sparse-encoder", "sparse", "retrieval"]),
+    "MultiVectorEncoder": (
+        "feature-extraction",
+        ["feature-extraction", "multi-vector", "late-interaction", "retrieval"],
+    ),
+    "CrossEncoder": ("text-ranking", ["cross-encoder", "reranker"]),
 }
 
 
@@ -46,7 +58,7 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
 
     Args:
         folder: any model folder, such as one written by `export_retriever`.
-        metadata: what cannot be read from the folder.
+        metadata: what cannot be read from the folder. A base model that is a path is not written.
         repo_id: id of the model on the Hub; by default the name of the folder.
 
     Returns:
@@ -55,12 +67,8 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     folder = Path(folder)
     model, name = describe(folder), repo_id or folder.name
     title = name.rpartition("/")[2]
-    figures = [Figure(f"figures/{Path(figure.path).name}", figure.caption) for figure in metadata.figures]
-    for given, figure in zip(metadata.figures, figures, strict=True):
-        target = folder / figure.path
-        target.parent.mkdir(exist_ok=True)
-        if Path(given.path).resolve() != target.resolve():
-            shutil.copyfile(given.path, target)
+    metadata = replace(metadata, base_model=hub_model_id(metadata.base_model))
+    figures = _write_figures(folder, metadata.figures)
     _write_eval_results(folder, metadata.results)
     method = metadata.method
     usage = method.usage if method else None
@@ -120,7 +128,19 @@ def _template(name: str, *more: Path) -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["code_span"] = _code_span
     return environment.get_template(name)
+
+
+def _code_span(text: str) -> str:
+    r"""Return a text as a JSON string in a Markdown code span, so that line breaks and spaces can be seen.
+
+    >>> print(_code_span("Query:\n"))
+    `"Query:\n"`
+    """
+    shown = json.dumps(text, ensure_ascii=False)
+    fence = "`" * (max(map(len, re.findall("`+", shown)), default=0) + 1)
+    return f"{fence}{shown}{fence}"
 
 
 def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescription) -> ModelCardData:
@@ -128,10 +148,10 @@ def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescriptio
     tags: list[str] = []
     pipeline = "text-generation" if model.architecture.endswith("ForCausalLM") else None
     if model.is_encoder:
-        sparse = model.loader == "SparseEncoder"
-        pipeline = "feature-extraction" if sparse else "sentence-similarity"
-        kinds = ["sparse-encoder", "sparse"] if sparse else ["dense"]
-        tags = ["sentence-transformers", "feature-extraction", *kinds, "retrieval"]
+        pipeline, kinds = _KINDS.get(model.loader, _KINDS["SentenceTransformer"])
+        if model.labels > 1:
+            pipeline, kinds = "text-classification", ["cross-encoder"]
+        tags = ["sentence-transformers", *kinds]
     results = [
         EvalResult(
             task_type="information-retrieval",
@@ -175,9 +195,26 @@ def _results_table(results: Sequence[Result], title: str) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def _write_figures(folder: Path, figures: Sequence[Figure]) -> list[Figure]:
+    """Copy the figures to `figures/`, each under its own name without spaces and parentheses, which would break the links."""
+    contents = [Path(figure.path).read_bytes() for figure in figures]  # first, because a figure may be in this folder
+    written: dict[str, Figure] = {}
+    for figure, content in zip(figures, contents, strict=True):
+        path = Path(re.sub(r"[^\w.-]+", "_", Path(figure.path).name))
+        name, number = path.name, 1
+        while name.casefold() in written:
+            name, number = f"{path.stem}_{number + 1}{path.suffix}", number + 1
+        written[name.casefold()] = Figure(f"figures/{name}", figure.caption)
+        (folder / "figures").mkdir(exist_ok=True)
+        (folder / "figures" / name).write_bytes(content)
+    return list(written.values())
+
+
 def _write_eval_results(folder: Path, results: Sequence[Result]) -> None:
-    """Write the main metric on each dataset of the Hub in the Hub's newer format, one file per dataset."""
-    shutil.rmtree(folder / ".eval_results", ignore_errors=True)
+    """Write the main metric on each dataset of the Hub in the Hub's newer format, one file per dataset, instead of earlier ones."""
+    for old in (folder / ".eval_results").glob("*"):
+        if EVAL_RESULTS.fullmatch(old.name):
+            old.unlink()
     for result in results:
         if result.model is not None or result.dataset is None:
             continue

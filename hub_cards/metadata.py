@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -23,10 +24,13 @@ from revela_hub.hub_cards.verify.kinds import onnx_outputs
 from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED
 from revela_hub.hub_cards.verify.weights import safetensors_header
 
+HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
 METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 # Model types that the documentation of these servers lists; models with remote code are not supported.
 SERVED_BY_TEI = {"bert", "camembert", "gemma3_text", "mistral", "modernbert", "mpnet", "qwen2", "qwen3", "xlm-roberta"}
 SERVED_BY_VLLM = SERVED_BY_TEI - {"camembert", "mpnet"} | {"gemma2", "llama", "roberta"}
+# What sentence-transformers uses if a model was saved without a similarity; a CrossEncoder has none.
+DEFAULT_SIMILARITY = {"SentenceTransformer": "cosine", "SparseEncoder": "dot", "MultiVectorEncoder": "maxsim"}
 # From https://huggingface.co/docs/hub/repositories-licenses.
 LICENSES = frozenset(
     """apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m
@@ -175,6 +179,22 @@ class ModelCardMetadata:
         path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
+def hub_model_id(name: str | None) -> str | None:
+    """Return the Hub id of a base model; None for a path.
+
+    sentence-transformers loads its own models by their names alone, so their organization is added.
+    """
+    if not isinstance(name, str):
+        return name
+    if not re.fullmatch(HUB_NAME, name) or ("/" not in name and Path(name).exists()):
+        return None
+    if "/" in name:
+        return name
+    from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS  # such as bert-base-uncased
+
+    return name if name.lower() in ORIGINAL_TRANSFORMER_MODELS else f"sentence-transformers/{name}"
+
+
 def _known(kind: type, values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise TypeError("expected a mapping from names to values")
@@ -202,6 +222,7 @@ class ModelDescription:
     similarity: str | None = None
     prompts: dict[str, str] = field(default_factory=dict)
     loader: str = "SentenceTransformer"  # class of sentence-transformers that loads the model
+    labels: int = 1  # scores of a CrossEncoder for each pair
     routes: tuple[str, ...] = ()  # of a Router
     onnx: tuple[str, ...] = ()  # files in the folder onnx/ that give the final vectors
 
@@ -220,7 +241,8 @@ class ModelDescription:
     @property
     def servers(self) -> list[str]:
         """The servers that can serve the folder without changes."""
-        if not self.is_encoder or self.remote_code or self.adapter_of or self.routes:
+        usual = self.is_encoder and self.loader == "SentenceTransformer"
+        if not usual or self.remote_code or self.adapter_of or self.routes:
             return []
         known = {"text-embeddings-inference": SERVED_BY_TEI, "vLLM": SERVED_BY_VLLM}
         return [name for name, types in known.items() if self.model_type in types]
@@ -255,8 +277,12 @@ def describe(folder: str | Path) -> ModelDescription:
 def _describe_encoder(folder: Path) -> dict[str, Any]:
     """Return the fields of a sentence-transformers model; empty for other models."""
     paths = {kind.rpartition(".")[2]: path for path, kind in listed_modules(folder)}
+    config = read_json(folder / "config_sentence_transformers.json", {})
+    loader = config.get("model_type") or "SentenceTransformer"
     if not paths:
-        return {}
+        if "sentence_transformers" not in read_json(folder / "config.json", {}):
+            return {}
+        loader = "CrossEncoder"  # as saved before version 6
     routes: dict[str, Any] = {}
     if "Router" in paths:  # the routes differ only in their weights
         router = read_json(folder / paths["Router"] / "router_config.json", {})
@@ -267,7 +293,6 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
     mode = str(pooling.get("pooling_mode") or next(iter(modes), "")).removesuffix("_tokens").removesuffix("_token")
     mode = {"lasttoken": "last token (EOS)", "cls": "first token"}.get(mode, mode)
-    config = read_json(folder / "config_sentence_transformers.json", {})
     transformer = folder / paths.get("Transformer", "")
     length = read_json(transformer / "sentence_bert_config.json", {}).get("max_seq_length")
     if length is None:  # sentence-transformers 6 saves it with the tokenizer; no limit is a number of 30 digits
@@ -277,14 +302,23 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     width = read_json(folder / paths["Dense"] / "config.json", {}).get("out_features") if "Dense" in paths else None
     width = width or pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
     truncated = config.get("truncate_dim")
+    backbone = read_json(transformer / "config.json", {})
     return {
-        "model_type": read_json(transformer / "config.json", {}).get("model_type", ""),
+        "model_type": backbone.get("model_type", ""),
         "dimensions": min(filter(None, (truncated, width)), default=None),
         "truncate_dim": truncated,
         "max_length": length,
         "pooling": f"sparse, {splade['pooling_strategy']} over the tokens" if splade else mode,
-        "similarity": config.get("similarity_fn_name") or "cosine",
+        "similarity": config.get("similarity_fn_name") or DEFAULT_SIMILARITY.get(loader),
         "prompts": {name: text for name, text in of_type(config.get("prompts"), {}).items() if text},
-        "loader": config.get("model_type") or "SentenceTransformer",
+        "loader": loader,
+        "labels": _labels(backbone) if loader == "CrossEncoder" else 1,
         "routes": tuple(routes),
     }
+
+
+def _labels(config: dict[str, Any]) -> int:
+    """Return the number of labels of a classifier, which transformers saves unless it is 2; 1 for other models."""
+    classifier = str(next(iter(config.get("architectures") or ()), "")).endswith("ForSequenceClassification")
+    names = of_type(config.get("id2label"), {})
+    return (len(names) or 2) if classifier else 1

@@ -194,14 +194,17 @@ class Repository:
                 )
 
     def find_pull_request(self, folder: Path) -> tuple[str, str] | None:
-        """Return the commit and URL of a pull request that contains these files, if there is one."""
+        """Return the commit and URL of an open pull request that contains these files, if there is one."""
         requests = self.api.list_repo_refs(self.repo_id, include_pull_requests=True).pull_requests or ()
         for request in requests:
             info = self._info(request.ref)
-            if self.plan(folder, info).empty:
-                number = request.ref.rpartition("/")[2]
+            number = request.ref.rpartition("/")[2]
+            if self.plan(folder, info).empty and self._is_open(int(number)):
                 return str(info.sha), f"{self.api.endpoint}/{self.repo_id}/discussions/{number}"
         return None
+
+    def _is_open(self, pull_request: int) -> bool:
+        return self.api.get_discussion_details(self.repo_id, pull_request).status in ("open", "draft")
 
     def plan(self, folder: Path, info: ModelInfo | None) -> Plan:
         """Return the differences between the folder and the repository."""

@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, causes, os_error, reason
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly, card_metadata
-from revela_hub.hub_cards.card import OURS, check_card, write_card
+from revela_hub.hub_cards.card import CARD_METADATA, OURS, check_card, write_card
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method, vectors_of
 from revela_hub.hub_cards.repository import Destination, Plan, Repository, files_of, hub_errors, sha256
@@ -84,7 +84,7 @@ def publish(
         if not dry_run or destination.update:
             with hub_errors(repo_id, _not_published(repo_id)):
                 before = repository.current()  # before the work, to report errors early
-        assembled = _assembled(assemble, checkpoint, work, repo_id, assembly, methods)
+        assembled = _assembled(assemble, checkpoint, work, repo_id, assembly, methods, say)
         if assembled.adapter_of:
             with hub_errors(assembled.adapter_of, "nothing was published: run the same command again"):
                 snapshot_download(assembled.adapter_of, token=destination.token)
@@ -110,7 +110,13 @@ def _not_published(repo_id: str) -> str:
 
 
 def _assembled(
-    assemble: Assemble, checkpoint: Path, work: Path, repo_id: str, assembly: Assembly, methods: Mapping[str, Method]
+    assemble: Assemble,
+    checkpoint: Path,
+    work: Path,
+    repo_id: str,
+    assembly: Assembly,
+    methods: Mapping[str, Method],
+    say: Callable[[str], None],
 ) -> Assembled:
     """Assemble the folder with its card, after the checks that do not load the model."""
     assembled = assemble(checkpoint, work / "model", assembly)
@@ -119,6 +125,9 @@ def _assembled(
         raise UserError(f"not published: {checkpoint}: {fault}")
     metadata = card_metadata(checkpoint, assembled, assembly.metadata, work, methods)
     if not assembled.keep_card or metadata != ModelCardMetadata():
+        if assembled.keep_card:
+            source = "--card" if assembly.metadata else str(checkpoint / CARD_METADATA)
+            say(f"{checkpoint / 'README.md'} is replaced by a card made from {source}")
         write_card(folder, metadata, repo_id=repo_id)
     check_card(folder / "README.md")
     if reference is not None:

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .contents import ROOT_NAME, Contents, listed_modules, module_folders, of_type, read_json
+from .contents import MODULE_FOLDER, ROOT_NAME, Contents, listed_modules, module_folders, of_type, read_json
 from .weights import unmerged
 
-_MODULE = re.compile(r"(?:\w+_)?\d{1,2}_[A-Z][A-Za-z]*")  # folder names of modules in sentence-transformers
 _IN_CHECKPOINT = re.compile(r"(^|.*/)checkpoint-\d+/.*")
-_WITHOUT_WEIGHTS = ("Router", "Asym", "Pooling", "Normalize", "Dropout")
+_WITHOUT_WEIGHTS = ("Router", "Asym", "Pooling", "SpladePooling", "Normalize", "Dropout")
 _CONFIGURED = ("Pooling", "Dense")
 _SIMILARITIES = ("cosine", "dot", "dot_score", "euclidean", "manhattan", "maxsim", "meanmaxsim")
 _POOLING_SWITCHES = {
@@ -41,8 +40,14 @@ def _unlisted_modules(folder: Path, modules: list[str]) -> Iterator[str]:
     for place in ["", *modules]:
         for path in sorted((folder / place).iterdir()) if (folder / place).is_dir() else ():
             where = path.relative_to(folder).as_posix()
-            if path.is_dir() and _MODULE.fullmatch(path.name) and where not in modules:
+            if path.is_dir() and MODULE_FOLDER.fullmatch(path.name) and where not in modules and _is_module(path):
                 yield f"{where} is a module folder, but modules.json does not list it: list it, or delete the folder"
+
+
+def _is_module(folder: Path) -> bool:
+    """Return whether a folder holds a module: its configuration or weights, or no files, as Normalize did before version 6."""
+    files = list(folder.iterdir())
+    return not files or any(file.name == "config.json" or file.suffix == ".safetensors" for file in files)
 
 
 def _wrong_case(found: Contents, modules: list[str]) -> Iterator[str]:
@@ -72,7 +77,7 @@ def _listed_modules(folder: Path, found: Contents, modules: list[str]) -> Iterat
     for place in modules:  # the others are in the routes of a Router
         kinds.setdefault(place, place.rpartition("_")[2])
     for name in found.included:
-        if name.endswith(".safetensors") and kinds.get(name.rpartition("/")[0], "Router").endswith(_WITHOUT_WEIGHTS):
+        if name.endswith(".safetensors") and kinds.get(name.rpartition("/")[0], "Router") in _WITHOUT_WEIGHTS:
             yield f"{name} is not loaded by any module in modules.json: it belongs to another model"
 
 

@@ -25,9 +25,12 @@ ROOT_NAME = re.compile(
 )
 _DOCUMENTATION = re.compile(r"(?i)README|LICEN|NOTICE|COPYING|CITATION")
 _IN_MODULE = re.compile(r"[\w.-]+\.(json|safetensors|txt|model|jinja|spm|tiktoken)")
-_MODULE_FOLDER = re.compile(r"\w*\d+_\w+|\w*tokenizer|additional_chat_templates")
+MODULE_FOLDER = re.compile(r"(?:\w+_)?\d{1,2}_[A-Z]\w*")  # as saved by sentence-transformers: query_0_Transformer
 _TOKENIZER_FOLDER = re.compile(r"\w*tokenizer|additional_chat_templates")
 _IMAGE = re.compile(r"[\w. -]+\.(png|jpe?g|gif|svg|webp)", re.IGNORECASE)
+# Code as transformers names it; a file such as handler.py belongs to the user.
+_CODE = re.compile(r"(modeling|configuration|tokenization|processing|image_processing|feature_extraction)_\w+\.py")
+EVAL_RESULTS = re.compile(r"[\w.-]+__[\w.-]+-[\w.-]+\.yaml")  # the names that we give: DATASET-TASK.yaml
 _YAML = re.compile(r"[\w. -]+\.ya?ml")
 _PICKLE = re.compile(r".*\.(bin|pt|pth|pkl|pickle|ckpt|joblib|dill|npy|npz|ot)", re.IGNORECASE)
 _OTHER_FORMAT = re.compile(
@@ -85,14 +88,16 @@ def contents(folder: Path, *, downloaded: bool = False) -> Contents:
 def belongs_by_name(name: str) -> bool:
     """Return whether a file in a repository is loaded with a model, so that an old one would break a new model.
 
-    Licenses, cards, pictures, documents and weights in other formats are not.
+    Licenses, cards, pictures, documents, weights in other formats and the user's own files are not. The results in
+    `.eval_results` that we wrote are: they are scores of the old model.
     """
     path = PurePosixPath(name)
-    if path.suffix == ".py" or path.parts[0] == ".eval_results":
-        return True
     if len(path.parts) == 1:
-        return bool(ROOT_NAME.fullmatch(name)) and not _DOCUMENTATION.match(name)
-    return bool(_MODULE_FOLDER.fullmatch(path.parts[0]) and _IN_MODULE.fullmatch(path.name))
+        return bool(_CODE.fullmatch(name) or ROOT_NAME.fullmatch(name)) and not _DOCUMENTATION.match(name)
+    if path.parts[0] == ".eval_results":
+        return bool(EVAL_RESULTS.fullmatch(path.name))
+    module = MODULE_FOLDER.fullmatch(path.parts[0]) or _TOKENIZER_FOLDER.fullmatch(path.parts[0])
+    return bool(module and _IN_MODULE.fullmatch(path.name))
 
 
 def _walk(folder: Path, found: Contents, downloaded: bool) -> Iterator[Path]:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import mmap
+import pickletools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 # First bytes -> format.
@@ -37,11 +39,8 @@ _MAGIC = {
     b"%PDF-": "a PDF file",
     b"version https://git-lfs": "a Git LFS pointer, not the file: run git lfs pull",
 }
-# Pickles of protocol 2 to 5 begin with two bytes that are not text. Older ones are text with a call of a module's function.
-_CALLS = (
-    rb"[ci](?:posix|nt|os|builtins|__builtin__|subprocess|torch[\w.]*|numpy[\w.]*|copy_?reg|collections|_codecs)\n\w+\n"
-)
-_PICKLE = re.compile(rb"\x80[\x02-\x05]|\(?c[\w.]+\n\w+\n(?:p\d+\n|q.)?\(|.{0,4000}?(?:^|[\n(])" + _CALLS, re.DOTALL)
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")  # protocols 2 to 5
+_TUPLES = {"MARK", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _PICTURE = re.compile(r".*\.(png|jpe?g|gif|webp)", re.IGNORECASE)
 _SENTENCEPIECE = re.compile(r".*\.(model|spm)(\.v\d+)?")
 _VOCABULARY = re.compile(r"tokenizer\.json|vocab\.\w+|merges\.txt|bpe\.codes|.*\.(model|spm|tiktoken)(\.v\d+)?")
@@ -86,11 +85,29 @@ def known_content(data: bytes) -> str | None:
             return what
     if data[257:262] == b"ustar":
         return "a tar archive"
-    if _PICKLE.match(data):
+    if _PICKLE.match(data) or _is_calling_pickle(data):
         return "a pickle, which can run code when loaded"
     if b"PK\x05\x06" in data[-66_000:]:
         return "also a zip archive: one is appended to the file"
     return None
+
+
+def _is_calling_pickle(data: bytes) -> bool:
+    """Return whether the bytes are a pickle without a header that calls a function; nothing is run.
+
+    Protocols 0 and 1 are text. Some words of a vocabulary look like opcodes (`cos`, `int`), but a text has others before them.
+    """
+    seen: set[str] = set()
+    try:
+        for opcode, _, _ in islice(pickletools.genops(data), 100_000):
+            seen.add(opcode.name)
+            if opcode.name in ("REDUCE", "NEWOBJ") and seen & {"GLOBAL", "STACK_GLOBAL"} and seen & _TUPLES:
+                return True
+            if opcode.name in ("INST", "OBJ") and "MARK" in seen:
+                return True
+    except (ValueError, OverflowError):  # not an opcode, or without its argument
+        pass
+    return False
 
 
 def _other_content(name: str, data: bytes) -> str | None:

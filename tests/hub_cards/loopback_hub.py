@@ -31,6 +31,7 @@ class Repository:
     tags: set[str] = field(default_factory=set)
     refs: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
+    statuses: dict[str, str] = field(default_factory=dict)  # of pull requests by number; the others are open
 
     def commit(self, ref: str, files: dict[str, bytes], message: str) -> str:
         oid = hashlib.sha1(f"{ref}{len(self.commits)}{message}".encode()).hexdigest()
@@ -96,6 +97,7 @@ class Handler(BaseHTTPRequestHandler):
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)(?P<path>/.*)?", "tree"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/refs", "list_refs"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/commits/(?P<revision>[^/]+)", "history"),
+        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/discussions/(?P<number>\d+)", "discussion"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/paths-info/(?P<revision>[^/]+)", "paths"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/(?P<revision>[^/]+)", "preupload"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)", "commit"),
@@ -265,6 +267,22 @@ class Handler(BaseHTTPRequestHandler):
             )
             oid = repository.parents[oid] or ""
         self._answer(200, commits)
+
+    def discussion(self, repo: str, number: str) -> None:
+        if (repository := self._repository(repo)) is None:
+            return
+        found = {
+            "num": int(number),
+            "title": "",
+            "status": repository.statuses.get(number, "open"),
+            "createdAt": "2025-01-01T00:00:00.000Z",
+            "repo": {"name": repo, "type": "model"},
+            "isPullRequest": True,
+            "changes": {"base": "refs/heads/main"},
+            "filesWithConflicts": [],
+            "events": [],
+        }
+        self._answer(200, found)
 
     def paths(self, repo: str, revision: str) -> None:
         if (repository := self._repository(repo)) is None:

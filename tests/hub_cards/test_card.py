@@ -1,6 +1,7 @@
 """Model cards contain the given metadata and nothing else, and huggingface_hub can read them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, collection_card, describe, write_card
+from revela_hub.hub_cards.card import check_card
 from revela_hub.hub_cards.figures import training_curve
+from revela_hub.hub_cards.verify.contents import contents
 from revela_hub.trainers.methods import METHODS
 from revela_hub.trainers.revela import REVELA
 
@@ -66,7 +69,7 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
         "https://arxiv.org/abs/2506.16552",
         "| Pooling | last token (EOS) |",
         "| Maximum length | 64 tokens |",
-        "`Query: ` (query)",
+        '`"Query: "` (query)',
         "vLLM can serve the model as it is",
     ):
         assert line in text
@@ -141,6 +144,91 @@ def test_describe(folder: Path, minilm_folder: Path) -> None:
     text = write_card(folder, ModelCardMetadata(), repo_id="org/name").read_text()
     assert 'SentenceTransformer("org/name", trust_remote_code=True)' in text
     assert "cannot serve it as it is" in text
+
+
+def saved_as(folder: Path, loader: str, modules: dict[str, str], **config: object) -> Path:
+    """Write the configuration of a model that sentence-transformers loads with another class."""
+    folder.mkdir()
+    entries = [
+        {"idx": i, "name": str(i), "path": p, "type": f"s.{kind}"} for i, (p, kind) in enumerate(modules.items())
+    ]
+    settings = {"model_type": loader, "similarity_fn_name": None, "prompts": {}}
+    files = {"modules.json": entries, "config.json": {"model_type": "bert"} | config}
+    for name, content in (files | {"config_sentence_transformers.json": settings}).items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def test_the_card_of_a_cross_encoder(tmp_path: Path) -> None:
+    classifier = {"architectures": ["BertForSequenceClassification"]}
+    folder = saved_as(tmp_path / "ce", "CrossEncoder", {"": "Transformer"}, **classifier, id2label={"0": "LABEL_0"})
+    text = write_card(folder, ModelCardMetadata()).read_text()
+    assert ModelCard(text).data.pipeline_tag == "text-ranking" and "- cross-encoder\n" in text
+    assert "from sentence_transformers import CrossEncoder" in text and "model.rank(query, texts)" in text
+    assert "model.predict([(query, text) for text in texts])" in text
+    for wrong in ("encode_query", "vector", "| Pooling", "| Similarity", "vLLM", "dense", "similarity"):
+        assert wrong not in text
+    text = write_card(
+        saved_as(tmp_path / "nli", "CrossEncoder", {"": "Transformer"}, **classifier), ModelCardMetadata()
+    )
+    assert "pipeline_tag: text-classification" in text.read_text() and "model.rank" not in text.read_text()
+    before_6 = saved_as(tmp_path / "old", "", {}, **classifier, sentence_transformers={"version": "4.1.0"})
+    assert describe(before_6).loading_code("x") == 'CrossEncoder("x")'
+
+
+def test_defaults_of_other_kinds_of_models(tmp_path: Path) -> None:
+    sparse = describe(saved_as(tmp_path / "sparse", "SparseEncoder", {"": "Transformer", "1_S": "SpladePooling"}))
+    assert (sparse.similarity, sparse.servers) == ("dot", [])
+    late = saved_as(tmp_path / "late", "MultiVectorEncoder", {"": "Transformer", "1_Normalize": "Normalize"})
+    assert (describe(late).similarity, describe(late).servers) == ("maxsim", [])
+    text = write_card(late, ModelCardMetadata()).read_text()
+    assert "one per token" in text and "- dense\n" not in text and "| Pooling" not in text and "vLLM" not in text
+    static = saved_as(tmp_path / "static", "SentenceTransformer", {"": "StaticEmbedding"}, model_type="")
+    assert "models of type" not in write_card(static, ModelCardMetadata()).read_text()
+
+
+def test_figures_with_the_same_name(folder: Path, tmp_path: Path) -> None:
+    figures = []
+    for name in ("a/loss.png", "b/loss.png", "b/Loss.png", "b/training curve (1).png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+        figures.append(Figure(str(tmp_path / name), name))
+    for given in (figures, [*figures[:1], Figure(str(folder / "figures" / "loss_2.png"), "b/loss.png"), *figures[2:]]):
+        text = write_card(folder, ModelCardMetadata(figures=given)).read_text()
+        shown = {match[1]: match[2] for match in re.finditer(r"!\[(.*)\]\((\S+)\)", text)}
+        assert list(shown) == [figure.caption for figure in figures]
+        for caption, path in shown.items():
+            assert (folder / path).read_bytes() == caption.encode()
+            assert path in contents(folder).included
+
+
+def test_prompts_can_be_copied(folder: Path) -> None:
+    file = folder / "config_sentence_transformers.json"
+    prompts = {"query": "Instruct: Find passages\nQuery: ", "document": " `", "code": "``"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"prompts": prompts}))
+    text = write_card(folder, ModelCardMetadata()).read_text()
+    for shown in (r'`"Instruct: Find passages\nQuery: "` (query)', '``" `"`` (document)', '```"``"``` (code)'):
+        assert shown in text
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("org/base", "org/base"),
+        ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"),
+        ("bert-base-uncased", "bert-base-uncased"),
+        ("~/models/bert", None),
+        ("/data/models/bert", None),
+        ("./bert", None),
+        ("runs/a/checkpoint-10", None),
+        (r"C:\models\bert", None),
+    ],
+)
+def test_a_base_model_is_a_hub_id(given: str, shown: str | None, folder: Path) -> None:
+    card = write_card(folder, ModelCardMetadata(base_model=given))
+    assert ModelCard(card.read_text()).data.base_model == shown
+    assert shown == given or f"[{given}]" not in card.read_text()
+    check_card(card)
 
 
 def test_collection_card(folder: Path, minilm_folder: Path, tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ WRONG = {
     "chat_template.jinja": (b"\x93NUMPY\1\0", "a numpy file"),
     "COPYING": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
     "map.png": (PNG + archive("zip"), "also a zip archive"),
+    "vocab.tsv": (b"(S'id'\nios\nsystem\n.", "a pickle"),
+    "NOTICE": (b"(I1\nI2\nlp0\n0cposix\nsystem\np1\n(S'id'\ntR.", "a pickle"),
     "modeling.py": (b"\x80\4K\1.", "a pickle"),
 }  # fmt: skip
 
@@ -81,6 +83,8 @@ RIGHT = {
     "NOTICE": "a text".encode("utf-16"),
     "README.md": b"# M\n\ncposix and (c) os\nsystem\n(a list)\n",
     "vocab.txt": b"[PAD]\ncat\ndog\n(\n\x01\n",
+    "merges.txt": b"[PAD]\n(\nint\nfloat\ncos\nsin\nR\n.",
+    "bpe.codes": b"cos\nsin\nint\nfloat\nR\n.",
     "CITATION.cff": b"cff-version: 1.2.0\nmessage: cite\nauthors:\n- family-names: A.\n",
     "map.png": PNG,
     "empty.txt": b"",
@@ -167,6 +171,22 @@ def test_contradictions(name: str, tmp_path: Path) -> None:
     assert list(contradictions(folder, contents(folder))) == []
     plant(folder)
     assert next(contradictions(folder, contents(folder)), "").startswith(said)
+
+
+def test_folders_of_the_user_and_pooling_with_weights(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    (folder / "2_Analysis").mkdir()
+    (folder / "2_Analysis" / "plot.ipynb").write_text("{}")
+    (folder / "3_WeightedLayerPooling").mkdir()
+    save_file({"layer_weights": torch.ones(2)}, folder / "3_WeightedLayerPooling" / "model.safetensors")
+    modules = json.loads((folder / "modules.json").read_text())
+    kind = "sentence_transformers.sentence_transformer.modules.WeightedLayerPooling"
+    weighted = {"idx": 2, "name": "2", "path": "3_WeightedLayerPooling", "type": kind}
+    (folder / "modules.json").write_text(json.dumps([*modules, weighted]))
+    (folder / "3_WeightedLayerPooling" / "config.json").write_text("{}")
+    assert list(contradictions(folder, contents(folder))) == []
+    (folder / "2_Analysis" / "config.json").write_text("{}")
+    assert next(contradictions(folder, contents(folder))).startswith("2_Analysis is a module folder, but")
 
 
 def test_training_checkpoints_are_ignored(tmp_path: Path) -> None:

@@ -257,6 +257,29 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
         published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(metadata=METADATA))
         assert str(published.url).endswith("/org/x/discussions/1")
     assert repository.files("main") == head | spared
+    for number, status in enumerate(("closed", "merged"), 1):
+        repository.statuses[str(number)] = status
+        published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(metadata=METADATA))
+        assert str(published.url).endswith(f"/org/x/discussions/{number + 1}")
+
+
+def test_an_update_keeps_the_files_of_the_user(
+    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]
+) -> None:
+    publish(retriever_folder, Destination("org/x"), Assembly(metadata=METADATA))
+    repository = hub.repositories["org/x"]
+    head = dict(repository.files("main"))
+    (results,) = (name for name in head if name.startswith(".eval_results/"))
+    own = ["handler.py", "examples/train.py", "eval_06_scifact/scores.json", "results_2024/mteb.json",
+           "v2_notes/todo.txt", ".eval_results/mine.yaml", "Experiment_1_plots/data.json"]  # fmt: skip
+    old = ["configuration_old.py", "query_0_Transformer/config.json", "query_tokenizer/vocab.txt"]
+    repository.commit("main", head | dict.fromkeys([*own, *old], b"{}"), "manually")
+    published = publish(retriever_folder, Destination("org/x", update=True))
+    assert published.deleted == sorted([*old, results])
+    assert set(repository.files("main")) == (head.keys() | {*own}) - {results}
+    other = hub.repositories["org/y"] = Repository()
+    other.commit("main", dict.fromkeys(own, b"{}"), "not a model")
+    publish(retriever_folder, Destination("org/y"))
 
 
 def test_not_allowed(
@@ -486,6 +509,35 @@ def test_a_finished_folder_keeps_its_card(
     (folder / "README.md").write_text("# My own words\n")
     publish(folder, Destination("org/x"))
     assert hub.repositories["org/x"].files("main")["README.md"] == b"# My own words\n"
+
+
+def test_the_card_of_the_author_is_only_replaced_by_metadata(
+    retriever_folder: Path, unverified: list[Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint-500"
+    shutil.copytree(retriever_folder, folder)
+    (folder / "README.md").write_text("# My own words\n")
+    (folder / ".eval_results").mkdir()
+    (folder / ".eval_results" / "mine.yaml").write_text("- value: 1\n")
+    history = [{"step": step, "loss": 5.0 - step} for step in range(1, 4)]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    said: list[str] = []
+    publish(folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept", say=said.append)
+    assert (tmp_path / "kept" / "model" / "README.md").read_text() == "# My own words\n"
+    assert said == []
+    given = Assembly(metadata=METADATA)
+    published = publish(folder, Destination("org/x"), given, dry_run=True, keep=tmp_path / "new", say=said.append)
+    assert "license: apache-2.0" in (tmp_path / "new" / "model" / "README.md").read_text()
+    assert said == [f"{folder / 'README.md'} is replaced by a card made from --card"]
+    assert {".eval_results/mine.yaml", ".eval_results/mteb__scifact-SciFact.yaml"} <= published.files.keys()
+
+
+@pytest.mark.parametrize(("option", "value"), [("dtype", "float16"), ("max_length", "32")])
+def test_a_finished_model_is_published_as_it_is(
+    option: str, value: str, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["publish", str(retriever_folder), "org/x", "--dry_run", f"--{option}", value]) == 2
+    assert f"--{option} applies to checkpoints, but {retriever_folder} is a finished model" in capsys.readouterr().err
 
 
 def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,6 +132,20 @@ def test_a_private_space(adapted: Path, hub: LoopbackHub, capsys: pytest.Capture
     assert "add a secret HF_TOKEN" in capsys.readouterr().out
 
 
+def test_private_text_is_not_uploaded_to_a_public_space(
+    adapted: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["publish", str(adapted), "org/x", "--space"]) == 0
+    space = hub.repositories["spaces/org/x"]
+    count = len(space.messages)
+    hub.repositories["org/x"].private = True
+    assert cli.main(["publish", str(adapted), "org/x", "--space", "--private", "--update"]) == 2
+    assert "the Space org/x is public already, which --private cannot change" in capsys.readouterr().err
+    assert len(space.messages) == count
+    space.private = True
+    assert cli.main(["publish", str(adapted), "org/x", "--space", "--private", "--update"]) == 0
+
+
 def test_the_space_of_somebody_else_is_kept(
     adapted: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:

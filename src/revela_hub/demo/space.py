@@ -74,13 +74,23 @@ def space_files(
 
 
 def check_space(destination: Destination) -> None:
-    """Check that the Space can be written to, before the model is published."""
+    """Check that the Space can be written to, before the model is published.
+
+    Raises:
+        UserError: it is public although it should be private, is not ours, or the Hub cannot be reached.
+    """
     api, repo_id = hub_client(destination.token), destination.repo_id
     with hub_errors(f"the Space {repo_id}", "nothing was published: run the same command again"):
         try:
             commits = api.list_repo_commits(repo_id, repo_type="space")
         except RepositoryNotFoundError:
             return
+        public = destination.private and not api.space_info(repo_id).private
+    if public:
+        raise UserError(
+            f"the Space {repo_id} is public already, which --private cannot change: make it private in its settings on the"
+            " Hub, or choose another name"
+        )
     # A single commit: an earlier run was stopped when it had created the Space.
     ours = len(commits) == 1 or any(commit.title.startswith(MESSAGE) for commit in commits)
     if not ours and not destination.update:
