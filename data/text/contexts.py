@@ -93,7 +93,7 @@ def build_contexts(
         "format": _FORMAT,
         **tokenized_with(tokenizer, made),
         "contexts": sorted(contexts),
-        "queries": None if queries is None else {"what": queries.description, "each": vars(queries).get("queries")},
+        "queries": None if queries is None else {"what": queries.identity, "each": vars(queries).get("queries")},
     }
     rows = partial(_rows, tokenizer, made, tuple(contexts), queries)
     return document_rows("contexts", sources, features, made_with, rows, cache_dir, report, streaming=streaming)

@@ -1,5 +1,7 @@
 """Digests of files, for recognising the same content under another path."""
 
+import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,3 +21,23 @@ def add_file(digest: Any, file: Path) -> None:
         for number in range(BLOCKS):
             stream.seek(number * (size - BLOCK) // (BLOCKS - 1))
             digest.update(stream.read(BLOCK))
+
+
+def content_digest(path: Path) -> str:
+    """Return a hexadecimal digest of a file or of a folder's files, which a move does not change; of an empty folder, of its path."""
+    path = path.expanduser().resolve()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if _is_content(file, path))
+    digest = hashlib.sha256(b"" if files else os.fsencode(path))
+    for file in files:
+        digest.update(os.fsencode(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n"))
+        add_file(digest, file)
+    return digest.hexdigest()
+
+
+def _is_content(file: Path, folder: Path) -> bool:
+    """Whether a file counts as content: not hidden, not a README or licence."""
+    return (
+        file.is_file()
+        and file.name not in ("README.md", "LICENSE")
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )

@@ -66,7 +66,7 @@ def test_the_column_of_the_text_is_chosen(
 def test_queries_come_from_standard_input(
     corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("sediment\n\nzebra\nheight"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffsediment\n\nzebra\nheight"))
     assert main(["search", "bm25", "--corpus", "docs", "area.py", "--json"]) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["query"] for record in records] == ["sediment", "zebra", "height"]

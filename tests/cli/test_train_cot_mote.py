@@ -92,7 +92,11 @@ def test_mistakes_are_one_line(
             (mlm_folder, ["--data", documents, "--contexts", "next"], "contexts must be one or more of neighbour"),
             (mlm_folder, ["--data", documents, "--max_length", 64], "48 positions, fewer than --max_length 64"),
             (mlm_folder, ["--stage", "finetune"], "no pairs to fine-tune on"),
-            (mlm_folder, ["--stage", "finetune", "--pairs", pairs], "has no column 'negative_3'"),
+            (
+                mlm_folder,
+                ["--stage", "finetune", "--pairs", pairs],
+                "positive, negative_1 to negative_15: mine it with",
+            ),
             (mlm_folder, ["--stage", "finetune", "--decoder", "ar"], "--decoder is for --stage pretrain"),
             (
                 mlm_folder,
@@ -110,7 +114,11 @@ def test_mistakes_are_one_line(
                 "which --decoder none leaves out",
             ),
             (mlm_folder, ["--data", documents, "--contexts", "query", "query"], "contexts must be distinct"),
-            (mlm_folder, ["--stage", "finetune", "--pairs", empty, "--num_negatives", 0], "empty.jsonl is empty"),
+            (
+                mlm_folder,
+                ["--stage", "finetune", "--pairs", empty, "--num_negatives", 0],
+                "has no row with texts in anchor, positive: mine it with",
+            ),
             (
                 mlm_folder,
                 ["--stage", "finetune", "--pairs", same, "--num_negatives", 2],

@@ -1,18 +1,21 @@
 """Training and data arguments of CoT-MoTE, with the paper's defaults for both stages (arXiv 2304.10195, section 4)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sentence_transformers import SentenceTransformerTrainingArguments
+from sentence_transformers.base.sampler import BatchSamplers
 
 from revela_hub.data.mixture.pairs import KnownPairs
-from revela_hub.data.row_cache import cache_folder
+from revela_hub.data.row_cache import cached_rows, rows_fingerprint
 from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.rows import read_rows
+from revela_hub.data.sources.source import parse_source
 from revela_hub.data.text.contexts import CONTEXTS, build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, PseudoQueries, Seq2SeqQueries
 from revela_hub.data.text.spans import MIN_TOKENS
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments
@@ -94,11 +97,27 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
             if getattr(self, name) is None:
                 setattr(self, name, value)
         super().__post_init__()
+        self._check_inherited()
         if self.scores not in ("hybrid", "dense", "sparse"):
             raise ValueError(f"scores must be hybrid, dense or sparse, got {self.scores}")
         for name in ("query_flops_weight", "passage_flops_weight"):
             if getattr(self, name) and self.scores == "dense":
                 raise ValueError(f"{name} is for sparse vectors, which --scores dense does not train: leave it out")
+
+    def _check_inherited(self) -> None:
+        """Raise a `ValueError` for an argument of sentence-transformers that has no effect, or none on the exported model."""
+        if self.prompts:
+            raise ValueError(
+                "prompts would be missing in the exported model: CoT-MoTE has an expert for queries and one for passages instead of"
+                " prompts; leave it out"
+            )
+        if self.stage == "pretrain":
+            set_here = {
+                "learning_rate_mapping": bool(self.learning_rate_mapping),
+                "batch_sampler": self.batch_sampler != BatchSamplers.BATCH_SAMPLER,
+            }
+            for name in (name for name, given in set_here.items() if given):
+                raise ValueError(f"{name} has no effect in pretrain, only in finetune: leave it out")
 
 
 @dataclass
@@ -126,7 +145,9 @@ class CoTMoTEDataArguments(StreamedTextArguments):
     decoder_mask_ratio: Share = option(0.45, "Fraction of tokens that an ae decoder has to predict.")
     max_spans: PositiveInt | None = option(None, "Maximum number of spans.")
     pairs: str | None = option(
-        None, "finetune: JSON lines with anchor, positive, negative_1, ..., as written by `revela-hub mine`."
+        None,
+        "finetune: Rows with anchor, positive, negative_1, ..., as written by `revela-hub mine`: JSON lines, parquet, CSV, or a"
+        " data set (hf:owner/name).",
     )
     num_negatives: NonNegativeInt = option(15, "finetune: Number of hard negatives per row.")
 
@@ -142,7 +163,7 @@ def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries
         from revela_hub.data.synthesis.backends import LocalModel, Sampling
 
         model = name.removeprefix("lm:")
-        return LanguageModelQueries(LocalModel(model, Sampling(max_new_tokens=32)), Path(model).name, number, seed=seed)
+        return LanguageModelQueries(LocalModel(model, Sampling(max_new_tokens=32)), model, number, seed=seed)
     return Seq2SeqQueries(name, number, prefix=arguments.query_prefix, seed=seed)
 
 
@@ -174,35 +195,34 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
     """Read the columns anchor, positive, negative_1 to negative_N; return them with a summary of the sources.
 
     Raises:
-        UserError: the file is missing or cannot be read, a column is missing, or no row has all texts and negatives that
-            differ from the positives of its anchor.
+        UserError: the source is missing or cannot be read, or no row has all texts and negatives that differ from the
+            positives of its anchor.
     """
-    import datasets
+    from datasets import Value
 
     if arguments.pairs is None:
         raise UserError("no pairs to fine-tune on: give --pairs FILE, as revela-hub mine writes it")
-    if not Path(arguments.pairs).is_file():
-        raise UserError(f"{arguments.pairs} does not exist: write it with revela-hub mine bm25 --num_negatives 15 ...")
-    try:
-        # `cache_folder` marks the folder as written by this program; text rows are cached there, too.
-        kept = str(cache_folder(arguments.cache_dir)) if arguments.cache_dir else None
-        rows = datasets.load_dataset("json", data_files=arguments.pairs, split="train", cache_dir=kept)
-    except StopIteration as error:
-        raise UserError(f"{arguments.pairs} is empty: mine the pairs again") from error
-    except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
-        raise UserError(
-            f"{arguments.pairs} cannot be read as JSON lines: {first_line(error.__cause__ or error)}"
-        ) from error
+    source = parse_source(arguments.pairs)
     wanted = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(arguments.num_negatives))]
-    if missing := [name for name in wanted if name not in rows.column_names]:
+    skipped = {"without all texts": 0}
+
+    def read() -> Iterator[dict[str, Any]]:
+        for row in read_rows(source):
+            texts = {name: row.columns.get(name) for name in wanted}
+            if all(isinstance(text, str) and text.strip() for text in texts.values()):
+                yield texts
+            else:
+                skipped["without all texts"] += 1
+
+    name = f"labelled-{rows_fingerprint({'columns': wanted}, [source])}"
+    features = dict.fromkeys(wanted, Value("string"))
+    whole, counts = cached_rows(name, features, read, lambda: skipped, cache_dir=arguments.cache_dir)
+    if not len(whole):
+        names = "anchor, positive" + (f", negative_1 to {wanted[-1]}" if wanted[2:] else "")
         raise UserError(
-            f"{arguments.pairs} has no column {missing[0]!r}: mine it with --num_negatives {arguments.num_negatives}, or"
+            f"{arguments.pairs} has no row with texts in {names}: mine it with --num_negatives {arguments.num_negatives}, or"
             " lower --num_negatives"
         )
-    rows = rows.select_columns(wanted)
-    whole = rows.filter(lambda row: all(isinstance(text, str) and text.strip() for text in row.values()))
-    if not len(whole):
-        raise UserError(f"{arguments.pairs} has no row with texts in all of {', '.join(wanted)}")
     known = KnownPairs()
     for anchor, positive in zip(whole["anchor"], whole["positive"], strict=True):
         known.add(anchor, positive)
@@ -210,7 +230,7 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
     pairs = whole.select([index for index, kept in enumerate(right) if kept])
     if not len(pairs):
         raise UserError(f"{arguments.pairs}: in every row a negative equals a positive: mine the negatives again")
-    skipped = {"without all texts": len(rows) - len(whole), "with a positive as a negative": len(whole) - len(pairs)}
-    counts = ", ".join(f"{number:,} {why}" for why, number in skipped.items() if number)
+    counts["with a positive as a negative"] = len(whole) - len(pairs)
+    skipped_rows = ", ".join(f"{number:,} {why}" for why, number in counts.items() if number)
     summary = f"{len(pairs):,} pairs with {arguments.num_negatives} negatives each"
-    return pairs, f"{summary}; skipped: {counts}" if counts else summary
+    return pairs, f"{summary}; skipped: {skipped_rows}" if skipped_rows else summary

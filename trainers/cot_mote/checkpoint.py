@@ -56,14 +56,19 @@ def load_cot_mote_start(
 
     Raises:
         UserError: the model cannot be loaded, is not an encoder with a masked-LM head, has no mask token, or is a CoT-MoTE
-            model whose settings differ from `config`.
+            model whose settings differ from `config`, or to which `query_encoder` or `fresh_head` do not apply.
     """
     config = {field: value for field, value in config.items() if value is not None}
     given, name = unwrapped(start), name_of(start)
     with loading(f"cannot load the encoder {name!r}", name):
         fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}
         if fields.get("model_type") == CoTMoTEConfig.model_type:
+            if query_encoder is not None or fresh_head:
+                option = "query_encoder" if query_encoder is not None else "fresh_head"
+                raise UserError(f"{name} is a trained CoT-MoTE model: {option} has no effect on it; leave it out")
             model = _trained(name, fields, pre_training, config)
+            if attn_implementation is not None:
+                model.set_attn_implementation(attn_implementation)
             # Given the configuration, transformers does not ask to run the folder's code in order to read it.
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, config=model.config)
         else:

@@ -20,7 +20,14 @@ from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.common.adapters import merged_copy
-from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, tokenizer_of, wrong_columns
+from revela_hub.trainers.common.inputs import (
+    ModelLike,
+    as_dataset,
+    default_arguments,
+    pair_columns,
+    prepare_datasets,
+    tokenizer_of,
+)
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_in_place
 from revela_hub.trainers.cot_mote import COT_MOTE
@@ -43,14 +50,14 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         args: training arguments with `stage="finetune"`; by default the paper's, with an output folder named after the model.
         tokenizer: tokenizer of the model, by default its own; saved with every checkpoint. Also accepted as
             `processing_class`.
-        train_dataset: columns anchor, positive, negative_1 to negative_N.
+        train_dataset: columns anchor, positive, and for hard negatives negative, or negative_1 to negative_N; others are ignored.
         query_max_length: maximum tokens of a query, special tokens included.
         max_length: maximum tokens of a passage, special tokens included.
         model_init_kwargs: arguments of `load_cot_mote_start`: `variant`, `fresh_head`, ...
         **kwargs: arguments of `SentenceTransformerTrainer`: `callbacks`, ...
 
     Raises:
-        UserError: the model cannot be loaded, a column is missing, a length leaves no room for text, or all negatives are equal
+        UserError: the model cannot be loaded, a column is missing, a value is not text, a length leaves no room for text, or all negatives are equal
             to their positives.
     """
 
@@ -69,10 +76,10 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        train_dataset = as_dataset(train_dataset)
+        kwargs["train_dataset"] = train_dataset
+        prepare_datasets(kwargs, _pairs)
+        train_dataset = kwargs.pop("train_dataset")
         columns = train_dataset.column_names
-        if not {"anchor", "positive"} <= set(columns):
-            raise wrong_columns(train_dataset, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method, stage="finetune")
         self.args: CoTMoTETrainingArguments
         tokenizer = kwargs.pop("processing_class", tokenizer)
@@ -129,6 +136,13 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         expected = set(self.cot_mote.state_dict()) - set(self.cot_mote.all_tied_weights_keys)
         if not load_in_place(self.cot_mote, folder.glob("model*.safetensors"), expected):
             raise UserError(f"{folder} is not a checkpoint of this run: use the same encoder and --variant")
+
+
+def _pairs(rows: Dataset | IterableDataset) -> Dataset:
+    """Return the text columns of a data set: every column of a row is encoded."""
+    rows = as_dataset(rows)
+    pairs: Dataset = rows.select_columns(pair_columns(rows))
+    return pairs
 
 
 def _check_lengths(tokenizer: PreTrainedTokenizerBase, **lengths: int) -> None:

@@ -11,7 +11,13 @@ from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 from revela_hub.trainers.common.adapters import merged_copy
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepared_rows, tokenizer_of
+from revela_hub.trainers.common.inputs import (
+    ModelLike,
+    default_arguments,
+    prepare_datasets,
+    prepared_rows,
+    tokenizer_of,
+)
 from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
@@ -80,7 +86,7 @@ class CoTMoTETrainer(MaskedTrainer):
             queries = ExtractiveQueries()
             return build_contexts(source, tokenizer, queries=queries, max_length=length, streaming=streaming)
 
-        kwargs["train_dataset"] = prepared_rows(kwargs.get("train_dataset"), COLUMNS, args, contexts)
+        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, COLUMNS, args, contexts))
         self.collator = CoTMoTECollator(
             tokenizer,
             encoder_mask_ratio=encoder_mask_ratio,

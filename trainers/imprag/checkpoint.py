@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading, refuse_missing_folder
@@ -97,11 +98,14 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
 
 def _with_adapters(folder: Path) -> ImpRAGForCausalLM:
     config = ImpRAGConfig.from_pretrained(folder)
-    base = config.backbone.name_or_path if config.backbone is not None else ""
+    named = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    base = named or (config.backbone.name_or_path if config.backbone is not None else "")
     if not base:
-        raise UserError(f"{folder}/config.json does not name the base model of its adapters")
+        raise UserError(f"{folder} does not name the base model of its adapters (adapter_config.json, config.json)")
     fields = {name: getattr(config, name) for name in ("b", "t", "k", "l_max", "passage_encoding")}
     merged: ImpRAGForCausalLM = load_adapters(load_imprag(base, **fields).model, folder).merge_and_unload()
+    merged.requires_grad_(True)  # the adapters froze the decoder
+    merged.config.name_or_path = str(folder)  # adapters that are trained next are recorded on top of these
     return merged
 
 

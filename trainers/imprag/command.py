@@ -97,6 +97,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             passages=data.passages,
             pseudo_labels=arguments.pseudo_labels,
             max_length=arguments.max_length,
+            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
             **trainer_options,
         )
         if trainer.tokens.cut:

@@ -20,7 +20,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object  # type: ignore[import-untyped]
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
-from peft import PeftConfig
+from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
@@ -29,6 +29,7 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.dense import open_index
+from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.stored_vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
@@ -76,7 +77,8 @@ class ImpRAGTrainer(MethodTrainer):
         peft_config: configuration of the adapters, instead of the LoRA settings in `args`; without `target_modules` it applies
             to every linear layer.
         max_length: maximum tokens of prompt and answer.
-        model_init_kwargs: arguments of `load_imprag`: `b`, `t`, `k`, `l_max`, `trust_remote_code`, ...
+        model_init_kwargs: arguments of `load_imprag`: `b`, `t`, `k`, `l_max`, `trust_remote_code`, ... The last one also
+            applies to the retriever that `pseudo_labels` names.
         **kwargs: arguments of `Trainer`: `callbacks`, ...
 
     Raises:
@@ -113,10 +115,11 @@ class ImpRAGTrainer(MethodTrainer):
         self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max)
         data = tokenize_prompts(train_dataset, tokenizer, max_length, args.say)
         if isinstance(pseudo_labels, str):
-            ranker, depth, bar = pseudo_labels, args.last_negative_rank, not args.disable_tqdm
+            ranker, depth, how = pseudo_labels, args.last_negative_rank, {"show_progress_bar": not args.disable_tqdm}
+            how["trust_remote_code"] = bool((model_init_kwargs or {}).get("trust_remote_code"))
             wanted = args.retrieval_warmup_epochs > 0 or args.retrieval_only_steps > 0
             queries = train_dataset["input"]
-            pseudo_labels = rank_passages(ranker, queries, passages, depth, show_progress_bar=bar) if wanted else None
+            pseudo_labels = rank_passages(ranker, queries, passages, depth, **how) if wanted else None
         # The rankings of the rows that were kept.
         self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
         if args.retrieval_only_steps and args.ddp_find_unused_parameters is None:
@@ -325,6 +328,11 @@ class ImpRAGTrainer(MethodTrainer):
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write the weights or adapters, the configuration, and the rankings of the index."""
+        if isinstance(model := self.model, PeftModel):
+            config = self.imprag.config
+            assert config.backbone is not None
+            # The base of the adapters: an ImpRAG model, or the decoder it was made of.
+            model.peft_config["default"].base_model_name_or_path = config.name_or_path or config.backbone.name_or_path
         super().write_weights(folder, state_dict)
         self.imprag.config.save_pretrained(folder)
         if self.ranking is not None:
@@ -371,7 +379,7 @@ def _check(
         raise UserError(
             f"the model reads k={config.k} passages, but the collection has only {passages}: lower --num_passages"
         )
-    positions = getattr(config.backbone, "max_position_embeddings", None)
+    positions = text_positions(config.backbone)
     if positions is not None and config.k * config.l_max + max_length > positions:
         raise UserError(
             f"k * l_max + max_length = {config.k * config.l_max + max_length} positions do not fit into the backbone's"

@@ -8,6 +8,8 @@ from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
 from revela_hub.trainers.common.arguments import WEIGHT_DECAY, AdapterArguments, RunArguments
 
+QUERY_INSTRUCTION = "Given a question, retrieve passages that answer the question"
+
 
 @dataclass
 class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransformerTrainingArguments):
@@ -49,5 +51,9 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
     def __post_init__(self) -> None:
         """Set defaults that depend on other fields; raise a `ValueError` if a value is out of range."""
         super().__post_init__()
+        if self.prompts:
+            raise ValueError(
+                "prompts has no effect on NV-Embed: set query_instruction, and the instructions of the tasks in the mixture"
+            )
         if self.lora_alpha is None and self.lora_rank:
             self.lora_alpha = 2 * self.lora_rank

@@ -87,6 +87,7 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
     adapters = LoraConfig.from_pretrained(str(folder))
     config = NVEmbedConfig.from_pretrained(folder)
     base = load_nvembed(str(adapters.base_model_name_or_path), dtype=dtype, **_settings(config))
+    adapters.base_model_name_or_path = None  # PEFT would warn that the decoder in it has another name
     base.model.config.max_seq_length = config.max_seq_length
     adapted = add_adapters(base.model.embedding_model, adapters)
     trained = load_file(folder / TRAINED_WEIGHTS)
@@ -95,6 +96,8 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
     expected = {name for name, parameter in base.model.named_parameters() if parameter.requires_grad}
     refuse(folder, "its weights lack", expected - trained.keys())
     adapted.merge_and_unload()
+    base.model.requires_grad_(True)  # the adapters froze the decoder
+    base.model.config.name_or_path = str(folder)  # adapters that are trained next are recorded on top of these
     tokenizer = AutoTokenizer.from_pretrained(folder, config=config)
     return NVEmbedStart(base.model, tokenizer, _saved_prompts(str(folder)))
 

@@ -11,21 +11,21 @@ from torch import Tensor
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_nvembed import check_pool_mask, exclude_instruction
+from revela_hub.trainers.common.inputs import check_texts, pair_columns
 
 ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK = "anchor_prompt", "document_prompt", "task"
 
 
 def text_columns(dataset: Dataset) -> list[str]:
-    """Return the text columns of a mixture in order: anchor, positive, negative_1 to negative_N."""
-    names = dataset.column_names
-    negatives = [name for name in names if name.startswith("negative_")]
-    needed = ["anchor", "positive", *sorted(negatives, key=lambda name: int(name.rpartition("_")[2]))]
-    if missing := [name for name in (*needed, TASK, ANCHOR_PROMPT, DOCUMENT_PROMPT) if name not in names]:
+    """Return the text columns of a mixture in order: anchor, positive, and negative, negative_1, ... if there are any."""
+    of_mixture = (TASK, ANCHOR_PROMPT, DOCUMENT_PROMPT)
+    if missing := [name for name in of_mixture if name not in dataset.column_names]:
         raise UserError(
             f"the training data has no column {missing[0]!r}, only {', '.join(dataset.column_names)} (a mixture has task,"
             " anchor_prompt and document_prompt; pairs have none of the three)"
         )
-    return needed
+    check_texts(dataset, of_mixture)
+    return pair_columns(dataset)
 
 
 class NVEmbedCollator:

@@ -29,11 +29,12 @@ from revela_hub.data.mixture.mixture import Mixture, MixtureReport, load_mixture
 from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
+from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows
 from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
-from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
+from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION, NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart, load_nvembed
 from revela_hub.trainers.nvembed.export import nvembed_encoder
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
@@ -78,7 +79,7 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
         "float32", "Type of the frozen weights; bfloat16 halves their memory under LoRA."
     )
     query_instruction: str = option(
-        "Given a question, retrieve passages that answer the question",
+        QUERY_INSTRUCTION,
         "Instruction for queries, used in the evaluation and by encode_query of the exported model.",
     )
     cache_dir: str | None = option(None, "Cache folder for the rows of the mixture.")
@@ -148,5 +149,5 @@ def _load(arguments: Arguments) -> NVEmbedStart:
         num_latents=arguments.num_latents,
         num_heads=arguments.num_heads,
     )
-    check_positions(arguments.backbone, start.model.config.text_config.max_position_embeddings, arguments.max_length)
+    check_positions(arguments.backbone, text_positions(start.model.config.text_config), arguments.max_length)
     return start

@@ -37,7 +37,7 @@ from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_in_place
 from revela_hub.trainers.nvembed import NVEMBED
-from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
+from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION, NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed
 from revela_hub.trainers.nvembed.collator import ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK, NVEmbedCollator, text_columns
 from revela_hub.trainers.nvembed.export import nvembed_encoder
@@ -57,20 +57,22 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             consists of Transformer (an `NVEmbedModel`), Pooling and Normalize. The decoder gets adapters in place, unless all
             weights are trained. The pooling layer is always fully trained.
         args: training arguments; by default the paper's stage one, with an output folder named after the model.
-        train_dataset: pairs (anchor, positive, and for hard negatives negative_1 to negative_N), whose anchors get the
-            model's query prompt; or rows of a mixture (`revela_hub.data.Mixture.dataset`), which also have the columns
+        train_dataset: pairs (anchor, positive, and for hard negatives negative, or negative_1 to negative_N), whose anchors get
+            the model's query prompt; or rows of a mixture (`revela_hub.data.Mixture.dataset`), which also have the columns
             task, anchor_prompt and document_prompt.
         processing_class: tokenizer, by default the decoder's own.
         peft_config: configuration of the adapters, instead of the LoRA settings in `args`; without `target_modules` it applies
             to every linear layer.
         max_length: maximum tokens per text, instruction and EOS included; not used with a model from `nvembed_encoder`.
-        query_instruction: instruction of queries; not used with a model from `nvembed_encoder`.
+        query_instruction: instruction of queries, by default the model's own, or `QUERY_INSTRUCTION` for a decoder; not used with
+            a model from `nvembed_encoder`.
         model_init_kwargs: arguments of `load_nvembed`: `pooling`, `mask`, `num_latents`, `dtype`, ...
         **kwargs: arguments of `MethodTrainer` (`retrieval_task`) and `SentenceTransformerTrainer`: `eval_dataset` with the
             same columns, `callbacks`, ...
 
     Raises:
-        UserError: the model cannot be loaded, a column is missing, or an instruction leaves no room for text.
+        UserError: the model cannot be loaded, a column is missing, a value is not text, an instruction leaves no room for text,
+            or the rows have no negatives and `in_batch_negatives` is false.
     """
 
     method = NVEMBED
@@ -84,7 +86,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         peft_config: PeftConfig | None = None,
         max_length: int = 512,
-        query_instruction: str = "Given a question, retrieve passages that answer the question",
+        query_instruction: str | None = None,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -93,15 +95,22 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         if not isinstance(model, SentenceTransformer):
             set_seed(args.seed)  # as the Trainer does, but before the pooling is initialised
             start = load_nvembed(model, tokenizer=processing_class, **(model_init_kwargs or {}))
-            prompts = start.prompts | {"query": query_prompt(query_instruction), "document": ""}
+            prompts = {"query": query_prompt(QUERY_INSTRUCTION), "document": ""} | start.prompts
+            if query_instruction is not None:
+                prompts["query"] = query_prompt(query_instruction)
             length = min(max_length, text_positions(start.model.config.text_config) or max_length)
             model = nvembed_encoder(start.model, start.tokenizer, max_length=length, prompts=prompts)
-        kwargs["train_dataset"], prompts = train_dataset, model.prompts
-        prepare_datasets(kwargs, lambda rows: _with_prompts(rows, prompts))
+        kwargs["train_dataset"], own_prompts = train_dataset, model.prompts
+        prepare_datasets(kwargs, lambda rows: _with_prompts(rows, own_prompts))
         train_dataset = kwargs.pop("train_dataset")
         transformer: Any = model[0]
         self.nvembed: NVEmbedModel = transformer.auto_model
         self.columns = text_columns(train_dataset)
+        if len(self.columns) == 2 and not args.in_batch_negatives:
+            raise UserError(
+                "the rows have no negatives, and in_batch_negatives is false, so the loss is always 0: add columns negative_1,"
+                " negative_2, ..., or set in_batch_negatives to true"
+            )
         _check_processes(args)
         collator = NVEmbedCollator(model, self.columns)
         collator.check_prompts(train_dataset)

@@ -27,7 +27,7 @@ def documents(tmp_path: Path, texts: list[str]) -> str:
 class Echo:
     """The first two words of a passage are its query."""
 
-    description = "the first two words"
+    description = identity = "the first two words"
 
     def __call__(self, passages: Sequence[str]) -> list[list[str]]:
         return [[" ".join(passage.split()[:2])] for passage in passages]
@@ -135,6 +135,32 @@ def test_a_seq2seq_model_writes_the_same_queries_again(tmp_path: Path, wordpiece
     assert Seq2SeqQueries(str(tmp_path), 2, batch_size=2, max_new_tokens=6)(passages) == queries
     with pytest.raises(UserError, match="cannot load the query generator"):
         Seq2SeqQueries(str(tmp_path / "nowhere"))(passages)
+
+
+def test_queries_are_cached_for_their_generator(
+    tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two models in folders of the same name, and of one that was trained further in its folder."""
+    monkeypatch.chdir(tmp_path)
+    calls: list[str] = []
+    for kind in (Seq2SeqQueries, LanguageModelQueries):
+        monkeypatch.setattr(kind, "__call__", lambda self, texts: calls.append(self.name) or Echo()(texts))
+
+    def build(queries: Seq2SeqQueries | LanguageModelQueries) -> int:
+        calls.clear()
+        build_contexts([documents], wordpiece_tokenizer, queries=queries, max_length=26, cache_dir=tmp_path / "cache")
+        return len(calls)
+
+    for parent in ("one", "two"):
+        (tmp_path / parent / "model").mkdir(parents=True)
+        (tmp_path / parent / "model" / "model.safetensors").write_text(f"weights {parent}")
+    for make in (Seq2SeqQueries, lambda name, **options: LanguageModelQueries(None, name, **options)):
+        names = [str(tmp_path / parent / "model") for parent in ("one", "two")]
+        assert [build(make(name)) for name in (*names, *names, "one/model")] == [1, 1, 0, 0, 0]
+        assert [build(make(names[0], seed=seed)) for seed in (0, 1)] == [0, 1]
+        (tmp_path / "one" / "model" / "model.safetensors").write_text(f"trained further {make}")
+        assert build(make(names[0])) == 1
+        assert " model (" in make(names[0]).description and " org/model (" in make("org/model").description
 
 
 def test_a_language_model_is_asked_for_each_query_with_a_seed_of_its_own() -> None:

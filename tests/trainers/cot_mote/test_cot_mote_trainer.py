@@ -7,12 +7,20 @@ import pytest
 import torch
 from datasets import Dataset
 from fork_server import launch
-from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizerFast,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 from revela_hub.errors import UserError
 from revela_hub.modeling import CoTMoTEForPreTraining
 from revela_hub.trainers import CoTMoTECollator, CoTMoTEFinetuner, CoTMoTETrainer, CoTMoTETrainingArguments
-from revela_hub.trainers.cot_mote.arguments import CoTMoTEDataArguments, load_pairs
+from revela_hub.trainers.cot_mote.arguments import CoTMoTEDataArguments, load_pairs, query_generator
 from revela_hub.trainers.cot_mote.checkpoint import (
     CoTMoTECheckpoint,
     load_cot_mote_checkpoint,
@@ -248,6 +256,54 @@ def test_fine_tuning_learns_with_each_score(tmp_path: Path, mlm_folder: Path, pa
         run.model.encode(["fox"])
 
 
+def test_columns_other_than_pairs_are_not_encoded(tmp_path: Path, mlm_folder: Path, pairs: Dataset) -> None:
+    more = (
+        pairs.rename_column("negative_1", "negative").add_column("source", ["wiki"] * 16).add_column("id", [*range(16)])
+    )
+    run = finetuner(tmp_path, load(mlm_folder), more)
+    assert run.train_dataset.column_names == ["anchor", "positive", "negative", "negative_2"]
+    assert list(run.args.router_mapping) == run.train_dataset.column_names
+    run.train()
+    with pytest.raises(UserError, match="rename or remove 'negative_score'"):
+        finetuner(tmp_path, load(mlm_folder), pairs.add_column("negative_score", [0.5] * 16))
+
+
+@pytest.mark.parametrize("pre_training", [True, False])
+def test_options_of_new_models_and_trained_ones(tmp_path: Path, mlm_folder: Path, pre_training: bool) -> None:
+    start = load(mlm_folder)
+    start.model.save_pretrained(tmp_path / "pre")
+    start.tokenizer.save_pretrained(tmp_path / "pre")
+    again = load_cot_mote_start(str(tmp_path / "pre"), pre_training=pre_training, attn_implementation="eager")
+    kinds = {part.config._attn_implementation for part in again.model.modules() if isinstance(part, PreTrainedModel)}
+    assert kinds == {"eager"}
+    for option in ({"query_encoder": str(mlm_folder)}, {"fresh_head": True}):
+        with pytest.raises(UserError, match=f"is a trained CoT-MoTE model: {next(iter(option))} has no effect on it"):
+            load_cot_mote_start(str(tmp_path / "pre"), pre_training=pre_training, **option)
+
+
+def test_language_models_of_the_same_name_write_their_own_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("revela_hub.data.synthesis.backends.LocalModel", lambda name, sampling: None)
+    made = []
+    for parent in ("one", "two"):
+        (tmp_path / parent / "model").mkdir(parents=True)
+        (tmp_path / parent / "model" / "model.safetensors").write_text(f"weights {parent}")
+        made.append(query_generator(CoTMoTEDataArguments(query_generator=f"lm:{tmp_path / parent / 'model'}"), 0))
+    assert made[0].identity != made[1].identity
+    assert made[0].description == made[1].description == "written by the language model model (seed 0)"
+
+
+def test_arguments_without_effect_are_rejected(tmp_path: Path) -> None:
+    for stage in ("pretrain", "finetune"):
+        with pytest.raises(ValueError, match="prompts would be missing in the exported model"):
+            arguments(tmp_path, stage=stage, prompts="query: ")
+    for options in ({"learning_rate_mapping": {".*": 0.5}}, {"batch_sampler": "no_duplicates"}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} has no effect in pretrain"):
+            arguments(tmp_path, **options)
+        arguments(tmp_path, stage="finetune", **options)
+
+
 def test_switching_exchanges_the_experts(tmp_path: Path, mlm_folder: Path, rows: Dataset) -> None:
     start = load(mlm_folder)
     for parameter in start.model.parameters():
@@ -427,11 +483,30 @@ def test_missing_pairs_raise_clear_errors(tmp_path: Path) -> None:
         read(json.dumps(same) + "\n")
     for content, message in (
         (None, "no pairs to fine-tune on: give --pairs FILE"),
-        (json.dumps(row), "has no column 'negative_2': mine it with --num_negatives 2, or lower --num_negatives"),
-        ("{broken", "cannot be read as JSON lines"),
-        (json.dumps(row | {"negative_2": ""}), "has no row with texts in all of"),
+        (json.dumps(row), "negative_1 to negative_2: mine it with --num_negatives 2, or lower --num_negatives"),
+        ("{broken", "not valid JSON"),
+        (json.dumps(row | {"negative_2": ""}), "has no row with texts in anchor, positive, negative_1 to negative_2"),
     ):
         with pytest.raises(UserError, match=message):
             read(content, 2)
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="no such file or folder"):
         load_pairs(CoTMoTEDataArguments(pairs=str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv", "hf"])
+def test_pairs_are_read_in_every_format(tmp_path: Path, ending: str) -> None:
+    """A row with fewer negatives than the others is skipped."""
+    negatives = {"negative_1": ["c", "d", "e"], "negative_2": ["f", None, "g"], "negative_3": ["h", "i", "j"]}
+    rows = Dataset.from_dict({"anchor": ["1", "2", "3"], "positive": ["a", "b", "c"], **negatives, "score": [1, 2, 3]})
+    file = tmp_path / f"pairs.{ending}"
+    if ending == "hf":
+        (tmp_path / "set").mkdir()
+        rows.to_parquet(tmp_path / "set" / "train.parquet")
+    else:
+        {"jsonl": rows.to_json, "parquet": rows.to_parquet, "csv": rows.to_csv}[ending](file)
+    pairs = f"hf:{tmp_path / 'set'}" if ending == "hf" else str(file)
+    arguments = CoTMoTEDataArguments(pairs=pairs, num_negatives=2, cache_dir=str(tmp_path / "cache"))
+    for _ in range(2):  # the second time from the cache
+        read, summary = load_pairs(arguments)
+        assert read.to_list() == rows.select([0, 2]).remove_columns(["negative_3", "score"]).to_list()
+        assert summary == "2 pairs with 2 negatives each; skipped: 1 without all texts"

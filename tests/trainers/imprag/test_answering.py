@@ -1,5 +1,6 @@
 """Answering over a collection: what is retrieved and read, stored states against computed ones, mistakes."""
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.common.pseudo_labels import top_rows
+from revela_hub.trainers.imprag.inference import answer_command
 from revela_hub.trainers.imprag.inference.answering import Answerer
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
 from revela_hub.trainers.imprag.inference.stored_states import StoredStates, store_states
@@ -134,3 +136,12 @@ def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTra
     tokens = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
     with pytest.raises(UserError, match="states can only be stored with passage_encoding independent"):
         store_states(built, tokens, tmp_path, fingerprint="f")
+
+
+def test_a_byte_order_mark_on_standard_input_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: Any = SimpleNamespace(prompt=None, batch_size=8)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffWhere is Alba?\n\nWhere is Mole?\n"))
+    [batch] = answer_command._batches(given)
+    assert batch == [("line 1 of standard input", "Where is Alba?"), ("line 3 of standard input", "Where is Mole?")]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff\n"))
+    assert list(answer_command._batches(given)) == []

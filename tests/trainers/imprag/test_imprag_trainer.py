@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
-from revela_hub.trainers.imprag.checkpoint import load_imprag
+from revela_hub.trainers.imprag.checkpoint import load_imprag, load_imprag_checkpoint
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 RIVERS = ("Alba", "Brent", "Corve", "Dart", "Esk", "Foss", "Gade", "Hodder", "Isla", "Kenn", "Lune", "Mole")
@@ -206,6 +208,41 @@ def test_lora_trains_adapters_alone_and_merges(tmp_path: Path, bpe_tokenizer: Pr
     name = "backbone.model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(loaded.state_dict()[name], before[name])
     assert torch.equal(loaded.state_dict()["backbone.lm_head.weight"], before["backbone.lm_head.weight"])
+
+
+def test_adapters_belong_to_the_model_that_they_were_trained_on(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """A decoder, an ImpRAG model with other weights that was made of it, and adapters on top of that, twice."""
+    model(bpe_tokenizer).backbone.save_pretrained(tmp_path / "decoder")
+    bpe_tokenizer.save_pretrained(tmp_path / "decoder")
+    whole = load_imprag(str(tmp_path / "decoder"), b=1, t=1, k=2, l_max=48).model
+    for weight in whole.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    whole.save_pretrained(tmp_path / "whole")
+    bpe_tokenizer.save_pretrained(tmp_path / "whole")
+    bases = [str(tmp_path / name) for name in ("whole", "one", "two")]
+    for base, output in pairwise(bases):
+        start = load_imprag(base).model
+        assert all(weight.requires_grad for weight in start.parameters())
+        args = arguments(tmp_path / "run", lora_rank=4, max_steps=1, learning_rate=1e-2)
+        run = trainer(bpe_tokenizer, args, start=start)
+        run.train()
+        run.save_model(output)
+        assert json.loads(Path(output, "adapter_config.json").read_text())["base_model_name_or_path"] == base
+        trained = run.exportable().model.state_dict()
+        loaded = load_imprag_checkpoint(output).model.state_dict()
+        for name, value in trained.items():
+            torch.testing.assert_close(loaded[name], value, rtol=1e-5, atol=1e-6)
+    published = run.assemble(Path(output), tmp_path / "model", Assembly()).folder
+    assert not any(str(tmp_path) in file.read_text() for file in published.rglob("*.json"))
+    config = json.loads(Path(output, "config.json").read_text())
+    del config["backbone"]["_name_or_path"]
+    Path(output, "config.json").write_text(json.dumps(config))
+    load_imprag_checkpoint(output)  # an exported model is the base of its adapters, and does not name its decoder
+    shutil.rmtree(tmp_path / "one")
+    with pytest.raises(UserError, match="one': no such folder"):
+        load_imprag_checkpoint(output)
 
 
 def test_accumulation_is_a_larger_batch_where_no_prompt_sees_another(

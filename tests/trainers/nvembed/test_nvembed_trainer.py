@@ -262,6 +262,27 @@ def test_a_checkpoint_can_be_exported(
             load_nvembed(str(tmp_path / "two" / "checkpoint-1"))
 
 
+def test_training_continues_from_a_checkpoint_of_adapters(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    trainer(tmp_path / "one", llama_folder, mixture, **saving).train()
+    base = tmp_path / "one" / "checkpoint-1"
+    start = load_nvembed(str(base))
+    assert all(weight.requires_grad for weight in start.model.parameters())
+    model = nvembed_encoder(start.model, start.tokenizer, max_length=64, prompts=start.prompts)
+    settings = {"lora_rank": 4, "bf16": False, "report_to": "none", "learning_rate": 1e-2, "disable_tqdm": True}
+    arguments = NVEmbedTrainingArguments(output_dir=str(tmp_path / "two"), **settings, **saving)
+    second = NVEmbedTrainer(model, arguments, train_dataset=mixture)
+    second.train()
+    checkpoint = tmp_path / "two" / "checkpoint-1"
+    assert json.loads((checkpoint / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    trained, loaded = second.exportable().model.state_dict(), load_nvembed(str(checkpoint)).model.state_dict()
+    for name, value in trained.items():
+        torch.testing.assert_close(loaded[name], value, rtol=1e-5, atol=1e-6)
+    export_checkpoint(checkpoint, tmp_path / "exported")
+    files = [*(tmp_path / "exported").rglob("*.json"), *(tmp_path / "exported").rglob("README.md")]
+    assert not any(str(tmp_path) in file.read_text(encoding="utf-8") for file in files)
+
+
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_weights_gathered_from_shards_are_those_that_are_saved(
     tmp_path: Path, llama_folder: Path, mixture: Dataset, lora_rank: int
@@ -371,9 +392,82 @@ def test_a_missing_column_is_named(tmp_path: Path, llama_folder: Path, mixture: 
         trainer(tmp_path, llama_folder, mixture.remove_columns("document_prompt"))
 
 
+def pairs(**columns: list[Any]) -> Dataset:
+    return Dataset.from_dict(
+        {"anchor": [f"fox {i}" for i in range(4)], "positive": [f"dog {i}" for i in range(4)], **columns}
+    )
+
+
+def python_trainer(folder: Path, model: Path, rows: Dataset, **options: Any) -> NVEmbedTrainer:
+    """As from Python, with pairs."""
+    own = {name: options.pop(name) for name in ("query_instruction",) if name in options}
+    settings = {"output_dir": str(folder), "bf16": False, "report_to": "none", "lora_rank": 2, "disable_tqdm": True}
+    return NVEmbedTrainer(
+        str(model),
+        NVEmbedTrainingArguments(**settings, **options),
+        train_dataset=rows,
+        max_length=64,
+        **own,
+    )
+
+
+def test_hard_negatives_are_in_numbered_columns_or_in_one(tmp_path: Path, llama_folder: Path) -> None:
+    texts = ["sea"] * 4
+    assert python_trainer(tmp_path, llama_folder, pairs(negative=texts)).columns == ["anchor", "positive", "negative"]
+    numbered = {f"negative_{number}": texts for number in (10, 2, 1)}
+    assert python_trainer(tmp_path, llama_folder, pairs(**numbered)).columns[2:] == [
+        "negative_1",
+        "negative_2",
+        "negative_10",
+    ]
+    for name in ("negatives", "negative_score", "negative_1b"):
+        with pytest.raises(UserError, match=f"rename or remove '{name}'"):
+            python_trainer(tmp_path, llama_folder, pairs(negative_1=texts, **{name: texts}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["sea", "river", None, "sea"], "train_dataset:2: 'negative_1' is null"),
+        ([None] * 4, "'negative_1' has the type .*null"),
+        ([1, 2, 3, 4], "'negative_1' has the type .*int64.*; it needs one string in each row"),
+    ],
+)
+def test_values_that_are_not_text_are_named(
+    tmp_path: Path, llama_folder: Path, values: list[Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        python_trainer(tmp_path, llama_folder, pairs(negative_1=values))
+
+
+def test_a_mixture_without_a_prompt_in_a_row_is_rejected(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
+    rows = [*mixture]
+    rows[3]["document_prompt"] = None
+    with pytest.raises(UserError, match="train_dataset:3: 'document_prompt' is null"):
+        trainer(tmp_path, llama_folder, Dataset.from_list(rows))
+
+
+def test_pairs_without_negatives_need_in_batch_negatives(tmp_path: Path, llama_folder: Path) -> None:
+    with pytest.raises(UserError, match="the rows have no negatives, and in_batch_negatives is false"):
+        python_trainer(tmp_path, llama_folder, pairs(), in_batch_negatives=False)
+    python_trainer(tmp_path, llama_folder, pairs(negative=["sea"] * 4), in_batch_negatives=False)
+
+
+def test_a_model_keeps_its_query_instruction(tmp_path: Path, llama_folder: Path) -> None:
+    first = python_trainer(tmp_path, llama_folder, pairs())
+    assert first.model.prompts["query"] == query_prompt("Given a question, retrieve passages that answer the question")
+    own = python_trainer(tmp_path, llama_folder, pairs(), query_instruction="Find the sea")
+    [folder] = own.write_models(tmp_path)
+    again = python_trainer(tmp_path, folder, pairs())
+    assert again.model.prompts["query"] == query_prompt("Find the sea") == again.train_dataset[0]["anchor_prompt"]
+    other = python_trainer(tmp_path, folder, pairs(), query_instruction="Find the fox")
+    assert other.model.prompts["query"] == query_prompt("Find the fox")
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
+        ({"prompts": '{"anchor": "query: "}'}, "prompts has no effect on NV-Embed: set query_instruction"),
         ({"lora_rank": -1}, "lora_rank"),
         ({"temperature": 0.0}, "temperature"),
         ({"mini_batch_size": 0}, "mini_batch_size"),

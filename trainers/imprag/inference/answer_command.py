@@ -93,8 +93,8 @@ def _batches(arguments: Arguments) -> Iterator[list[tuple[str, str]]]:
     if typed:
         print("prompt> ", end="", file=sys.stderr, flush=True)
     for number, line in enumerate(sys.stdin, start=1):
-        if line.strip():
-            waiting.append((f"line {number} of standard input", line.strip()))
+        if prompt := line.removeprefix("\ufeff").strip():  # Windows writes a byte order mark into pipes
+            waiting.append((f"line {number} of standard input", prompt))
         if waiting and (typed or len(waiting) == arguments.batch_size):
             yield waiting
             waiting = []

@@ -14,6 +14,7 @@ from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.output import note
+from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder, on_device
@@ -177,7 +178,7 @@ class Answerer:
 
     def _check(self, rows: list[list[int]], max_new_tokens: int, places: Sequence[str]) -> None:
         config = self.model.config
-        positions = getattr(config.backbone, "max_position_embeddings", None)
+        positions = text_positions(config.backbone)
         room = None if positions is None else positions - max_new_tokens
         if room is not None and self.collection is not None:
             room -= config.k * config.l_max
