@@ -91,7 +91,9 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
 
     def resize_token_embeddings(self, *_args: object, **_kwargs: object) -> nn.Embedding:
         """Raise a `ValueError`: the modules that both encoders share cannot be replaced."""
-        raise ValueError("the embeddings are shared by both encoders: resize those of the backbone before from_backbone")
+        raise ValueError(
+            "the embeddings are shared by both encoders: resize those of the backbone before from_backbone"
+        )
 
     @property
     def max_length(self) -> int:

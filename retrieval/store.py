@@ -169,9 +169,9 @@ class PassageStore:
                 f"{self.folder} was built with vectors of {built or 'this machine'}, which may differ from those that"
                 f" the queries would get: search it {with_server if built else 'without --endpoint'}"
             )
-        built = self.metadata.max_length
-        if self.metadata.fingerprint.removesuffix(f":{built}").partition(":")[0] == fingerprint.partition(":")[0]:
-            remedy = "leave out --max_length" if built is None else f"add --max_length {built}"
+        length = self.metadata.max_length
+        if self.metadata.fingerprint.removesuffix(f":{length}").partition(":")[0] == fingerprint.partition(":")[0]:
+            remedy = "leave out --max_length" if length is None else f"add --max_length {length}"
             raise UserError(f"{self.folder} was built with this model and another maximum length: {remedy}")
         raise UserError(
             f"{self.folder} was built with {self.metadata.model} ({_short(self.metadata.fingerprint)}), but {model} is "

@@ -72,8 +72,8 @@ def freeze_pooler(model: nn.Module) -> None:
 
 def saving_merged(model: SentenceTransformer, adapters: PeftModel) -> None:
     """Let a model in training save a copy with merged adapters, because the weights below them have other names."""
-    save: Any = partial(_save_merged, model, adapters)
-    model.save_pretrained = save
+    given: Any = model
+    given.save_pretrained = partial(_save_merged, model, adapters)
 
 
 def _save_merged(model: SentenceTransformer, adapters: PeftModel, *args: Any, **kwargs: Any) -> None:

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from revela_hub.cli.ranker_options import (
     DEPTH,
@@ -211,7 +211,7 @@ def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
 
     tasks = resolve_tasks(arguments.tasks)  # before a model is loaded
     for name in arguments.models:
-        model = name if name == "bm25" else load_models(arguments, name, "dense").dense
+        model: Any = name if name == "bm25" else load_models(arguments, name, "dense").dense
         given_prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
         if name != "bm25" and any(prompt is not None for prompt in given_prompts.values()):
             model.prompts = model.prompts | {kind: text for kind, text in given_prompts.items() if text is not None}
