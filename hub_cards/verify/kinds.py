@@ -10,7 +10,6 @@ import pickletools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path, PurePosixPath
 
 # First bytes -> format.
@@ -40,7 +39,8 @@ _MAGIC = {
     b"version https://git-lfs": "a Git LFS pointer, not the file: run git lfs pull",
 }
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")  # protocols 2 to 5
-_TUPLES = {"MARK", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_CLASS = re.compile(r"[\w.]+ [\w.]+")  # module and name
+_ARGUMENTS = {"MARK", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "GET", "BINGET", "LONG_BINGET"}
 _PICTURE = re.compile(r".*\.(png|jpe?g|gif|webp)", re.IGNORECASE)
 _SENTENCEPIECE = re.compile(r".*\.(model|spm)(\.v\d+)?")
 _VOCABULARY = re.compile(r"tokenizer\.json|vocab\.\w+|merges\.txt|bpe\.codes|.*\.(model|spm|tiktoken)(\.v\d+)?")
@@ -99,11 +99,16 @@ def _is_calling_pickle(data: bytes) -> bool:
     """
     seen: set[str] = set()
     try:
-        for opcode, _, _ in islice(pickletools.genops(data), 100_000):
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             seen.add(opcode.name)
-            if opcode.name in ("REDUCE", "NEWOBJ") and seen & {"GLOBAL", "STACK_GLOBAL"} and seen & _TUPLES:
-                return True
-            if opcode.name in ("INST", "OBJ") and "MARK" in seen:
+            calls = (
+                opcode.name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX")
+                and seen & {"GLOBAL", "STACK_GLOBAL"}
+                and seen & _ARGUMENTS
+            )
+            makes = opcode.name == "OBJ" or (opcode.name == "INST" and _CLASS.fullmatch(str(argument)))
+            # No text consists of so many opcodes: they could hide a call behind them.
+            if calls or (makes and "MARK" in seen) or number > 100_000:
                 return True
     except (ValueError, OverflowError):  # not an opcode, or without its argument
         pass

@@ -65,6 +65,8 @@ WRONG = {
     "vocab.tsv": (b"(S'id'\nios\nsystem\n.", "a pickle"),
     "NOTICE": (b"(I1\nI2\nlp0\n0cposix\nsystem\np1\n(S'id'\ntR.", "a pickle"),
     "modeling.py": (b"\x80\4K\1.", "a pickle"),
+    "words.txt": (b"N0" * 60_000 + b"cposix\nsystem\n(S'id'\ntR.", "a pickle"),
+    "NOTES.md": (b"cposix\nsystem\n]R.", "a pickle"),
 }  # fmt: skip
 
 
