@@ -212,7 +212,7 @@ def _write_figures(folder: Path, figures: Sequence[Figure]) -> list[Figure]:
 
 def _write_eval_results(folder: Path, results: Sequence[Result]) -> None:
     """Write the main metric on each dataset of the Hub in the Hub's newer format, one file per dataset, instead of earlier ones."""
-    for old in (folder / ".eval_results").glob("*"):
+    for old in sorted((folder / ".eval_results").glob("*")):
         if EVAL_RESULTS.fullmatch(old.name):
             old.unlink()
     for result in results:

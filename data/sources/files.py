@@ -31,7 +31,7 @@ def source_files(source: Source, report: ReadReport) -> Iterator[Path]:
     """Yield the files of a source that is not a data set. A file that is named explicitly is never skipped."""
     path = Path(source.path).expanduser()
     if path.is_dir() and (corpus := _beir_corpus(path)):
-        report.skipped["with queries or judgements"] += sum(1 for file in path.rglob("*") if file.is_file()) - 1
+        report.skipped["with queries or judgements"] += sum(1 for file in sorted(path.rglob("*")) if file.is_file()) - 1
         yield corpus
     elif path.is_dir():
         yield from _walk(path, path, source, report, set())
@@ -68,7 +68,9 @@ def _matches(pattern: Path, source: Source, report: ReadReport) -> Iterator[Path
 
 def _beir_corpus(folder: Path) -> Path | None:
     """Return the passages of a BEIR folder; None for other folders."""
-    names = {name.removesuffix(".gz"): name for name in os.listdir(folder)} if os.access(folder, os.R_OK) else {}
+    names = (
+        {name.removesuffix(".gz"): name for name in sorted(os.listdir(folder))} if os.access(folder, os.R_OK) else {}
+    )
     return folder / names["corpus.jsonl"] if {"corpus.jsonl", "queries.jsonl", "qrels"} <= names.keys() else None
 
 

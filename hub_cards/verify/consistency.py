@@ -46,7 +46,7 @@ def _unlisted_modules(folder: Path, modules: list[str]) -> Iterator[str]:
 
 def _is_module(folder: Path) -> bool:
     """Return whether a folder holds a module: its configuration or weights, or no files, as Normalize did before version 6."""
-    files = list(folder.iterdir())
+    files = sorted(folder.iterdir())
     return not files or any(file.name == "config.json" or file.suffix == ".safetensors" for file in files)
 
 
