@@ -112,9 +112,8 @@ def _main_part(content: bytes) -> bytes:
 
     page = BeautifulSoup(content, "html.parser")
     for tag in page(["nav", "footer", "aside", "input", "select", "textarea", "button"]):
-        if (
-            tag.name != "button" or tag.find_parent(_TITLES) is None
-        ):  # the questions of an FAQ are often buttons in titles
+        is_title = tag.name == "button" and tag.find_parent(_TITLES)  # as the questions of an FAQ often are
+        if not is_title:
             tag.decompose()
     if page.body is not None and (main := page.select_one("main, [role=main]")):
         page.body.clear()

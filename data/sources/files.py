@@ -57,7 +57,7 @@ def local_files(source: Source) -> Iterator[Path]:
 
 
 def _matches(pattern: Path, source: Source, report: ReadReport) -> Iterator[Path]:
-    # What the pattern names without wildcards is read.
+    # Files and folders that the pattern names without wildcards are read.
     explicit = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
     for file in map(Path, sorted(glob.glob(str(pattern), recursive=True))):
         inside = file.relative_to(explicit)

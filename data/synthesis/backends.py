@@ -29,6 +29,10 @@ class Request:
 RequestT = TypeVar("RequestT", bound=Request)
 
 
+CUT_OFF = "cut off"
+"""The problem of a reply that reached the maximum number of tokens; what is whole in it can be used."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """A reply. `problem` is the reason why it is unusable (`cut off`, `refused by the endpoint`)."""
@@ -167,9 +171,9 @@ class LocalModel:
             raise UserError(f"the model {self._name} failed to generate a reply: {first_line(error)}") from error
         texts = [output[0]["generated_text"] for output in outputs]
         lengths = [len(tokens) for tokens in self._tokenizer(texts, add_special_tokens=False)["input_ids"]]
-        # A reply that ends by itself is shorter by at least the token that ends it.
-        whole = [length < sampling.max_new_tokens for length in lengths]
-        return [Reply(text, "" if ends else "cut off") for text, ends in zip(texts, whole, strict=True)]
+        # A reply that the model ends is shorter, because the token that ends it is not text.
+        cut = [CUT_OFF if length >= sampling.max_new_tokens else None for length in lengths]
+        return list(map(Reply, texts, cut))
 
 
 def _fingerprint(model: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.http_client import Connection, in_thread, public_url, server_message, server_url
 from revela_hub.data.sources.report import counted
-from revela_hub.data.synthesis.backends import Reply, Request, RequestT, Sampling, take
+from revela_hub.data.synthesis.backends import CUT_OFF, Reply, Request, RequestT, Sampling, take
 from revela_hub.errors import UserError
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, check_ranges
 
@@ -131,7 +131,7 @@ class Endpoint:
         self._server.answered = True
         self._follows_schema |= schema is not None
         refused = "refused by the endpoint" if getattr(choice.message, "refusal", None) and not text else None
-        return Reply(text, "cut off" if choice.finish_reason == "length" else refused)
+        return Reply(text, CUT_OFF if choice.finish_reason == "length" else refused)
 
     def _complete(self, request: Request, schema: Mapping[str, Any] | None) -> Any:
         json_schema = {"name": "example", "strict": True, "schema": schema}

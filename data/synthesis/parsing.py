@@ -34,7 +34,7 @@ def parse_tasks(reply: str) -> list[str]:
     r"""Return the tasks in a reply to the first step, cleaned, in order, without duplicates.
 
     Raises:
-        Rejected: There are none.
+        Rejected: The reply has no task.
 
     >>> parse_tasks('Sure!\n```json\n["Find the law that a case cites.", "Match a word with its antonym."]\n```')
     ['Find the law that a case cites.', 'Match a word with its antonym.']

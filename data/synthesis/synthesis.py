@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from revela_hub.data.sources.report import counted, skips
 from revela_hub.data.synthesis import prompts
-from revela_hub.data.synthesis.backends import Backend, Reply, Request
+from revela_hub.data.synthesis.backends import CUT_OFF, Backend, Reply, Request
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Form, brainstorm_prompt, example_prompt
 from revela_hub.data.synthesis.store import TASK_PREFIX, Pair, Rejection, SyntheticFolder, Task
@@ -325,9 +325,14 @@ class _Synthesis:
         Raises:
             Rejected: The reply is not an example, or a duplicate.
         """
-        if reply.problem:
+        if reply.problem not in (None, CUT_OFF):
             raise Rejected(reply.problem)
-        texts = parse_example(job.form, reply.text)
+        try:
+            texts = parse_example(job.form, reply.text)
+        except Rejected as error:  # an example is whole if only what follows it was cut off
+            if reply.problem:
+                raise Rejected(reply.problem) from error
+            raise
         # Not the labels: one or two words easily occur in an evaluation set.
         checked = [texts["anchor"]] if job.form == "long-short" else list(texts.values())
         if self.excluded and (name := next(filter(None, map(self.excluded.find, checked)), None)):
@@ -364,7 +369,7 @@ class _Synthesis:
 
 def _new_tasks(reply: Reply, seen: NearDuplicates) -> list[str]:
     """Return the new tasks in a reply, and add them to `seen`."""
-    cut_off = reply.problem == "cut off"
+    cut_off = reply.problem == CUT_OFF
     if reply.problem and not cut_off:
         raise Rejected(reply.problem)
     new = []

@@ -107,7 +107,7 @@ def _is_calling_pickle(data: bytes) -> bool:
                 and seen & _ARGUMENTS
             )
             makes = opcode.name == "OBJ" or (opcode.name == "INST" and _CLASS.fullmatch(str(argument)))
-            # No text consists of so many opcodes: they could hide a call behind them.
+            # No text consists of 100,000 opcodes, but a pickle may hide a call behind them.
             if calls or (makes and "MARK" in seen) or number > 100_000:
                 return True
     except (ValueError, OverflowError):  # not an opcode, or without its argument

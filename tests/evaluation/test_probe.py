@@ -323,6 +323,16 @@ def test_prose_without_spaces_or_headings_has_natural_pairs(text: str, query: st
         assert pair["anchor"] in text and pair["anchor"] not in pair["positive"]
 
 
+@pytest.mark.parametrize(("text", "found"), [("What do rivers carry?\nThis ques", 1), ("What do rivers carry in", 0)])
+def test_of_a_reply_that_is_cut_off_whole_lines_count(text: str, found: int) -> None:
+    class Model:
+        def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:
+            return ((request, Reply(text, "cut off")) for request in requests if request is not None)
+
+    passage = "Sediment is carried from the mountains to the sea."
+    assert list(write_questions(Model(), [(3, passage)], seed=0)) == [(3, "What do rivers carry?")] * found
+
+
 def test_questions_and_comments_are_not_counted_in_spaces() -> None:
     class Model:
         def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:

@@ -333,6 +333,16 @@ def test_unusable_replies_are_asked_again_with_the_same_placeholders(tmp_path: P
     }  # fmt: skip
 
 
+def test_what_is_cut_off_after_the_example_does_not_matter(tmp_path: Path, settings: SynthesisSettings) -> None:
+    def goes_on(request: Request) -> str | Reply:
+        """A small local model, which writes until it is stopped."""
+        return answer(request) if "JSON list" in request.prompt else Reply(f"{answer(request)}\nI hope", "cut off")
+
+    for name, model in (("whole", Model(answer)), ("on", Model(goes_on))):
+        synthesize(model, tmp_path / name, settings)
+    assert rows(tmp_path / "on" / "pairs.jsonl") == rows(tmp_path / "whole" / "pairs.jsonl")
+
+
 def test_gives_up_with_the_reasons_and_a_sample(tmp_path: Path) -> None:
     settings = SynthesisSettings(count=9, patience=12)
     with pytest.raises(UserError) as caught:

@@ -60,7 +60,7 @@ MTEB_OPTIONS = (
     *("models", "tasks", "task", "batch_size", "device", "json", "trust_remote_code", "max_length"),
     *("query_prompt", "document_prompt", "mode", "rerank", "endpoint"),
 )
-"""Options that have an effect with --tasks, or an error of their own."""
+"""Options that have an effect with --tasks, or a separate error."""
 OF_VECTORS = {"dense", "hybrid"}
 """Modes with a retriever whose token vectors can rerank."""
 METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
