@@ -376,6 +376,7 @@ def test_evaluation_data_are_prepared_like_training_data(
 ) -> None:
     columns = {"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4, "id": [*range(8)]}
     pairs = Dataset.from_dict(columns)
+    questions = Dataset.from_dict({"question": ["Where is Paris?", "Who?"] * 4, "answer": ["France", "I"] * 4})
     tiny, lm = str(retriever_folder), str(llama_folder)
     makers: list[tuple[Callable[..., MethodTrainer], Dataset]] = [
         (partial(PairsTrainer, tiny, PairsTrainingArguments(**settings)), pairs),
@@ -385,6 +386,10 @@ def test_evaluation_data_are_prepared_like_training_data(
         (partial(CoTMoTETrainer, str(masked_folder), CoTMoTETrainingArguments(**settings)), raw),
         (partial(ReplugTrainer, tiny, lm, ReplugTrainingArguments(**settings), group_size=4, max_length=64), raw),
         (partial(RevelaTrainer, tiny, RevelaTrainingArguments(**settings), lm=lm, max_length=64), raw),
+        (
+            partial(RAITTrainer, lm, RAITTrainingArguments(**settings), passages=["a fox", "the sea"], num_passages=1),
+            questions,
+        ),
     ]
     for make, rows in makers:
         loss = make(train_dataset=rows, eval_dataset=rows).evaluate()["eval_loss"]
@@ -392,3 +397,9 @@ def test_evaluation_data_are_prepared_like_training_data(
         assert loss > 0 and both["eval_a_loss"] == pytest.approx(loss) == both["eval_b_loss"]
     with pytest.raises(UserError, match="eval_dataset has the columns body; it needs text"):
         makers[2][0](train_dataset=raw, eval_dataset=raw.rename_column("text", "body"))
+    ranking: Any = [[0, 1]] * 8
+    both: dict[str, Any] = {"train_dataset": questions, "eval_dataset": questions, "passages": ["a fox", "the sea"] * 8}
+    with pytest.raises(UserError, match="RADITTrainer has no loss on an eval_dataset"):
+        RADITTrainer(tiny, RADITTrainingArguments(**settings), reader=lm, **both)
+    with pytest.raises(UserError, match="pseudo_labels ranks the passages of train_dataset only"):
+        RAITTrainer(lm, RAITTrainingArguments(**settings), pseudo_labels=ranking, **both)

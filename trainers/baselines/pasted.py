@@ -23,7 +23,7 @@ from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages
@@ -91,7 +91,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         max_passage_length: tokens of a passage.
         max_length: tokens of prompt and answer without passages; longer rows are dropped, with a log message.
         trust_remote_code: run code from the model's repository.
-        **kwargs: passed to `SFTTrainer`: `callbacks`, ...
+        **kwargs: passed to `SFTTrainer`: `eval_dataset` with the same columns, `callbacks`, ...
 
     Raises:
         UserError: the model cannot be loaded, there are too few passages, an answer has no tokens, all rows are too long, or
@@ -123,16 +123,28 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         tokenizer = kwargs.pop("processing_class", tokenizer)
         loaded = load_reader(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
         decoder, tokenizer = loaded.model, loaded.tokenizer
-        prompts, texts = as_prompts(train_dataset), as_texts(passages)
-        kept = tokenize_prompts(prompts, tokenizer, max_length, args.say)["source_row"]
-        if isinstance(pseudo_labels, str):
-            depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm}
-            how["trust_remote_code"] = trust_remote_code
-            pseudo_labels = rank_passages(pseudo_labels, prompts["input"], texts, depth, **how)
+        texts = as_texts(passages)
         short = shortened(texts, tokenizer, max_passage_length, args.say)
-        pasted = pasted_prompts(prompts.select(kept), short, pseudo_labels[np.array(kept)], num_passages)
-        data = tokenized_pairs(pasted, tokenizer)
-        _check_room(decoder, max(map(len, data["input_ids"])))
+
+        def prepared(rows: Dataset | IterableDataset) -> Dataset:
+            prompts = as_prompts(rows)
+            kept = tokenize_prompts(prompts, tokenizer, max_length, args.say)["source_row"]
+            ranking = pseudo_labels
+            if isinstance(ranking, str):
+                depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm}
+                how["trust_remote_code"] = trust_remote_code
+                ranking = rank_passages(ranking, prompts["input"], texts, depth, **how)
+            pasted = pasted_prompts(prompts.select(kept), short, ranking[np.array(kept)], num_passages)
+            data = tokenized_pairs(pasted, tokenizer)
+            _check_room(decoder, max(map(len, data["input_ids"])))
+            return data
+
+        if kwargs.get("eval_dataset") and not isinstance(pseudo_labels, str):
+            raise UserError(
+                "pseudo_labels ranks the passages of train_dataset only: pass a retriever (bm25) to use an eval_dataset"
+            )
+        kwargs["train_dataset"] = train_dataset
+        prepare_datasets(kwargs, prepared)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token  # padding is masked
         set_seed(args.seed)  # as in trl, but before the adapters are initialised
@@ -140,7 +152,6 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         super().__init__(
             model=decoder if adapters is None else add_adapters(decoder, adapters),
             args=args,
-            train_dataset=data,
             processing_class=tokenizer,
             **kwargs,
         )

@@ -39,7 +39,13 @@ from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, 
 from revela_hub.trainers.common.adapters import freeze_pooler
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, unwrapped
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
-from revela_hub.trainers.common.prompts import as_prompts, as_texts, refuse_excluded_prompts, tokenize_prompts
+from revela_hub.trainers.common.prompts import (
+    as_prompts,
+    as_texts,
+    refuse_eval_dataset,
+    refuse_excluded_prompts,
+    tokenize_prompts,
+)
 from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.common.query_route import refuse_routes
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
@@ -272,6 +278,7 @@ class RADITTrainer(MethodTrainer):
         trust_remote_code: bool = False,
         **kwargs: Any,
     ) -> None:
+        refuse_eval_dataset(kwargs, "RADITTrainer")
         inner: Any = model.model if isinstance(model, Retriever) else model
         args = args or default_arguments(RADITTrainingArguments, inner, self.method)
         if not isinstance(model, Retriever):

@@ -33,6 +33,15 @@ def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
     return list(passages["text"])
 
 
+def refuse_eval_dataset(given: dict[str, Any], trainer: str) -> None:
+    """Raise a `UserError` if a trainer that has no loss on an `eval_dataset` is given one."""
+    if given.get("eval_dataset"):
+        raise UserError(
+            f"{trainer} has no loss on an eval_dataset, because only the questions in train_dataset have ranked passages: leave it"
+            " out, and pass retrieval_task=load_task(...) to measure retrieval"
+        )
+
+
 def refuse_excluded_prompts(retriever: SentenceTransformer, name: str, method: str) -> None:
     """Raise a `UserError` if a model excludes the tokens of its prompts from pooling, which a method would pool."""
     if any(retriever.prompts.values()) and not all(getattr(module, "include_prompt", True) for module in retriever):

@@ -35,7 +35,7 @@ from revela_hub.retrieval.stored_vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
-from revela_hub.trainers.common.prompts import as_prompts, as_texts, tokenize_prompts
+from revela_hub.trainers.common.prompts import as_prompts, as_texts, refuse_eval_dataset, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.common.settings import rows_digest
@@ -102,6 +102,7 @@ class ImpRAGTrainer(MethodTrainer):
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        refuse_eval_dataset(kwargs, "ImpRAGTrainer")
         args = args or default_arguments(ImpRAGTrainingArguments, model, self.method)
         tokenizer = kwargs.pop("processing_class", tokenizer)
         train_dataset, passages = as_prompts(train_dataset), as_texts(passages)

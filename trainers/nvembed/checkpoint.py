@@ -9,6 +9,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
@@ -17,6 +18,7 @@ from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import is_encoder, load_whole, refuse
 from revela_hub.trainers.nvembed import EMBEDDER
+from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION
 
 TRAINED_WEIGHTS = "trained.safetensors"  # adapters and pooling, in checkpoints with adapters
 PROMPTS = "config_sentence_transformers.json"
@@ -29,6 +31,11 @@ class NVEmbedStart:
     model: NVEmbedModel
     tokenizer: PreTrainedTokenizerBase
     prompts: dict[str, str] = field(default_factory=dict)
+
+    def encoding_prompts(self, query_instruction: str | None) -> dict[str, str]:
+        """Return the prompts with those of `encode_query` and `encode_document`; by default the model's own, or the paper's."""
+        prompts = {"query": query_prompt(QUERY_INSTRUCTION), "document": ""} | self.prompts
+        return prompts if query_instruction is None else prompts | {"query": query_prompt(query_instruction)}
 
 
 def load_nvembed(

@@ -78,9 +78,10 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
     dtype: Literal["float32", "bfloat16"] = option(
         "float32", "Type of the frozen weights; bfloat16 halves their memory under LoRA."
     )
-    query_instruction: str = option(
-        QUERY_INSTRUCTION,
-        "Instruction for queries, used in the evaluation and by encode_query of the exported model.",
+    query_instruction: str | None = option(
+        None,
+        "Instruction for queries, used in the evaluation and by encode_query of the exported model (default: the model's own; for"
+        f" a decoder, {QUERY_INSTRUCTION!r}).",
     )
     cache_dir: str | None = option(None, "Cache folder for the rows of the mixture.")
 
@@ -116,9 +117,9 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         mixture, report = run.read("reading the mixture", lambda: _read(arguments))
         rows, task = hold_out_rows(arguments, mixture.dataset)
         start = _load(arguments)
-        # Of the run before, of this run's tasks, and of `encode_query` and `encode_document`.
-        prompts = start.prompts | {task.name: query_prompt(task.instruction) for task in mixture.tasks}
-        prompts |= {"query": query_prompt(arguments.query_instruction), "document": ""}
+        # Of `encode_query` and `encode_document`, of the run before, and of this run's tasks.
+        prompts = start.encoding_prompts(arguments.query_instruction)
+        prompts |= {task.name: query_prompt(task.instruction) for task in mixture.tasks}
         trainer = NVEmbedTrainer(
             nvembed_encoder(start.model, start.tokenizer, max_length=arguments.max_length, prompts=prompts),
             arguments,

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
@@ -37,7 +36,7 @@ from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_in_place
 from revela_hub.trainers.nvembed import NVEMBED
-from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION, NVEmbedTrainingArguments
+from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed
 from revela_hub.trainers.nvembed.collator import ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK, NVEmbedCollator, text_columns
 from revela_hub.trainers.nvembed.export import nvembed_encoder
@@ -95,9 +94,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         if not isinstance(model, SentenceTransformer):
             set_seed(args.seed)  # as the Trainer does, but before the pooling is initialised
             start = load_nvembed(model, tokenizer=processing_class, **(model_init_kwargs or {}))
-            prompts = {"query": query_prompt(QUERY_INSTRUCTION), "document": ""} | start.prompts
-            if query_instruction is not None:
-                prompts["query"] = query_prompt(query_instruction)
+            prompts = start.encoding_prompts(query_instruction)
             length = min(max_length, text_positions(start.model.config.text_config) or max_length)
             model = nvembed_encoder(start.model, start.tokenizer, max_length=length, prompts=prompts)
         kwargs["train_dataset"], own_prompts = train_dataset, model.prompts
