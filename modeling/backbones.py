@@ -180,7 +180,8 @@ def use_attention(model: PreTrainedModel, prefix: str) -> None:
     if not implementation.startswith(f"{prefix}_"):
         # Gemma 2 caps its attention logits, which SDPA kernels do not support.
         capped = getattr(model.config, "attn_logit_softcapping", None) is not None
-        model.set_attn_implementation(f"{prefix}_eager" if capped or implementation == "eager" else f"{prefix}_sdpa")
+        eager = capped or implementation.endswith("eager")  # of another method, too
+        model.set_attn_implementation(f"{prefix}_eager" if eager else f"{prefix}_sdpa")
 
 
 def eager_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:

@@ -216,20 +216,6 @@ def sparse_vectors(logits_BLV: Tensor, attention_mask_BL: Tensor, special_BL: Te
     return logits_BLV.masked_fill(~visible_BL[..., None], 0.0).amax(1).relu().log1p()
 
 
-def keep_top_k(sparse_BV: Tensor, k: int) -> Tensor:
-    """Keep the k largest terms of each row, and those equal to the k-th; set the others to 0.
-
-    Raises:
-        ValueError: k is less than 1.
-    """
-    if k < 1:
-        raise ValueError(f"top_k must be at least 1, got {k}")
-    if k >= sparse_BV.shape[-1]:
-        return sparse_BV
-    least_B1 = sparse_BV.topk(k, dim=-1).values[..., -1:]
-    return sparse_BV.masked_fill(sparse_BV < least_B1, 0.0)
-
-
 def _load_backbone(backbone: str | PreTrainedModel, fresh_head: bool, load: dict[str, Any]) -> PreTrainedModel:
     """Return a masked language model that was checked for CoT-MoTE."""
     if isinstance(backbone, CoTMoTEPreTrainedModel):

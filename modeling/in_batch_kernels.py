@@ -1,7 +1,7 @@
 """Kernels of in-batch attention: the sum over pairs of chunks (i, j) of w_ij * b_ij, defined in `in_batch_attention.py`.
 
-`read_pairs` consists of torch operations, for GPUs, and for the cases that `PairReads` does not support: dropout, soft caps and
-second derivatives. `PairReads` is for CPUs, where memory traffic takes most of the time. For each chunk i it processes as
+`read_pairs` consists of torch operations, for GPUs, and for dropout and soft caps, which `PairReads` does not support.
+`PairReads` is for CPUs, where memory traffic takes most of the time. For each chunk i it processes as
 many chunks j at a time as keep the scores in the cache, drops padding, and saves only its inputs for the backward pass. For
 each pair, with S = Q_i K_j^T, P = softmax(S), n = ||V_j||_2 + eps by row (1 without V-normalisation) and A = P / (P n), so that
 A n = 1:
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -121,12 +122,11 @@ class PairReads(torch.autograd.Function):
         return output_NKTE
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the weights of each pair again, and the gradients of queries, keys, values and pair weights."""
         pairs_2P, lengths_N, options = ctx.rest
         inputs = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True
-            return *_differentiable_gradients(ctx, grads[0]), None, None, None
         query_NKTD, key_NKLD, value_NKLE, weight_P = inputs
         dtype = weight_P.dtype
         grad_NKTE = grads[0].to(query_NKTD.dtype)
@@ -235,15 +235,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.add_(torch.bmm(left.to(right.dtype), right))
 
 
-def _differentiable_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """Return the gradients, computed with operations that can be differentiated again."""
-    wanted = [x for x, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[:4], strict=True) if needed]
-    output = read_pairs(*ctx.saved_tensors, *ctx.rest)
-    gradients = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
-    result: list[Tensor | None] = [next(gradients) if needed else None for needed in ctx.needs_input_grad[:4]]
-    return result
-
-
 def key_mask(lengths_N: Tensor, length: int) -> Tensor:
     """Return (N, L), True on tokens to read; empty rows keep one token, because a softmax over nothing is NaN."""
     return torch.arange(length, device=lengths_N.device) < lengths_N[:, None].clamp(min=1)
@@ -282,7 +273,7 @@ def weighted_read(
     """
     if mask is not None:
         mask = mask[:, None, None, :]
-    # On CPUs, torch's fused kernel takes twice as long as two matrix products, and has no second derivative.
+    # On CPUs, torch's fused kernel takes twice as long as two matrix products.
     if options.eager or options.softcap is not None or query.device.type == "cpu":
         return _eager_read(query, key, value, mask, weight, options)
     return _sdpa_read(query, key, value, mask, weight, options)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 IGNORED = -100
@@ -99,29 +100,17 @@ class LinearCrossEntropy(torch.autograd.Function):
                 _add_product(d_weight, gradient_CV.T, hidden_CD)
             if d_bias is not None:
                 d_bias += gradient_CV.sum(0)
-        ctx.save_for_backward(hidden_PD, weight_VD, bias_V, labels_P, d_hidden, d_weight, d_bias)
+        ctx.save_for_backward(d_hidden, d_weight, d_bias)
+        ctx.dtypes = [None if x is None else x.dtype for x in (hidden_PD, weight_VD, bias_V)]
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the saved gradients, scaled by the gradient of the loss."""
-        *inputs, labels_P, d_hidden, d_weight, d_bias = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: use the plain version, which is twice differentiable
-            hidden, weight = (x.to(inputs[0].dtype) for x in inputs[:2])
-            bias = None if inputs[2] is None else inputs[2].to(hidden.dtype)
-            loss = F.cross_entropy(F.linear(hidden, weight, bias), labels_P, reduction="sum", ignore_index=IGNORED)
-            wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad[:3], strict=True) if needed]
-            gradients = iter(torch.autograd.grad(loss, wanted, grads[0].to(loss.dtype), create_graph=True))
-            return *(next(gradients) if needed else None for needed in ctx.needs_input_grad[:3]), None, None, None
-        return (
-            *(
-                None if d is None else (d * grads[0].to(d.dtype)).to(x.dtype)
-                for d, x in zip((d_hidden, d_weight, d_bias), inputs, strict=True)
-            ),
-            None,
-            None,
-            None,
-        )
+        saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        gradients = (None if d is None else (d * grads[0].to(d.dtype)).to(dtype) for d, dtype in saved)
+        return *gradients, None, None, None
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -37,7 +37,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import ModelOutput
 
 from .configuration_cot_mote import CoTMoTEConfig
-from .expert_encoders import CoTMoTEPreTrainedModel, keep_top_k
+from .expert_encoders import CoTMoTEPreTrainedModel
 from .linear_cross_entropy import IGNORED, summed_cross_entropy
 from .masked_lm import additive, bert_layer_config, masked_lm_loss, position_table, score
 
@@ -111,7 +111,6 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
         attention_mask: Tensor,
         expert: str | Sequence[str] | Tensor | None = None,
         return_sparse: bool = True,
-        top_k: int | None = None,
         output_hidden_states: bool = False,
         token_type_ids: Tensor | None = None,
     ) -> CoTMoTEOutput:
@@ -123,7 +122,6 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
             expert: `"query"` or `"passage"`. For a mixed batch one per row, as names or as a (B,) tensor with 0 for a query
                 and 1 for a passage. A siamese model needs none.
             return_sparse: whether to compute sparse vectors, which costs about as much as a few layers.
-            top_k: number of terms to keep in each sparse vector; terms equal to the last of them are kept, too.
             output_hidden_states: whether to return the states of all layers.
             token_type_ids: ignored; some tokenizers return them, and they are all 0 for single texts.
 
@@ -140,20 +138,13 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
             if return_sparse:
                 logits_BLV = score(lm, states_BLD.flatten(0, 1)).unflatten(0, states_BLD.shape[:2])
                 sparse_BV = self._sparse(logits_BLV, ids, mask)
-                sparse_BV = sparse_BV if top_k is None else keep_top_k(sparse_BV, top_k)
             parts.append(CoTMoTEOutput(states_BLD, states_BLD[:, 0], sparse_BV, encoded.hidden_states))
             indices.append(rows)
         return _in_order(parts, indices)
 
 
 class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
-    """Encoder (`.encoder`, which is published) with a decoder (`.ar_decoder` or `.ae_decoder`) for pre-training.
-
-    `cot_mae_names` renames the weights of CoT-MAE's published implementation: the masked language model becomes `lm.` (the
-    first release has its names without the prefix), `c_head.` becomes `ae_decoder.`, `d_head.` becomes `ar_decoder.` and
-    `d_head_ln_f.` becomes `ar_decoder_ln_f.`. Load them into a model with `variant="siamese"`, `bottlenecks="dense"`, the
-    right `decoder_layers` and, for the causal head, `attention_window=3`.
-    """
+    """Encoder (`.encoder`, which is published) with a decoder (`.ar_decoder` or `.ae_decoder`) for pre-training."""
 
     accepts_loss_kwargs = False  # each loss is a mean over the labels of its micro-batch, as in CoT-MAE
 
@@ -326,24 +317,6 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
 def _mean(routes: list[tuple[Tensor, int]]) -> Tensor:
     """Return the mean over all labels, given the summed loss and the number of labels of each route."""
     return torch.stack([total for total, _ in routes]).sum() / max(sum(labels for _, labels in routes), 1)
-
-
-def cot_mae_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the weights of CoT-MAE's published implementation for `CoTMoTEForPreTraining`.
-
-    Args:
-        state: state dict of its first release (`bert.*`, `cls.*`, `c_head.*`) or its second (`lm.*`, `c_head.*`, `d_head.*`,
-            `d_head_ln_f.*`).
-    """
-    renamed = {}
-    for name, tensor in state.items():
-        part = name.split(".")[0]
-        if part in ("c_head", "d_head", "d_head_ln_f"):
-            if not name.endswith((".attn.bias", ".attn.masked_bias")):  # causal masks, which old versions stored
-                renamed[name.replace("c_head", "ae_decoder", 1).replace("d_head", "ar_decoder", 1)] = tensor
-        elif not name.endswith((".position_ids", "target_diag")):
-            renamed[name if part == "lm" else f"lm.{name}"] = tensor
-    return renamed
 
 
 def _in_order(parts: list[CoTMoTEOutput], indices: list[Tensor | None]) -> CoTMoTEOutput:

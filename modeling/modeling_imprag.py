@@ -231,7 +231,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         if states is None or not bool(states.mask.any(-1).all()):
             raise ValueError("a candidate passage is empty: leave it out")
         inputs = self._reading_inputs(ids_1L, None, states.select(at.new_zeros(1)), None, {})
-        inputs["imprag"] = Reading(states=states, repeats=len(ids_CP))
+        inputs["imprag"] = Reading(states=states, layer_b=self._layer_b, repeats=len(ids_CP))
         logits = self.backbone(**inputs, use_cache=False, logits_to_keep=at).logits.float()
         log_p: Tensor = logits.log_softmax(-1).gather(-1, answer.expand(len(ids_CP), -1)[..., None])[..., 0].sum(-1)
         return log_p

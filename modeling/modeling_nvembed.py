@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
@@ -119,7 +119,7 @@ class NVEmbedModel(PreTrainedModel):
         Raises:
             ValueError: the checkpoint lacks weights, or the decoder's attention does not follow the mask.
         """
-        given: Any = None if isinstance(backbone, str) else body(backbone)
+        given: Any = None if isinstance(backbone, str) else _without_head(backbone)
         text_config: Any = AutoConfig.from_pretrained(backbone) if isinstance(backbone, str) else given.config
         width = text_config.hidden_size
         latent = {"num_latents_value": num_latents, "num_cross_heads": num_heads, "cross_dim_head": width}
@@ -299,6 +299,13 @@ class NVEmbedModel(PreTrainedModel):
         """Whether the tokenizer adds a token after the text, EOS or another one."""
         added, own = (self.tokenizer(text, add_special_tokens=special)["input_ids"][-1:] for special in (True, False))
         return bool(added != own)
+
+
+def _without_head(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the part of a model that `AutoModel` builds from its configuration, so that a saved model loads again."""
+    found, base = body(model), model.base_model  # in OPT an OPTDecoder, and the OPTModel around it
+    built: Any = MODEL_MAPPING.get(type(found.config), type(found))
+    return base if isinstance(base, built) else found
 
 
 def exclude_instruction(attention_mask_BL: Tensor, num_tokens: int | Tensor) -> Tensor:

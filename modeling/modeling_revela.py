@@ -90,7 +90,9 @@ class RevelaForCausalLM(PreTrainedModel):
         self._retriever_has_cache = "use_cache" in inspect.signature(self.retriever.forward).parameters
         # Only stream h needs logits. Dropping stream e before the output projection keeps what each family does after its
         # decoder (soft caps, logit scales), and halves the cost of the projection.
-        body(self.lm).register_forward_hook(_keep_stream_h, with_kwargs=True)
+        decoder = body(self.lm)
+        if _keep_stream_h not in decoder._forward_hooks.values():  # else from another model of this LM
+            decoder.register_forward_hook(_keep_stream_h, with_kwargs=True)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

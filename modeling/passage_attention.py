@@ -92,6 +92,7 @@ class Reading:
         states: passages to read, in the layers that they have states for.
         record: layers whose states are recorded.
         recorded: the recorded states by layer.
+        layer_b: layer b of the running model, which the next two change; the backbone may belong to several models.
         before_rotary: whether layer b skips the rotary embedding; its output is then not meaningful.
         repeats: candidates per row: from layer b on, each row is repeated this many times.
     """
@@ -99,6 +100,7 @@ class Reading:
     states: PassageStates | None = None
     record: range = range(0)
     recorded: dict[int, LayerStates] = field(default_factory=dict)
+    layer_b: nn.Module | None = None
     before_rotary: bool = False
     repeats: int = 1
 

@@ -75,7 +75,8 @@ class ImpRAGModel(PreTrainedModel):
         self.backbone = AutoModelForCausalLM.from_config(config.backbone) if backbone is None else backbone
         check_backbone(self.backbone)
         self._no_split_modules = self.backbone._no_split_modules
-        self._layers()[config.b].register_forward_pre_hook(_at_layer_b, with_kwargs=True)
+        if _at_layer_b not in self._layer_b._forward_pre_hooks.values():  # else from another model of this backbone
+            self._layer_b.register_forward_pre_hook(_at_layer_b, with_kwargs=True)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -259,6 +260,10 @@ class ImpRAGModel(PreTrainedModel):
         layers: nn.ModuleList = decoder.get_submodule(layers_name(decoder))  # type: ignore[assignment]
         return layers
 
+    @property
+    def _layer_b(self) -> nn.Module:
+        return self._layers()[self.config.b]
+
     def _run_bottom(self, ids_NL: Tensor, last: int, reading: Reading, positions: Tensor | None) -> None:
         """Run layers 0..last on right-padded tokens; causality hides the padding."""
         use_attention(self.backbone, "imprag")
@@ -272,7 +277,7 @@ class ImpRAGModel(PreTrainedModel):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         ids, mask = right_padded(input_ids, mask.bool())
         b = self.config.b
-        reading = Reading(record=range(b, b + 1), before_rotary=True)
+        reading = Reading(record=range(b, b + 1), layer_b=self._layer_b, before_rotary=True)
         self._run_bottom(ids, b, reading, None)
         states: LayerStates = reading.recorded[b]
         rows, last = torch.arange(len(ids), device=ids.device), (mask.sum(-1) - 1).clamp(min=0)
@@ -343,10 +348,10 @@ class ImpRAGModel(PreTrainedModel):
 
 
 def _at_layer_b(
-    _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     reading: Reading | None = kwargs.get("imprag")
-    return None if reading is None else reading.at_layer_b(args, kwargs)
+    return None if reading is None or layer is not reading.layer_b else reading.at_layer_b(args, kwargs)
 
 
 ImpRAGModel.register_for_auto_class("AutoModel")

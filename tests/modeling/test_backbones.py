@@ -1,6 +1,7 @@
 """Checks of a pre-trained model before a method builds on it: all of its weights, and attention that is reached."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import BertForMaskedLM, LlamaForCausalLM, PreTrainedModel
 
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining, RevelaForCausalLM
-from revela_hub.modeling.backbones import recorded_attention, some_tokens
+from revela_hub.modeling.backbones import recorded_attention, some_tokens, use_attention
 from revela_hub.trainers import load_backbones
 from revela_hub.trainers.baselines.language_models import load_lm, load_reader
 from revela_hub.trainers.baselines.ra_dit import decoder_retriever
@@ -141,6 +142,36 @@ def test_the_check_leaves_no_trace(tiny_bert: PreTrainedModel) -> None:
     assert lm.config._attn_implementation == "eager"
     assert lm.training and lm.model.layers[1].training and not lm.model.layers[0].training
     assert all(parameter.grad is None for parameter in lm.parameters())
+
+
+def test_a_loaded_lm_can_be_given_to_revela_twice(tiny_bert: PreTrainedModel) -> None:
+    lm = decoder("Llama")
+    first, second = (RevelaForCausalLM.from_backbones(tiny_bert, lm, group_size=2) for _ in range(2))
+    ids = some_tokens(lm, 2, 8)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "similarity": 1 - torch.eye(2)[None]}
+    assert first(**batch).logits.shape == (2, 8, 61)
+    assert torch.equal(first(**batch).logits, second(**batch).logits)
+
+
+def test_a_loaded_decoder_can_be_given_to_imprag_twice() -> None:
+    """Each model uses its own layer b, also after the decoder was given to another one."""
+    lm = decoder("Llama", initializer_range=0.2).eval()
+    copies = [deepcopy(lm), deepcopy(lm), deepcopy(lm)]
+    layers = [{"b": 0, "t": 0}, {"b": 1, "t": 1}, {"b": 1, "t": 1}]
+    shared = [ImpRAGForCausalLM.from_backbone(lm, k=3, l_max=8, **at) for at in layers]
+    alone = [ImpRAGForCausalLM.from_backbone(own, k=3, l_max=8, **at) for own, at in zip(copies, layers, strict=True)]
+    ids, candidates = some_tokens(lm, 2, 6), some_tokens(lm, 6, 4).view(2, 3, 4)
+    batch = (ids, torch.ones_like(ids), ids.clone(), candidates, torch.ones_like(candidates))
+    for got, want in zip(shared, alone, strict=True):
+        assert torch.equal(got.embed_passages(ids), want.embed_passages(ids))
+        assert torch.equal(got.answer_log_likelihoods(*batch), want.answer_log_likelihoods(*batch))
+
+
+def test_eager_attention_stays_eager_in_another_method() -> None:
+    lm = decoder("Llama", attn_implementation="eager")
+    use_attention(lm, "revela")
+    use_attention(lm, "imprag")
+    assert lm.config._attn_implementation == "imprag_eager"
 
 
 def test_loading_a_saved_model_runs_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

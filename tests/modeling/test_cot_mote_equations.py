@@ -6,8 +6,8 @@ from cot_mote_reference import Reference, ReferenceCoTMoTE, sparse_by_loop
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from revela_hub.modeling.expert_encoders import keep_top_k, sparse_vectors
-from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, cot_mae_names
+from revela_hub.modeling.expert_encoders import sparse_vectors
+from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 
 VOCABULARY, CLS, SEP, MASK, IGNORED = 31, 2, 3, 4, -100
 LENGTHS, SPANS = (7, 5, 3, 2), (6, 8, 3, 2)  # special tokens counted; the last text and the last span are empty
@@ -128,24 +128,6 @@ def test_one_bottleneck_alone_gives_its_part_of_the_loss() -> None:
         torch.testing.assert_close(output.encoder_loss, whole.encoder_loss)
 
 
-def test_weights_under_the_names_of_the_published_implementation_load_without_a_rest() -> None:
-    """Both of its releases: with `lm.` before the masked language model and without, masks of old GPT-2 blocks dropped."""
-    for decoder, window, head in (("ae", None, "c_head"), ("ar", 3, "d_head")):
-        model = build(decoder, 1, window, "siamese")
-        theirs = {n.replace(f"{decoder}_decoder", head): t for n, t in model.state_dict().items()}
-        if decoder == "ae":
-            theirs = {name.removeprefix("lm."): tensor for name, tensor in theirs.items()}
-        else:
-            assert "d_head_ln_f.weight" in theirs
-            theirs["d_head.0.attn.bias"] = torch.ones(1, 1, 4, 4)
-        fresh = build(decoder, 1, window, "siamese")
-        for parameter in fresh.parameters():
-            parameter.data.zero_()
-        assert fresh.load_state_dict(cot_mae_names(theirs)).missing_keys == []
-        inputs = batch(decoder)
-        torch.testing.assert_close(fresh(**inputs).loss, model(**inputs).loss, rtol=0, atol=0)
-
-
 def test_sparse_vectors_are_those_of_the_loop_and_leave_the_first_token_and_padding_out() -> None:
     logits = torch.randn(4, 6, 50) * 3
     logits[:, 0] += 100
@@ -189,12 +171,3 @@ def test_the_bottleneck_is_the_models_own_sparse_vector() -> None:
         model.config.special_token_ids = numbers
         alone = model.encoder(inputs["input_ids"], inputs["attention_mask"], expert=EXPERTS)
         torch.testing.assert_close(model(**inputs, expert=EXPERTS).sparse, alone.sparse, rtol=0, atol=1e-6)
-
-
-def test_pruning_keeps_ties() -> None:
-    sparse = torch.tensor([[3.0, 1.0, 2.0, 2.0, 0.0], [0.0, 0.0, 5.0, 0.0, 0.0]])
-    assert keep_top_k(sparse, 2).tolist() == [[3.0, 0.0, 2.0, 2.0, 0.0], [0.0, 0.0, 5.0, 0.0, 0.0]]
-    assert keep_top_k(sparse, 1).tolist() == [[3.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 5.0, 0.0, 0.0]]
-    assert torch.equal(keep_top_k(sparse, 99), sparse)
-    with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
-        keep_top_k(sparse, 0)

@@ -105,8 +105,6 @@ def test_a_mixed_batch_gives_each_row_its_own_expert() -> None:
         for name in ("pooler_output", "sparse"):
             torch.testing.assert_close(mixed[name][row], alone[name][0], rtol=1e-5, atol=1e-6)
     assert model(**inputs, expert="query", return_sparse=False).sparse is None
-    pruned = model(**inputs, expert="query", top_k=3).sparse
-    assert ((pruned > 0).sum(1) == 3).all()
 
 
 @pytest.mark.parametrize("decoder", ["ar", "ae"])

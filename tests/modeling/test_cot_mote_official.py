@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, cot_mae_names
+from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 
 NOT = -100
 BERT = {
@@ -59,12 +59,12 @@ def test_losses_and_states_are_the_published_implementations(
         decoder_layers=layers,
         attention_window=window,
     ).eval()
-    theirs = {}
+    weights = {}
     for name, parameter in model.named_parameters():
         own = name.replace("ae_decoder", "c_head").replace("ar_decoder", "d_head")
         own = own.removeprefix("lm.") if decoder == "ae" else own
-        theirs[own] = weight(own, parameter)
-    assert not model.load_state_dict(cot_mae_names(theirs), strict=False).unexpected_keys
+        weights[name] = weight(own, parameter)
+    assert not model.load_state_dict(weights, strict=False).unexpected_keys
     batch = TEXT | SPAN[decoder] | {"decoder_attention_mask": SPAN_MASK}
     output = model(**{name: torch.tensor(rows) for name, rows in batch.items()})
     assert output.encoder_loss.item() == pytest.approx(encoder_loss, abs=1e-5)

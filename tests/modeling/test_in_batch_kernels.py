@@ -68,14 +68,13 @@ def test_values_and_gradients_are_those_of_the_equation(options: Options) -> Non
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_first_and_second_derivatives_are_those_of_finite_differences(options: Options) -> None:
+def test_derivatives_are_those_of_finite_differences(options: Options) -> None:
     inputs = tensors()
     pairs_2P = every_pair(inputs[3])[:, [0, 3, 4, 7]]
     folded = inputs[0].detach().view(N, KV_HEADS, -1, DIM).requires_grad_()
     weight_P = torch.rand(4, dtype=torch.float64, requires_grad=True)
     arguments = (folded, inputs[1], inputs[2], weight_P)
     torch.autograd.gradcheck(lambda *x: PairReads.apply(*x, pairs_2P, None, options), arguments, fast_mode=True)
-    torch.autograd.gradgradcheck(lambda *x: PairReads.apply(*x, pairs_2P, None, options), arguments, fast_mode=True)
     only_weights = [x.detach() for x in arguments[:3]]
     torch.autograd.gradcheck(lambda x: PairReads.apply(*only_weights, x, pairs_2P, None, options), (weight_P,))
 

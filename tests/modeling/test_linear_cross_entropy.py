@@ -39,7 +39,6 @@ def test_rows_without_a_label_count_nothing_where_they_are_not_left_out() -> Non
     """As on a GPU, where their number is not asked for."""
     hidden, weight, bias, labels = tensors()
     torch.autograd.gradcheck(lambda *x: LinearCrossEntropy.apply(*x, labels, 2, True), (hidden, weight, bias))
-    torch.autograd.gradgradcheck(lambda *x: LinearCrossEntropy.apply(*x, labels, 2, True), (hidden, weight, bias))
     loss = LinearCrossEntropy.apply(hidden, weight, bias, labels, 2, True)
     torch.testing.assert_close(loss, plain(hidden, weight, bias, labels), rtol=1e-12, atol=0)
 

@@ -166,6 +166,23 @@ def test_a_checkpoint_is_the_model_that_was_saved(pooling: str, mask: str, tmp_p
     assert torch.equal(got.pooler_output, want.pooler_output)
 
 
+@pytest.mark.parametrize("headless", [False, True])
+def test_a_loaded_decoder_within_a_decoder_is_saved_as_it_is_loaded(headless: bool, tmp_path: Path) -> None:
+    """OPT's body is an `OPTModel`, and the decoder in it an `OPTDecoder`."""
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2}
+    lm = transformers.OPTForCausalLM(
+        transformers.OPTConfig(
+            **sizes, vocab_size=61, num_attention_heads=4, max_position_embeddings=64, pad_token_id=0
+        )
+    )
+    model = build(lm.model if headless else lm)
+    model.save_pretrained(tmp_path)
+    again, report = NVEmbedModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    ids, attention_mask = texts()
+    assert torch.equal(again(ids, attention_mask).pooler_output, model(ids, attention_mask).pooler_output)
+
+
 def test_the_backbone_is_loaded_and_the_rest_fresh(tmp_path: Path) -> None:
     lm = decoder("Qwen2")
     lm.save_pretrained(tmp_path)

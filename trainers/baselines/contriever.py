@@ -273,13 +273,14 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
             raise UserError("--queue_size must not be smaller than the number of processes")
         freeze_pooler(retriever)
-        contrastive = Contriever(
-            retriever,
-            temperature=args.temperature,
-            queue_size=args.queue_size,
-            momentum=args.momentum,
-            matryoshka_dims=args.checked_dims(retriever.get_embedding_dimension(), similarity_of(retriever)),
-        )
+        with retriever.truncate_embeddings(None):  # vectors are whole in training
+            contrastive = Contriever(
+                retriever,
+                temperature=args.temperature,
+                queue_size=args.queue_size,
+                momentum=args.momentum,
+                matryoshka_dims=args.checked_dims(retriever.get_embedding_dimension(), similarity_of(retriever)),
+            )
         super().__init__(model=contrastive, args=args, data_collator=ViewCollator(retriever, args), **kwargs)
         if args.queue_size and self.is_fsdp_enabled:
             raise UserError(

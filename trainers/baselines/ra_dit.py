@@ -28,7 +28,7 @@ from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer
 from revela_hub.hub_cards.tokenizers import uses_chat_template
 from revela_hub.modeling import ImpRAGForCausalLM
-from revela_hub.modeling.backbones import load_backbone
+from revela_hub.modeling.backbones import evaluating, load_backbone
 from revela_hub.pickles import refuse_pickles
 from revela_hub.retrieval.disk import whole_path
 from revela_hub.retrieval.encoder import similarity_of, text_positions
@@ -92,7 +92,9 @@ class Retriever(nn.Module):
         """Return (B, C) scores of candidates (B, C, P)."""
         queries_BE = self.embed(query_input_ids, query_attention_mask, query=True)
         passages_NE = self.embed(input_ids.flatten(0, 1), attention_mask.flatten(0, 1), query=False)
-        return torch.einsum("be,bce->bc", queries_BE, passages_NE.view(*input_ids.shape[:2], -1))
+        passages_BCE = passages_NE.view(*input_ids.shape[:2], -1)
+        with torch.autocast(queries_BE.device.type, enabled=False):
+            return torch.einsum("be,bce->bc", queries_BE.float(), passages_BCE.float())
 
     def tokens(self, texts: Sequence[str], max_length: int, *, query: bool) -> PassageTokens:
         """Tokenise texts for this model. A sentence-transformers model adds its own prompt.
@@ -109,12 +111,9 @@ class Retriever(nn.Module):
     @torch.no_grad()
     def encode(self, tokens: PassageTokens, *, query: bool, batch_size: int = 32) -> NDArray[np.float32]:
         """Return (N, E) vectors."""
-        training = self.training
-        self.eval()
         device = next(self.parameters()).device
-        vectors_NE = tokens.encode(partial(self.embed, query=query), device, batch_size)
-        self.train(training)
-        return vectors_NE
+        with evaluating(self):
+            return tokens.encode(partial(self.embed, query=query), device, batch_size)
 
     def rank(
         self, queries: Sequence[str], passages: Sequence[str], depth: int, *, query_length: int, passage_length: int

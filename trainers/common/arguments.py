@@ -18,7 +18,7 @@ from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.options import option
 from revela_hub.precision import bf16_is_fast
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
-from revela_hub.trainers.common.adapters import linear_layers
+from revela_hub.trainers.common.adapters import linear_layers, refuse_adapters
 from revela_hub.trainers.common.early import BY_METRIC, MEASURING, METRIC, check_early
 
 WARMUP = "Linear warm-up: number of steps, or a fraction below 1 of all steps."
@@ -61,6 +61,9 @@ class RunArguments(TrainingArguments):
         if self.disable_tqdm is None:
             self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # progress bars would fill log files
         super().__post_init__()
+        checkpointing: Any = self.gradient_checkpointing_kwargs or {}  # JSON has been parsed above
+        if checkpointing.get("use_reentrant"):
+            raise ValueError("reentrant gradient checkpointing would lose a part of the gradient: remove use_reentrant")
         check_early(self)
 
     def say(self, text: object) -> None:
@@ -81,9 +84,14 @@ class AdapterArguments:
     lora_dropout: Probability = option(0.0, "Dropout of the LoRA adapters.")
 
     def lora_config(self, model: nn.Module) -> LoraConfig | None:
-        """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0."""
+        """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0.
+
+        Raises:
+            UserError: the model has adapters, such as those of an earlier trainer, or the new ones do not fit into memory.
+        """
         if not self.lora_rank:
             return None
+        refuse_adapters(type(model).__name__, model)
         layers = linear_layers(model)
         size = self.lora_rank * sum(layer.in_features + layer.out_features for layer in layers.values())
         try:

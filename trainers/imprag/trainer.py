@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerContro
 from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.modeling.backbones import evaluating
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.milvus import MilvusIndex
@@ -223,14 +224,16 @@ class ImpRAGTrainer(MethodTrainer):
         likelihood_BC = scores_BC.detach().clone()  # prompts that do not retrieve have no loss
         retrieving = retrieve_B.nonzero()[:, 0]
         if len(retrieving):
-            likelihood_BC[retrieving] = self.imprag.answer_log_likelihoods(
-                inputs["input_ids"][retrieving],
-                inputs["attention_mask"][retrieving],
-                inputs["labels"][retrieving],
-                inputs["candidate_input_ids"].view(rows, width, -1)[retrieving],
-                inputs["candidate_attention_mask"].view(rows, width, -1)[retrieving],
-                block_size=self.args.likelihood_batch_size,
-            ).to(scores_BC.dtype)
+            with evaluating(self.imprag), self.accelerator.autocast():
+                likelihood_RC = self.imprag.answer_log_likelihoods(
+                    inputs["input_ids"][retrieving],
+                    inputs["attention_mask"][retrieving],
+                    inputs["labels"][retrieving],
+                    inputs["candidate_input_ids"].view(rows, width, -1)[retrieving],
+                    inputs["candidate_attention_mask"].view(rows, width, -1)[retrieving],
+                    block_size=self.args.likelihood_batch_size,
+                )
+            likelihood_BC[retrieving] = likelihood_RC.to(scores_BC.dtype)
         return kl_to_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature)
 
     def _draw(self, rows_B: NDArray[np.int64], retrieve_B: NDArray[np.bool_]) -> _Drawn:
@@ -257,12 +260,10 @@ class ImpRAGTrainer(MethodTrainer):
 
     def rebuild_index(self) -> None:
         """Rank the collection for every prompt with the current weights; each process encodes a part of the texts."""
-        training = self.imprag.training
-        self.imprag.eval()
         data: Any = self.train_dataset
-        queries_NE = self._encode(token_rows(data["prompt_ids"]), self.imprag.embed_queries)
-        passages_ME = self._encode(self.tokens, self.imprag.embed_passages)
-        self.imprag.train(training)
+        with evaluating(self.imprag):
+            queries_NE = self._encode(token_rows(data["prompt_ids"]), self.imprag.embed_queries)
+            passages_ME = self._encode(self.tokens, self.imprag.embed_passages)
         depth = max(self.args.num_candidates, self.imprag.config.k)
         # One process searches, because only one may write to a server.
         found = [self._search(queries_NE, passages_ME, depth) if self.accelerator.is_main_process else None]

@@ -101,6 +101,18 @@ def test_the_matryoshka_loss_is_the_mean_over_truncated_vectors(retriever_folder
     assert float(queued(**batches[1])["loss"]) == pytest.approx(sum(losses) / 3, abs=1e-5)
 
 
+def test_a_retriever_that_truncates_its_vectors_is_trained_on_whole_ones(
+    retriever_folder: Path, tmp_path: Path
+) -> None:
+    model = load_retriever(str(retriever_folder))
+    model.truncate_dim = 8
+    args = arguments(tmp_path, queue_size=8, max_steps=1, matryoshka_dims=[32, 8])
+    run = ContrieverTrainer(model, args, train_dataset=passages())
+    run.train()
+    assert run.model.queue_KD.shape == (8, 32)
+    assert model.truncate_dim == 8
+
+
 def test_queue_and_momentum_are_the_equations(retriever_folder: Path, tmp_path: Path) -> None:
     """Three steps: the first has no negatives, the third sees a queue that has lost its oldest keys."""
     model = load_retriever(str(retriever_folder)).double()

@@ -210,6 +210,31 @@ def test_lora_trains_adapters_alone_and_merges(tmp_path: Path, bpe_tokenizer: Pr
     assert torch.equal(loaded.state_dict()["backbone.lm_head.weight"], before["backbone.lm_head.weight"])
 
 
+def test_targets_of_self_distillation_have_no_dropout_and_are_computed_under_autocast(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, seen = ImpRAGForCausalLM.answer_log_likelihoods, []
+
+    def watched(given: ImpRAGForCausalLM, *args: torch.Tensor, **kwargs: int) -> torch.Tensor:
+        seen.append((any(module.training for module in given.modules()), torch.is_autocast_enabled("cpu")))
+        return own(given, *args, **kwargs)
+
+    monkeypatch.setattr(ImpRAGForCausalLM, "answer_log_likelihoods", watched)
+    args = arguments(tmp_path, max_steps=1, retrieval_warmup_epochs=0, lora_rank=4, lora_dropout=0.5, bf16=True)
+    run = trainer(bpe_tokenizer, args)
+    run.train()
+    assert seen == [(False, True)]
+    assert run.imprag.training
+
+
+def test_a_model_with_adapters_gets_no_others(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
+    """As when a notebook's cell that builds a trainer is run again."""
+    start, args = model(bpe_tokenizer), arguments(tmp_path, lora_rank=4)
+    trainer(bpe_tokenizer, args, start=start)
+    with pytest.raises(UserError, match="cannot train ImpRAGForCausalLM: .* adapter"):
+        trainer(bpe_tokenizer, args, start=start)
+
+
 def test_adapters_belong_to_the_model_that_they_were_trained_on(
     tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast
 ) -> None:
