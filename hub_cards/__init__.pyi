@@ -1,6 +1,5 @@
 from .assemble import Assembled as Assembled
 from .assemble import Assembly as Assembly
-from .card import collection_card as collection_card
 from .card import write_card as write_card
 from .export import export_retriever as export_retriever
 from .metadata import Figure as Figure

@@ -23,8 +23,9 @@ from revela_hub.hub_cards.export import make_readable, write_json
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.metadata import Figure, ModelCardMetadata
 from revela_hub.hub_cards.method import Method, Part
+from revela_hub.hub_cards.repository import files_of, is_other_format
 from revela_hub.hub_cards.verify.consistency import contradictions
-from revela_hub.hub_cards.verify.contents import Contents, contents, read_json
+from revela_hub.hub_cards.verify.contents import Contents, belongs_by_name, contents, read_json
 from revela_hub.hub_cards.verify.kinds import content_faults
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.retrieval.disk import make_folder, whole_path
@@ -113,7 +114,7 @@ def assemble_parts(
         loaded: the result of `method.loader`, if the checkpoint is already loaded.
 
     Raises:
-        UserError: the method has no such part, or its adapter cannot be published alone.
+        UserError: the method has no such part, or its adapter cannot be published alone, or `max_length` has no effect on it.
     """
     trained_with = f"{checkpoint} was trained with {method.title}"
     wanted = {}
@@ -126,7 +127,16 @@ def assemble_parts(
     if loaded is None:
         loaded = resolve_name(method.loader)(str(checkpoint))
     write = resolve_name(method.assembler)
-    return [write(loaded, checkpoint, folder, replace(assembly, part=part)) for folder, part in wanted.items()]
+    how = {part: replace(assembly, part=part) for part in wanted.values()}
+    if len(how) > 1 and "lm" in how:  # next to a retriever, whose maximum length it is
+        how["lm"] = replace(how["lm"], max_length=None)
+    return [write(loaded, checkpoint, folder, how[part]) for folder, part in wanted.items()]
+
+
+def refuse_max_length(assembly: Assembly, method: Method) -> None:
+    """Raise a UserError if the maximum length is given for a part of a model that does not store one."""
+    if assembly.max_length is not None:
+        raise UserError(f"--max_length has no effect on the part {assembly.part} of {method.title}: leave it out")
 
 
 def export_parts(
@@ -146,11 +156,33 @@ def export_parts(
     make_folder(output, "--output_dir")
     with ExitStack() as stack:
         wanted: dict[Path, Part] = {}
-        for folder, part in (({output / "lm": "lm"} if lm else {}) | parts).items():
+        folders = ({output / "lm": "lm"} if lm else {}) | parts
+        for folder, part in folders.items():
             wanted[new := stack.enter_context(whole_path(folder, "--output_dir"))] = part
             (new / OURS).mkdir(parents=True)  # lets a later export replace the folder
         assemble_parts(method, checkpoint, wanted, assembly or Assembly(), loaded)
+        for folder, new in zip(folders, wanted, strict=True):
+            _keep_other_files(folder, new)
     return list(parts)
+
+
+def _keep_other_files(old: Path, new: Path) -> None:
+    """Copy the files of an exported folder that an update on the Hub would keep, except our card with its figures."""
+    ours = [OURS, *(["README.md", "figures"] if has_our_card(old) else [])]
+    for file in files_of(old):
+        name = file.relative_to(old)
+        kept = (
+            name.parts[0] not in ours and not belongs_by_name(name.as_posix()) and not is_other_format(name.as_posix())
+        )
+        if kept and not (new / name).exists():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, new / name)
+
+
+def has_our_card(folder: Path) -> bool:
+    """Return whether the README.md of a folder is as `write_card` wrote it."""
+    card, ours = folder / "README.md", folder / OURS / "README.md"
+    return ours.is_file() and card.is_file() and ours.read_bytes() == card.read_bytes()
 
 
 def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
@@ -172,13 +204,11 @@ def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembl
     for fault in chain(found.links, contradictions(checkpoint, found), _pickled_modules(found), unreadable):
         raise UserError(f"{checkpoint}: {fault}")
     found.copy_to(folder)
-    card, ours = checkpoint / "README.md", checkpoint / OURS / "README.md"
-    written_by_us = ours.is_file() and card.is_file() and ours.read_bytes() == card.read_bytes()
     return Assembled(
         folder,
         reference=reference if reference.is_file() else None,
         remote_code=assembly.trust_remote_code,
-        keep_card=card.is_file() and not written_by_us,
+        keep_card=(checkpoint / "README.md").is_file() and not has_our_card(checkpoint),
         skipped=found.skipped,
     )
 

@@ -72,7 +72,7 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     _write_eval_results(folder, metadata.results)
     method = metadata.method
     usage = method.usage if method else None
-    text = _template("model_card.md.j2", *([usage.parent] if usage else [])).render(
+    text = _template(*([usage.parent] if usage else [])).render(
         front_matter=_front_matter(name, metadata, model).to_yaml().strip(),
         name=name,
         title=title,
@@ -119,8 +119,8 @@ def check_card(card: Path) -> None:
                 raise UserError(f"{card.name}: {key}: {value!r} {message}")
 
 
-def _template(name: str, *more: Path) -> Any:
-    """Return a template of this folder, which can include the templates in other folders."""
+def _template(*more: Path) -> Any:
+    """Return the template of the card, which can include the templates in other folders."""
     environment = Environment(
         loader=FileSystemLoader([Path(__file__).parent, *more]),
         undefined=StrictUndefined,
@@ -129,7 +129,7 @@ def _template(name: str, *more: Path) -> Any:
         keep_trailing_newline=True,
     )
     environment.filters["code_span"] = _code_span
-    return environment.get_template(name)
+    return environment.get_template("model_card.md.j2")
 
 
 def _code_span(text: str) -> str:
@@ -231,23 +231,3 @@ def _write_eval_results(folder: Path, results: Sequence[Result]) -> None:
         file = folder / ".eval_results" / (re.sub(r"[^\w.-]+", "_", name) + ".yaml")  # a task may be "scifact/test"
         file.parent.mkdir(exist_ok=True)
         file.write_text(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False), encoding="utf-8")
-
-
-def collection_card(repo_ids: Sequence[str], folders: Sequence[Path], *, title: str, description: str = "") -> str:
-    """Return the card of a family of models: a table with sizes, dimensions and results, the smallest model first.
-
-    Args:
-        repo_ids: ids on the Hub.
-        folders: local folder of each model, with its card.
-        title: name of the family.
-        description: paragraph above the table.
-    """
-    family = []
-    for repo_id, folder in zip(repo_ids, folders, strict=True):
-        results = ModelCard.load(folder / "README.md").data.eval_results or ()
-        scores = {(result.dataset_name, result.metric_name): result.metric_value for result in results}
-        family.append((repo_id, describe(folder), scores))
-    family.sort(key=lambda member: member[1].parameters)
-    measured = list(dict.fromkeys(key for *_, scores in family for key in scores))
-    template = _template("collection_card.md.j2")
-    return str(template.render(title=title, description=description, family=family, measured=measured))

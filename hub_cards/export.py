@@ -155,24 +155,26 @@ def save_backbone(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype | 
     """Save the model as safetensors in the given type, without changing the model.
 
     Raises:
-        UserError: a weight is not finite.
+        UserError: a weight is not finite, or not in the given type.
     """
-    state = model.state_dict()
-    for name, tensor in state.items():
-        if not torch.isfinite(tensor).all():
-            raise UserError(f"the weight {name} is not finite: nothing is exported. Export an earlier checkpoint")
-    weights = None
-    if casts := dtype is not None and dtype != model.dtype:
+    state, casts = model.state_dict(), dtype is not None and dtype != model.dtype
+    if casts:
         # Tensors that share memory (tied embeddings) must also share it after the cast, or they are stored twice.
         cast: dict[tuple[int, torch.Size], torch.Tensor] = {}
-        weights = {
+        state = {
             name: cast.setdefault((tensor.data_ptr(), tensor.shape), tensor.to(dtype))
             if tensor.is_floating_point()
             else tensor
             for name, tensor in state.items()
         }
+    for name, tensor in state.items():
+        if not torch.isfinite(tensor).all():
+            too_large = casts and torch.isfinite(model.state_dict()[name]).all()
+            found = f"too large for {str(dtype).removeprefix('torch.')}" if too_large else "not finite"
+            remedy = "Use --dtype bfloat16" if too_large else "Export an earlier checkpoint"
+            raise UserError(f"the weight {name} is {found}: nothing is exported. {remedy}")
     fields = dict(vars(model.config))
-    model.save_pretrained(folder, state_dict=weights)
+    model.save_pretrained(folder, state_dict=state if casts else None)
     vars(model.config).clear()  # save_pretrained changes the configuration, which other parts of the model may share
     vars(model.config).update(fields)
     make_readable(folder)

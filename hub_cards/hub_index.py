@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from revela_hub.data.text.chunks import Chunk
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.metadata import check_types
 from revela_hub.hub_cards.repository import sha256
 from revela_hub.output import note
 from revela_hub.retrieval.canary import Canary
@@ -159,7 +160,10 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
     for file, known in files.items():
         if not (snapshot / file).is_file() or sha256(snapshot / file) != known["sha256"]:
             raise _damaged(name, file, "its SHA-256 differs from index.json's")
-    canary = Canary.read(snapshot, metadata.canary)
+    try:
+        canary = Canary.read(snapshot, metadata.canary)
+    except UserError as error:
+        raise _damaged(name, f"canary-{metadata.canary}.json", "it is missing, or has other content") from error
     note(f"making a local index of the {metadata.passages:,} passages, once, in {claim_folder(folder)}")
     passages = write_passages(_chunks(snapshot, files, name), folder, metadata=_has_metadata(snapshot, files, name))
     if len(passages) != metadata.passages:
@@ -186,11 +190,24 @@ def read_index(snapshot: Path, name: str) -> tuple[IndexMetadata, dict[str, dict
         files = {
             str(file): {"rows": int(e["rows"]), "sha256": str(e["sha256"])} for file, e in values.pop("files").items()
         }
-        if not all(re.fullmatch(r"data/passages-\d+\.parquet", file) for file in files):
+        if not files or not all(re.fullmatch(r"data/passages-\d+\.parquet", file) for file in files):
             raise ValueError("unexpected names of files")
-        return IndexMetadata.from_json(json.dumps(values)), files
+        return _checked(IndexMetadata.from_json(json.dumps(values))), files
     except (*_FAULTS, AttributeError, UserError) as error:
         raise _damaged(name, METADATA, error) from error
+
+
+def _checked(metadata: IndexMetadata) -> IndexMetadata:
+    """Return the metadata if it can be that of a published index: it must not choose a server, to which a token would be sent."""
+    check_types(metadata)
+    check_types(metadata.options)
+    if metadata.options.type == "milvus" or metadata.metadata is not None:
+        raise ValueError("a published index is not stored in Milvus")
+    if metadata.similarity not in ("cosine", "dot"):
+        raise ValueError(f"unknown similarity {metadata.similarity!r}")
+    if not re.fullmatch(r"[0-9a-f]{32}", metadata.canary):
+        raise ValueError("unexpected name of the canary")
+    return metadata
 
 
 def _chunks(snapshot: Path, files: Mapping[str, Any], name: str) -> Iterator[Chunk]:

@@ -1,5 +1,6 @@
 """The card of an index on the Hub."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,13 +59,12 @@ print(rows[0]["text"], len(rows[0]["vector"]))
 ```
 
 `copies` lists further places with the same text. `canary-{index.canary}.json` holds 16 passages with their vectors: compare
-yours with them before you search.
-"""
+yours with them before you search."""
 
 
 def index_card(index: IndexMetadata, files: Sequence[Path], repo_id: str) -> str:
-    """Return the card of a repository with an index in these parquet files."""
-    return _CARD.format(
+    """Return the card of a repository with an index in these parquet files; its last line has the hash of the others."""
+    text = _CARD.format(
         index=index,
         category=_category(index.passages),
         title=repo_id.rpartition("/")[2],
@@ -78,6 +78,17 @@ def index_card(index: IndexMetadata, files: Sequence[Path], repo_id: str) -> str
         size=sum(file.stat().st_size for file in files),
         repo_id=repo_id,
     )
+    return f"{text}\n\n{_mark(text)}"
+
+
+def is_unchanged(card: str) -> bool:
+    """Return whether a card is as `index_card` wrote it."""
+    text, _, mark = card.rpartition("\n\n")
+    return mark == _mark(text)
+
+
+def _mark(text: str) -> str:
+    return f"<!-- revela-hub card {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()} -->\n"
 
 
 def _category(count: int) -> str:

@@ -4,30 +4,38 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, DatasetInfo, hf_hub_download, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from revela_hub import __version__
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.hub_index import PREFIX, open_downloaded, read_index, write_files
-from revela_hub.hub_cards.index_card import index_card
-from revela_hub.hub_cards.repository import changed_files, check_repo_id, file_names, files_of, hub_client, hub_errors
+from revela_hub.hub_cards.index_card import index_card, is_unchanged
+from revela_hub.hub_cards.repository import (
+    Destination,
+    Plan,
+    RepoInfo,
+    Repository,
+    changed_files,
+    check_repo_id,
+    file_names,
+    files_of,
+    hub_errors,
+)
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.store import METADATA, PassageStore
 
-_OURS = re.compile(r"index\.json|canary-[0-9a-f]+\.json|data/passages-\d+\.parquet|README\.md|\.gitattributes")
+CARD = "README.md"
+_REPLACED = re.compile(r"canary-[0-9a-f]+\.json|data/passages-\d+\.parquet")
 _AGAIN = "run the same command again"
 
 
-@dataclass(frozen=True)
-class IndexDestination:
+class IndexDestination(Repository):
     """Where to push an index.
 
-    Attributes:
+    Args:
         repo_id: `namespace/name` of a data set repository.
         private: Create a private repository.
         update: Replace an index in it.
@@ -37,36 +45,26 @@ class IndexDestination:
         UserError: The name is invalid.
     """
 
-    repo_id: str
-    private: bool = False
-    update: bool = False
-    token: str | None = None
+    def __init__(self, repo_id: str, private: bool = False, update: bool = False, token: str | None = None) -> None:
+        check_repo_id(repo_id, "name of a repository")
+        super().__init__(Destination(repo_id, private=private, update=update, token=token), "dataset")
 
-    def __post_init__(self) -> None:
-        check_repo_id(self.repo_id, "name of a repository")
-
-    def current(self) -> DatasetInfo | None:
+    def current(self) -> RepoInfo | None:
         """Return the current state of the repository; None if it does not exist.
 
         Raises:
             UserError: It cannot be written to, is public although it should be private, or holds something else.
         """
-        api = hub_client(self.token)
         with hub_errors(self.repo_id, f"nothing was pushed: {_AGAIN}"):
-            try:
-                info = api.dataset_info(self.repo_id, files_metadata=True)
-            except RepositoryNotFoundError:
-                api.whoami()
-                return None
-        if others := sorted(name for name in file_names(info) if not _OURS.fullmatch(name)):
+            info = self.state()
+        names = file_names(info) - {".gitattributes"}
+        if METADATA in names:  # an index; other files of the user are kept
+            return info
+        if others := sorted(name for name in names if name != CARD and not _REPLACED.fullmatch(name)):
             raise UserError(f"{self.repo_id} holds other files ({others[0]}): choose another name for the index")
-        if "README.md" in file_names(info) and METADATA not in file_names(info) and not self.update:
+        if CARD in names and not self.destination.update:
             raise UserError(
-                f"{self.repo_id} already holds a README.md: choose another name, or add --update to replace it"
-            )
-        if self.private and not info.private:
-            raise UserError(
-                f"{self.repo_id} is public already: make it private in its settings, or choose another name"
+                f"{self.repo_id} already holds a {CARD}: choose another name, or add --update to replace it"
             )
         return info
 
@@ -91,36 +89,36 @@ def push_index(
     try:
         metadata, written = write_files(store, folder, corpus)
         card = index_card(metadata, [folder / name for name in written], repo_id)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / CARD).write_text(card, encoding="utf-8")
         files = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
         say(f"pushing {sum(file.stat().st_size for file in files.values()):,} bytes in {len(files)} files")
         with hub_errors(repo_id, f"nothing was pushed: {_AGAIN} to resume"):
-            return _commit(destination, before, files)
+            return _commit(destination, before, files, say)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _commit(destination: IndexDestination, before: DatasetInfo | None, files: dict[str, Path]) -> str:
-    api, repo_id = hub_client(destination.token), destination.repo_id
-    if before is None:
-        api.create_repo(repo_id, repo_type="dataset", private=destination.private or None, exist_ok=True)
-        before = api.dataset_info(repo_id, files_metadata=True)
-    add, stale = changed_files(files, before), sorted(file_names(before) - files.keys() - {".gitattributes"})
-    url = f"{api.endpoint}/datasets/{repo_id}"
-    if not add and not stale:
-        return f"{url} (commit {str(before.sha)[:10]}, unchanged)"
-    if METADATA in file_names(before) and not destination.update:
-        raise UserError(f"{repo_id} already holds another index: choose another name, or add --update to replace it")
-    operations: list[Any] = [CommitOperationAdd(name, file) for name, file in add.items()]
-    operations += [CommitOperationDelete(name) for name in stale]
-    done = api.create_commit(
-        repo_id,
-        operations,
-        repo_type="dataset",
-        commit_message=f"Index by revela-hub {__version__}",
-        parent_commit=before.sha,
-    )
-    return f"{url} (commit {done.oid[:10]})"
+def _commit(
+    repository: IndexDestination, before: RepoInfo | None, files: dict[str, Path], say: Callable[[str], None]
+) -> str:
+    wanted, before = repository.destination, repository.prepare(before)
+    old, add = file_names(before), changed_files(files, before)
+    delete = sorted(name for name in old - files.keys() if _REPLACED.fullmatch(name))
+    if not delete and add.keys() <= {CARD} & old:  # the card of another version, or with changes by the user
+        return f"{repository.url()} (commit {str(before.sha)[:10]}, unchanged)"
+    if METADATA in old and not wanted.update:
+        raise UserError(
+            f"{wanted.repo_id} already holds another index: choose another name, or add --update to replace it"
+        )
+    if {METADATA, CARD} <= old and CARD in add:
+        card = hf_hub_download(wanted.repo_id, CARD, repo_type="dataset", revision=before.sha, token=wanted.token)
+        if not is_unchanged(Path(card).read_text(encoding="utf-8", errors="replace")):
+            say(
+                f"{wanted.repo_id}: keeping the edited {CARD}, which describes the earlier index: delete it for a new one"
+            )
+            del add[CARD]
+    commit, url = repository.commit(Plan(add, delete), before)
+    return f"{url} (commit {commit[:10]})"
 
 
 def download_index(index: str) -> Path:

@@ -13,13 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
+from huggingface_hub.dataclasses import type_validator
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.method import Method
-from revela_hub.hub_cards.verify.contents import listed_modules, of_type, read_json
+from revela_hub.hub_cards.verify.contents import code_files, listed_modules, of_type, read_json
 from revela_hub.hub_cards.verify.kinds import onnx_outputs
 from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED
 from revela_hub.hub_cards.verify.weights import safetensors_header
@@ -60,7 +61,7 @@ class Result:
     """
 
     task: str
-    metrics: dict[str, float]
+    metrics: dict[str, float | int]
     model: str | None = None
     dataset: str | None = None
     split: str = "test"
@@ -73,14 +74,17 @@ class Result:
 
         Raises:
             ValueError: a key is unknown or missing.
+            TypeError: a value has the wrong type.
         """
-        if "metrics" in values:
-            return cls(**_known(cls, values))
-        metrics = {name: float(values[name]) for name in METRIC_NAMES if values.get(name) is not None}
-        if not metrics or not values.get("name"):
+        if "metrics" not in values:
+            metrics = {name: values[name] for name in METRIC_NAMES if values.get(name) is not None}
+            known = {entry.name: values.get(entry.name) for entry in fields(cls)}
+            values = known | {"task": values.get("name"), "metrics": metrics}
+        result = cls(**{"task": "", "metrics": {}} | _known(cls, values))
+        check_types(result)
+        if not result.task or not result.metrics:
             raise ValueError(f"a result needs `task` and `metrics`, or `name` and one of {', '.join(METRIC_NAMES)}")
-        rest = {name: values[name] for name in ("model", "dataset", "split", "revision", "date") if name in values}
-        return cls(task=values["name"], metrics=metrics, **rest)
+        return result
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class ModelCardMetadata:
     datasets: Sequence[str] = ()
     training_data: str = ""
     training_run: str = ""
-    co2_eq_emissions: Mapping[str, Any] = field(default_factory=dict)
+    co2_eq_emissions: dict[str, Any] = field(default_factory=dict)
     command: str = ""
     config: str = ""
     results: Sequence[Result] = ()
@@ -144,11 +148,12 @@ class ModelCardMetadata:
             methods: the known methods by name.
 
         Raises:
-            UserError: the file cannot be read, or has an unknown key.
+            UserError: the file cannot be read, or has an unknown key or a value of the wrong type.
         """
         path = Path(path)
         try:
-            values = _known(cls, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            values = _known(cls, json.loads(json.dumps(content, default=str)))  # dates become texts
             if (name := values.pop("method", None)) is not None:
                 if name not in methods:
                     raise ValueError(f"unknown method {name!r}: choose one of {', '.join(methods)}")
@@ -161,10 +166,14 @@ class ModelCardMetadata:
                     values[name] = (values[name],)
             if isinstance(values.get("config"), dict):
                 values["config"] = yaml.safe_dump(values["config"], sort_keys=False, allow_unicode=True)
-            return cls(**values)
+            metadata = cls(**values)
+            check_types(metadata)
+            return metadata
         except OSError as error:
             raise UserError(f"{path}: cannot read the metadata of the card: {error.strerror}") from error
-        except (ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        except (TypeError, AttributeError) as error:
+            raise UserError(f"{path}: {error}: put a text that is a number, yes or no in quotes") from error
+        except (ValueError, KeyError, yaml.YAMLError) as error:
             raise UserError(f"{path}: {error}") from error
 
     def to_file(self, path: str | Path) -> None:
@@ -195,13 +204,28 @@ def hub_model_id(name: str | None) -> str | None:
     return name if name.lower() in ORIGINAL_TRANSFORMER_MODELS else f"sentence-transformers/{name}"
 
 
+def check_types(record: Any) -> None:
+    """Check that the fields of a dataclass have values of the types that it declares.
+
+    Raises:
+        TypeError: one has not.
+    """
+    for name, kind in get_type_hints(type(record)).items():
+        value = getattr(record, name)
+        try:
+            type_validator(name, value, kind)
+        except TypeError as error:
+            raise TypeError(f"{name} has a value of the wrong type, {value!r}") from error
+
+
 def _known(kind: type, values: Any) -> dict[str, Any]:
+    """Return the values that are not None, if all keys are fields of a dataclass."""
     if not isinstance(values, dict):
-        raise TypeError("expected a mapping from names to values")
+        raise ValueError("expected a mapping from names to values")
     names = [entry.name for entry in fields(kind)]
     if unknown := [name for name in values if name not in names]:
         raise ValueError(f"unknown key {unknown[0]!r}; use one of {', '.join(names)}")
-    return dict(values)
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -249,8 +273,21 @@ class ModelDescription:
 
 
 def describe(folder: str | Path) -> ModelDescription:
-    """Read the description of a model from its folder."""
+    """Read the description of a model from its folder.
+
+    Raises:
+        UserError: a value in its configuration has the wrong type.
+    """
     folder = Path(folder)
+    try:
+        model = _describe(folder)
+        check_types(model)
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise UserError(f"{folder}: its files cannot be read ({error}): save the model again") from error
+    return model
+
+
+def _describe(folder: Path) -> ModelDescription:
     config = read_json(folder / "config.json", {})
     files = [file for file in sorted(folder.rglob("*.safetensors")) if not file.parent.name.startswith(".")]
     tensors = [tensor for file in files for tensor in safetensors_header(file).values()]
@@ -263,7 +300,7 @@ def describe(folder: str | Path) -> ModelDescription:
         parameters=sum(math.prod(tensor["shape"]) for tensor in weights),
         bytes=sum(file.stat().st_size for file in files),
         dtype=stored.get(weights[0]["dtype"], weights[0]["dtype"]) if weights else "",
-        remote_code=any(folder.rglob("*.py")),
+        remote_code=bool(code_files(folder)),
         adapter_of=read_json(folder / "adapter_config.json", {}).get("base_model_name_or_path"),
         onnx=tuple(
             name

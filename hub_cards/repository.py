@@ -1,6 +1,6 @@
-"""A model repository on the Hub: its current files, the changes of a commit, and errors of the Hub as `UserError`.
+"""A repository on the Hub: its current files, the changes of a commit, and errors of the Hub as `UserError`.
 
-A model is published in a single commit, so that readers never get half of it. `HfApi.upload_folder` splits large uploads into
+A model, an index and the page of a model are published in a single commit, so that readers never get half of it. `HfApi.upload_folder` splits large uploads into
 several commits, so we use `create_commit`. Files that the Hub already has are not uploaded again, so an interrupted upload is
 resumed by running the same command again.
 """
@@ -11,11 +11,11 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub import (
     CommitInfo,
@@ -25,6 +25,7 @@ from huggingface_hub import (
     DatasetInfo,
     HfApi,
     ModelInfo,
+    SpaceInfo,
     constants,
 )
 from huggingface_hub.errors import (
@@ -52,7 +53,9 @@ _CONNECTION_ERRORS = (
 _UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
 # hf_xet, the client for large files, raises a RuntimeError for most errors.
 _XET_CONNECTION = re.compile(r"reqwest|\bCAS\b|\bconnect|\bnetwork\b|\btimed? ?out\b|\bdns\b|\btls\b", re.IGNORECASE)
-_MESSAGE = "Publish with revela-hub"
+MESSAGE = "Publish with revela-hub"
+RepoInfo = ModelInfo | DatasetInfo | SpaceInfo
+_URLS = {"model": "", "dataset": "datasets/", "space": "spaces/"}
 _OTHER_FORMATS = re.compile(
     r"(onnx|openvino)/.*|(tf|flax)_model.*|.*\.(onnx|onnx_data|h5|msgpack|ot|bin|ckpt|pt|pth|pkl|pickle|joblib)"
 )
@@ -107,14 +110,14 @@ class Plan:
     """The changes of a commit.
 
     Attributes:
-        add: path -> file, for files that the Hub does not have.
+        add: path -> file or content, for files that the Hub does not have.
         delete: files of the existing model that the new model does not have.
         stale: other formats and pickles of the existing weights, which are kept.
     """
 
-    add: dict[str, Path]
+    add: Mapping[str, Path | bytes]
     delete: list[str]
-    stale: list[str]
+    stale: list[str] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
@@ -125,17 +128,18 @@ class Plan:
 class Repository:
     """The repository of a destination."""
 
-    def __init__(self, destination: Destination) -> None:
-        self.destination, self.repo_id = destination, destination.repo_id
+    def __init__(self, destination: Destination, kind: Literal["model", "dataset", "space"] = "model") -> None:
+        self.destination, self.repo_id, self.kind = destination, destination.repo_id, kind
+        self.target = f"the Space {self.repo_id}" if kind == "space" else self.repo_id
         self.api = hub_client(destination.token)
-        self.main: ModelInfo | None = None
-        """The state of main, with which a new branch starts; set by `current` if the branch does not exist."""
+        self.main: RepoInfo | None = None
+        """The state of main, with which a new branch starts; set by `state` if the branch does not exist."""
 
-    def current(self) -> ModelInfo | None:
-        """Return the current state of the destination; None if the branch or the repository does not exist.
+    def state(self) -> RepoInfo | None:
+        """Return the current state; None if the branch or the repository does not exist.
 
         Raises:
-            UserError: it is public instead of private, not writable, already has the tag, or contains another model.
+            UserError: it is public instead of private, or the token cannot write to the namespace.
         """
         wanted, info = self.destination, None
         try:
@@ -145,21 +149,34 @@ class Repository:
             return None
         except RevisionNotFoundError:
             self.main = self._info(None)
-        if wanted.private and not self.api.model_info(self.repo_id).private:
+        if wanted.private and not getattr(info or self.main, "private", None):
             raise UserError(
-                f"{self.repo_id} is public already, which --private cannot change: make it private in its settings on the"
+                f"{self.target} is public already, which --private cannot change: make it private in its settings on the"
                 " Hub, or choose another name"
             )
+        return info
+
+    def current(self) -> RepoInfo | None:
+        """Return `state`, if a model can be published in it.
+
+        Raises:
+            UserError: as `state`, or it already has the tag or contains another model.
+        """
+        wanted, info = self.destination, self.state()
+        if info is None and self.main is None:
+            return None
         commits = self.api.list_repo_commits(self.repo_id, revision=wanted.revision) if info else []
-        maybe_ours = bool(commits) and commits[0].title.startswith(_MESSAGE)
+        maybe_ours = bool(commits) and commits[0].title.startswith(MESSAGE)
         if wanted.tag and not maybe_ours:
             self._check_tag()
         if info and not (wanted.update or wanted.pull_request or maybe_ours):
             self.check_no_model(info)
         return info
 
-    def _info(self, revision: str | None) -> ModelInfo:
-        return self.api.model_info(self.repo_id, revision=revision, files_metadata=True)
+    def _info(self, revision: str | None) -> RepoInfo:
+        info: Any = self.api.repo_info(self.repo_id, repo_type=self.kind, revision=revision, files_metadata=True)
+        found: RepoInfo = info  # newer versions of huggingface_hub also have other kinds
+        return found
 
     def _check_namespace(self) -> None:
         """Check that the token can write to the namespace, before the repository exists."""
@@ -167,7 +184,7 @@ class Repository:
         role = (me.get("auth", {}).get("accessToken") or {}).get("role")
         writable = {me["name"], *(group["name"] for group in me.get("orgs") or ())}
         if self.repo_id.partition("/")[0] not in writable or role == "read":
-            raise UserError(_no_write_access(self.repo_id))
+            raise UserError(_no_write_access(self.target))
 
     def _check_tag(self, commit: str | None = None, state: str = "") -> bool:
         """Return whether the commit has the tag.
@@ -183,7 +200,7 @@ class Repository:
             )
         return tag in tags
 
-    def check_no_model(self, info: ModelInfo, add: Iterable[str] = ("README.md",)) -> None:
+    def check_no_model(self, info: RepoInfo, add: Iterable[str] = ("README.md",)) -> None:
         """Raise a UserError if the repository contains a model, or one of the files to add (the Hub itself writes .gitattributes)."""
         names = file_names(info)
         models = {name for name in names if belongs_by_name(name)}
@@ -206,38 +223,40 @@ class Repository:
     def _is_open(self, pull_request: int) -> bool:
         return self.api.get_discussion_details(self.repo_id, pull_request).status in ("open", "draft")
 
-    def plan(self, folder: Path, info: ModelInfo | None) -> Plan:
+    def plan(self, folder: Path, info: RepoInfo | None) -> Plan:
         """Return the differences between the folder and the repository."""
         local = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
         old = file_names(info) - local.keys()
         delete = {name for name in old if belongs_by_name(name)}  # would be loaded together with the new files
-        stale = {name for name in old - delete if _OTHER_FORMATS.fullmatch(name)}
+        stale = {name for name in old - delete if is_other_format(name)}
         if self.destination.delete_stale:
             delete, stale = delete | stale, set()
         return Plan(changed_files(local, info), sorted(delete), sorted(stale))
 
-    def prepare(self, info: ModelInfo | None) -> ModelInfo:
+    def prepare(self, info: RepoInfo | None) -> RepoInfo:
         """Create the repository and the branch if they do not exist, and return the current state."""
         if info is not None:
             return info
         wanted = self.destination
-        if not self.api.repo_exists(self.repo_id):
-            self.api.create_repo(self.repo_id, private=wanted.private or None)
+        if not self.api.repo_exists(self.repo_id, repo_type=self.kind):
+            sdk = "gradio" if self.kind == "space" else None
+            self.api.create_repo(self.repo_id, repo_type=self.kind, space_sdk=sdk, private=wanted.private or None)
         if wanted.revision:
             self.api.create_branch(self.repo_id, branch=wanted.revision, exist_ok=True)
         return self._info(wanted.revision)
 
-    def commit(self, plan: Plan, before: ModelInfo) -> tuple[str, str]:
+    def commit(self, plan: Plan, before: RepoInfo) -> tuple[str, str]:
         """Upload the changes in a single commit, and return its hash and URL."""
         add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in plan.add.items()]
         delete = [CommitOperationDelete(path_in_repo=name) for name in plan.delete]
-        done = self._commit([*add, *delete], f"{_MESSAGE} {__version__}", before.sha)
+        done = self._commit([*add, *delete], f"{MESSAGE} {__version__}", before.sha)
         return done.oid, done.pr_url or self.url()
 
     def _commit(self, operations: list[Any], message: str, parent: str | None) -> CommitInfo:
         return self.api.create_commit(
             self.repo_id,
             operations,
+            repo_type=self.kind,
             commit_message=message,
             revision=self.destination.revision,
             create_pr=self.destination.pull_request,
@@ -247,9 +266,9 @@ class Repository:
     def url(self, revision: str | None = None) -> str:
         """Return the URL of the repository, or of a revision."""
         revision = revision or self.destination.revision
-        return f"{self.api.endpoint}/{self.repo_id}" + (f"/tree/{revision}" if revision else "")
+        return f"{self.api.endpoint}/{_URLS[self.kind]}{self.repo_id}" + (f"/tree/{revision}" if revision else "")
 
-    def revert(self, plan: Plan, before: ModelInfo, commit: str) -> str:
+    def revert(self, plan: Plan, before: RepoInfo, commit: str) -> str:
         """Revert a commit with a second one, and return what was done, or how to do it."""
         if self.destination.pull_request:
             return "close the pull request"
@@ -297,7 +316,7 @@ def check_repo_id(repo_id: str, what: str, *, namespace: bool = True) -> None:
         raise UserError(f"{repo_id!r} has no namespace: use your-name/{repo_id}")
 
 
-def file_names(info: ModelInfo | DatasetInfo | None) -> set[str]:
+def file_names(info: RepoInfo | None) -> set[str]:
     """Return the paths of the files in a repository."""
     return {file.rfilename for file in (info and info.siblings) or ()}
 
@@ -307,13 +326,18 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+def is_other_format(name: str) -> bool:
+    """Return whether a file was converted from weights, or contains pickles: other weights make it out of date."""
+    return bool(_OTHER_FORMATS.fullmatch(name))
+
+
 def sha256(file: Path) -> str:
     """Return the hash that the Hub stores for large files."""
     with file.open("rb") as stream:
         return sha_fileobj(stream).hex()
 
 
-def changed_files(local: dict[str, Path], info: ModelInfo | DatasetInfo | None) -> dict[str, Path]:
+def changed_files(local: dict[str, Path], info: RepoInfo | None) -> dict[str, Path]:
     """Return the files, by their paths in a repository, that it does not have with the same content."""
     changed = dict(local)
     for remote in (info and info.siblings) or ():

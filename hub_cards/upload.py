@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from huggingface_hub import ModelInfo, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -20,7 +20,7 @@ from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assemb
 from revela_hub.hub_cards.card import CARD_METADATA, OURS, check_card, write_card
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method, vectors_of
-from revela_hub.hub_cards.repository import Destination, Plan, Repository, files_of, hub_errors, sha256
+from revela_hub.hub_cards.repository import Destination, Plan, RepoInfo, Repository, files_of, hub_errors, sha256
 from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import Contents, contents
 from revela_hub.hub_cards.verify.files import Check, folder_fault
@@ -222,7 +222,7 @@ def _first_fault(checks: list[Check]) -> str:
     return next((f"{check.name}: {check.detail}" for check in checks if not check.ok), "")
 
 
-def _upload(repository: Repository, assembled: Assembled, plan: Plan, before: ModelInfo | None) -> tuple[str, str]:
+def _upload(repository: Repository, assembled: Assembled, plan: Plan, before: RepoInfo | None) -> tuple[str, str]:
     """Commit the changes, verify the download, set labels; return the hash and URL of the commit."""
     repo_id, destination = repository.repo_id, repository.destination
     with hub_errors(repo_id, _not_published(repo_id)):

@@ -33,6 +33,8 @@ USED = {
 MODELING = {
     "_attn_implementation": "the attention function of a configuration; transformers has no public name for it",
     "_can_set_attn_implementation": "whether a model uses the attention interface (test_families.py)",
+    "_forward_hooks": "torch.nn.Module",
+    "_forward_pre_hooks": "torch.nn.Module",
     "_init_weights": "hook of every transformers model",
     "_modules": "torch.nn.Module",
     "_parameters": "torch.nn.Module",

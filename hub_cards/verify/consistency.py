@@ -87,7 +87,7 @@ def _routes(folder: Path, modules: list[str]) -> Iterator[str]:
         types, routes = router.get("types"), router.get("structure")
         if not isinstance(types, dict) or not isinstance(routes, dict):
             continue
-        used = {name for names in routes.values() for name in names}
+        used = {name for names in routes.values() for name in of_type(names, [])}
         if missing := sorted(used - types.keys()):
             yield f"{file}: a route contains {missing[0]}, which has no entry in types"
         if unused := sorted(types.keys() - used):
@@ -148,7 +148,8 @@ def _vocabulary(folder: Path, tokenizer: dict[str, Any]) -> Iterator[str]:
     if not isinstance(vocabulary := model.get("vocab"), dict):
         return
     known = {number: token for token, number in vocabulary.items()}
-    for token in tokenizer.get("added_tokens") or ():
+    for token in of_type(tokenizer.get("added_tokens"), []):
+        token = of_type(token, {})
         text, number = token.get("content"), token.get("id")
         if known.get(number, text) != text:
             yield f"tokenizer.json: {known[number]!r} and the added token {text!r} have the same id, {number}"

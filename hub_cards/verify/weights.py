@@ -50,9 +50,10 @@ def safetensors_header(file: Path, folder: Path | None = None) -> dict[str, Any]
         try:
             header: dict[str, Any] = json.loads(stream.read(length))
             ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+            expected = 8 + length + max(ends, default=0)
         except (ValueError, KeyError, TypeError, IndexError, RecursionError, AttributeError) as error:
             raise NotReadable(f"{name} is not a safetensors file: its header cannot be read") from error
-    if (expected := 8 + length + max(ends, default=0)) != size:
+    if expected != size:
         problem = "is truncated" if size < expected else "has extra bytes after the last weight"
         raise NotReadable(f"{name} {problem}: {size:,} bytes instead of {expected:,}")
     return header

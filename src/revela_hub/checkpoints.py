@@ -44,10 +44,11 @@ def export_checkpoint(
         UserError: the folder is not a checkpoint or has no language model, or the export would overwrite other files.
     """
     checkpoint, output = Path(checkpoint), Path(output)
-    method = method_of(checkpoint)
-    folders = [output / name for name in [*method.folders, *(["lm"] if lm else [])]]
-    for folder in folders:
-        check_free(folder, "--output_dir", lambda folder: (folder / OURS).is_dir() or (output / RECORD).is_file())
+    method, of_a_run = method_of(checkpoint), (output / RECORD).is_file()
+    for folder in [output / name for name in [*method.folders, *(["lm"] if lm else [])]]:
+        if of_a_run and folder.exists() and output.resolve() != checkpoint.resolve():
+            raise UserError(f"{folder} is the exported model of the run in {output}: choose another --output_dir")
+        check_free(folder, "--output_dir", lambda folder: of_a_run or (folder / OURS).is_dir())
     export_parts(method, checkpoint, output, lm=lm, assembly=Assembly(max_length=max_length, dtype=dtype))
     return output
 

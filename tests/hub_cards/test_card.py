@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, collection_card, describe, write_card
+from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, describe, write_card
 from revela_hub.hub_cards.card import check_card
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.verify.contents import contents
@@ -109,6 +110,10 @@ def test_metadata_from_a_file(tmp_path: Path) -> None:
     file.write_text("datasets: squad\nlanguages: en\nlimitations: English only.\n")  # one each
     metadata = ModelCardMetadata.from_file(file, METHODS)
     assert (metadata.datasets, metadata.languages, metadata.limitations) == (("squad",), ("en",), ("English only.",))
+    file.write_text("results: [{task: T, metrics: {a: 1}, date: 2026-11-01, dataset: }]\n")  # a date for YAML
+    assert ModelCardMetadata.from_file(file, METHODS).results == (Result("T", {"a": 1}, date="2026-11-01"),)
+    file.write_text("".join(f"{each.name}:\n" for each in fields(ModelCardMetadata)))  # keys without values
+    assert ModelCardMetadata.from_file(file, METHODS) == ModelCardMetadata()
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,16 @@ def test_metadata_from_a_file(tmp_path: Path) -> None:
         ("results: [{task: T, metrics: {ndcg_at_10: .nan}}]", "ndcg_at_10 of T is not a number"),
         ("results: [{name: T}]", "a result needs"),
         ("results: [{task: T, metrics: {a: 1}, score: 2}]", "unknown key 'score'"),
+        ("results: [{task: T, metrics: {}}]", "a result needs"),
+        ("results: [{task: 5, metrics: {a: 1}}]", "task has a value of the wrong type, 5: put a text that is a number"),
+        ("results: [{task: T, metrics: {a: high}}]", "metrics has a value of the wrong type"),
+        ("results: [{task: T, metrics: {a: 1}, revision: 12}]", "revision has a value of the wrong type, 12"),
+        ("results: T", "card.yaml: "),
+        ("languages: [en, no]", "languages has a value of the wrong type, .* yes or no in quotes"),
+        ("languages: 5", "languages has a value of the wrong type"),
+        ("co2_eq_emissions: 5", "co2_eq_emissions has a value of the wrong type"),
+        ("config: [1]", "config has a value of the wrong type"),
+        ("figures: [a.png]", "card.yaml: "),
     ],
 )
 def test_mistakes_in_the_file(text: str, message: str, tmp_path: Path) -> None:
@@ -138,12 +153,32 @@ def test_describe(folder: Path, minilm_folder: Path) -> None:
     assert model.servers == ["text-embeddings-inference", "vLLM"]
     # the format of sentence-transformers 6
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "cls"}))
+    (folder / "handler.py").write_text("")
+    assert not describe(folder).remote_code
     (folder / "modeling_x.py").write_text("")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_x.Model"}}))
     model = describe(folder)
     assert (model.dimensions, model.pooling, model.remote_code, model.servers) == (32, "first token", True, [])
     text = write_card(folder, ModelCardMetadata(), repo_id="org/name").read_text()
     assert 'SentenceTransformer("org/name", trust_remote_code=True)' in text
     assert "cannot serve it as it is" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", {"architectures": 5}),
+        ("config.json", {"architectures": [5]}),
+        ("config.json", {"model_type": ["llama"]}),
+        ("config_sentence_transformers.json", {"truncate_dim": "8"}),
+        ("sentence_bert_config.json", {"max_seq_length": "x"}),
+    ],
+)
+def test_settings_of_the_wrong_type(file: str, change: dict[str, object], folder: Path) -> None:
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
+    with pytest.raises(UserError, match=r"model: its files cannot be read \(.*\): save the model again"):
+        write_card(folder, ModelCardMetadata())
 
 
 def saved_as(folder: Path, loader: str, modules: dict[str, str], **config: object) -> Path:
@@ -229,18 +264,6 @@ def test_a_base_model_is_a_hub_id(given: str, shown: str | None, folder: Path) -
     assert ModelCard(card.read_text()).data.base_model == shown
     assert shown == given or f"[{given}]" not in card.read_text()
     check_card(card)
-
-
-def test_collection_card(folder: Path, minilm_folder: Path, tmp_path: Path) -> None:
-    large = Path(shutil.copytree(minilm_folder, tmp_path / "large"))
-    write_card(folder, ModelCardMetadata(results=RESULTS), repo_id="org/small")
-    write_card(large, ModelCardMetadata(), repo_id="org/large")
-    text = collection_card(["org/large", "org/small"], [large, folder], title="A family", description="Two sizes.")
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert rows[0].endswith("| SciFact nDCG@10 | SciFact Recall@100 | our code nDCG@10 |")
-    assert [row.split("]")[0] for row in rows[2:]] == ["| [org/small", "| [org/large"]
-    assert rows[2].endswith("| 32 | 64 | 0.6451 | 0.9000 | 0.5000 |")
-    assert rows[3].endswith("| 384 | 256 |  |  |  |")
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:

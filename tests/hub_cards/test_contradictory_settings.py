@@ -1,13 +1,16 @@
 """Settings of a model folder that contradict each other."""
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from revela_hub.hub_cards.verify.consistency import setting_faults
+from revela_hub.hub_cards.verify.consistency import contradictions, setting_faults
+from revela_hub.hub_cards.verify.contents import contents
+from revela_hub.hub_cards.verify.weights import NotReadable, safetensors_header
 
 WORDS = {"[PAD]": 0, "[UNK]": 1, "river": 2, "sea": 3}
 SETTINGS = "config_sentence_transformers.json"
@@ -72,6 +75,17 @@ def test_contradictions(name: str, folder: Path) -> None:
     assert list(setting_faults(folder)) == []
     plant(folder)
     assert said in next(setting_faults(folder))
+
+
+def test_values_of_the_wrong_type_are_no_contradictions(folder: Path) -> None:
+    change("tokenizer.json", added_tokens=["the"])(folder)
+    (folder / "router_config.json").write_text(json.dumps({"types": {"a": "x"}, "structure": {"query": 5}}))
+    assert list(setting_faults(folder)) == []
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, "4"]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"0000")
+    with pytest.raises(NotReadable, match="model.safetensors is not a safetensors file: its header cannot be read"):
+        safetensors_header(folder / "model.safetensors")
+    assert list(contradictions(folder, contents(folder))) == ["router_config.json: no route contains a"]
 
 
 def test_consistent_bpe_files(folder: Path) -> None:

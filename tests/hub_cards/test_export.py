@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, BertModel, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.export import export_retriever
+from revela_hub.hub_cards.export import export_retriever, save_backbone
 from revela_hub.hub_cards.tokenizers import ends_texts, with_eos
 
 PROMPTS = {"query": "Query: ", "document": "Passage: "}
@@ -224,4 +224,7 @@ def test_weights_that_are_not_finite_are_not_exported(
         export_retriever(
             tiny_llama.model, bpe_tokenizer, tmp_path / "out", pooling="last", prompts={"query": "", "document": ""}
         )
+    tiny_llama.model.layers[0].mlp.up_proj.weight.data[0, 0] = 1e5
+    with pytest.raises(UserError, match=r"up_proj\.weight is too large for float16: .* Use --dtype bfloat16"):
+        save_backbone(tiny_llama.model, tmp_path / "out", dtype=torch.float16)
     assert not (tmp_path / "out" / "model.safetensors").exists()

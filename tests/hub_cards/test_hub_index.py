@@ -184,7 +184,7 @@ def test_damaged_files_are_named(
         "shard": ({shard: files[shard][:-50]}, f"hf:{NAME}: {shard} is damaged \\(its SHA-256"),
         "no shard": ({shard: None}, f"{shard} is damaged"),
         "canary": ({canary: b"{}"}, f"{canary} is damaged"),
-        "no canary": ({canary: None}, f"{canary} is missing"),
+        "no canary": ({canary: None}, f"hf:{NAME}: {canary} is damaged \\(it is missing"),
         "json": ({"index.json": b"{"}, "index.json is damaged"),
         "no files": ({"index.json": json.dumps(listed | {"files": 3}).encode()}, "index.json is damaged"),
         "escape": (
@@ -199,6 +199,22 @@ def test_damaged_files_are_named(
             {"index.json": json.dumps(listed | {"dimension": 31}).encode()},
             "vectors are not 31 finite numbers each",
         ),
+        **{
+            f"{field} {value!r}": (
+                {"index.json": json.dumps(listed | {field: value}).encode()},
+                f"index.json is damaged \\({message}",
+            )
+            for field, value, message in (
+                ("files", {}, "unexpected names"),
+                ("passages", "13", "passages has a value of the wrong type, '13'"),
+                ("document_prompt", 5, "document_prompt has a value of the wrong type, 5"),
+                ("model", None, "model has a value of the wrong type"),
+                ("truncate_dim", "8", ""),
+                ("similarity", "manhattan", "unknown similarity 'manhattan'"),
+                ("canary", "../../x", "unexpected name of the canary"),
+                ("metadata", {"topic": "text"}, "a published index is not stored in Milvus"),
+            )
+        },
         "none": ({"index.json": None}, "holds no index \\(index.json is missing\\): push one with revela-hub index"),
     }
     for fault, (change, message) in changes.items():
@@ -206,6 +222,57 @@ def test_damaged_files_are_named(
         commit = repository.commit("main", changed, fault)
         with pytest.raises(UserError, match=message):
             PassageStore(download_index(f"hf:{NAME}@{commit}"))
+
+
+@pytest.mark.parametrize("server", ["http://attacker.example", "attacker.db", None])
+def test_a_published_index_does_not_choose_a_server(
+    server: str | None,
+    hub: LoopbackHub,
+    index: list[str],
+    retriever_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The token, the passages and the queries would be sent to it, or a file be written outside of the cache."""
+    monkeypatch.setenv("MILVUS_TOKEN", "user:password")
+    monkeypatch.chdir(tmp_path)
+    assert main([*index, "--push_to_hub", NAME]) == 0
+    repository = hub.repositories[f"datasets/{NAME}"]
+    files = dict(repository.files("main") or {})
+    listed = json.loads(files["index.json"]) | {"index": "milvus", "milvus_uri": server}
+    repository.commit("main", files | {"index.json": json.dumps(listed).encode()}, "attack")
+    message = error(capsys, "search", str(retriever_folder), "x", "--index", f"hf:{NAME}", "--device", "cpu")
+    assert "index.json is damaged (a published index is not stored in Milvus)" in message
+    assert not (tmp_path / "attacker.db").exists() and not (tmp_path / "xdg" / "revela-hub" / "indexes").exists()
+
+
+def test_files_and_the_edited_card_of_the_user_are_kept(
+    hub: LoopbackHub, index: list[str], corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push = [*index, "--push_to_hub", NAME]
+    assert main(push) == 0
+    repository = hub.repositories[f"datasets/{NAME}"]
+    files = dict(repository.files("main") or {})
+    own = files | {"LICENSE": b"MIT", "README.md": files["README.md"].replace(b"---\nconf", b"---\nlicense: mit\nconf")}
+    repository.commit("main", own, "manually")
+    capsys.readouterr()
+    assert main(push) == 0 and "unchanged)" in capsys.readouterr().out
+    for number in range(2):
+        (corpus / f"new{number}.txt").write_text(f"Sediment is what settles {number} times.")
+        assert "add --update to replace it" in error(capsys, *push)
+        assert main([*push, "--update"]) == 0
+        assert f"{NAME}: keeping the edited README.md" in capsys.readouterr().err
+        now = repository.files("main") or {}
+        assert (now["README.md"], now["LICENSE"]) == (own["README.md"], b"MIT")
+    assert json.loads(now["index.json"])["passages"] == 15 and sum(name.startswith("canary-") for name in now) == 1
+    repository.commit("main", {name: content for name, content in now.items() if name != "README.md"}, "manually")
+    (corpus / "last.txt").write_text("Sediment again.")
+    assert main([*push, "--update"]) == 0
+    (corpus / "very-last.txt").write_text("Sediment again, and again.")
+    assert main([*push, "--update"]) == 0 and "keeping" not in capsys.readouterr().err
+    now = repository.files("main") or {}
+    assert b"| passages | 17 |" in now["README.md"] and now["LICENSE"] == b"MIT"
 
 
 def test_what_cannot_be_pushed_is_reported_before_the_index_is_built(

@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, with_eos
+from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, with_eos, write_card
 from revela_hub.hub_cards.assemble import assemble_part, assemble_parts
 from revela_hub.hub_cards.repository import hub_errors
 from revela_hub.modeling import RevelaForCausalLM
@@ -564,7 +564,7 @@ def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
     assert f"did you mean the exported model {output / 'retriever'}?" in capsys.readouterr().err
 
 
-def test_export_does_not_overwrite_models_of_the_user(
+def test_export_does_not_replace_files_of_the_user(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = tmp_path / "here" / "retriever" / "model.safetensors"  # such as the base model, with --output_dir .
@@ -573,8 +573,42 @@ def test_export_does_not_overwrite_models_of_the_user(
     assert cli.main(["export", str(checkpoint), "--output_dir", str(tmp_path / "here")]) == 2
     assert "retriever contains files that revela-hub did not write" in capsys.readouterr().err
     assert own.read_bytes() == b"the user's"
-    for _ in range(2):  # exported folders may be overwritten
-        assert cli.main(["export", str(checkpoint), "--output_dir", str(tmp_path / "new")]) == 0
+    new = tmp_path / "new"
+    assert cli.main(["export", str(checkpoint), "--output_dir", str(new)]) == 0
+    write_card(new / "retriever", METADATA)
+    model = new / "retriever"
+    own = {"handler.py": "mine", "LICENSE": "mine", "notes/todo.txt": "mine", ".eval_results/mine.yaml": "a: 1"}
+    old = {"onnx/model.onnx": "of the old weights", "modeling_old.py": "", "3_Dense/config.json": "{}"}
+    for name, text in (own | old).items():
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text(text)
+    assert cli.main(["export", str(checkpoint), "--output_dir", str(new), "--max_length", "32"]) == 0
+    assert not any((model / name).exists() for name in (*old, "README.md")), "made from the old weights"
+    (model / "README.md").write_text("my own card")
+    assert cli.main(["export", str(checkpoint), "--output_dir", str(new)]) == 0  # exported folders may be replaced
+    assert json.loads((model / "sentence_bert_config.json").read_text())["max_seq_length"] == 2048
+    assert {name: (model / name).read_text() for name in own} == own
+    assert (model / "README.md").read_text() == "my own card"
+    assert f'SentenceTransformer("{model}")' in capsys.readouterr().out, "a handler is not code of the model"
+
+
+def test_the_result_of_a_run_is_not_replaced_by_one_of_its_checkpoints(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = checkpoint.parent / "run"
+    run.mkdir()
+    checkpoint = checkpoint.rename(run / checkpoint.name)
+    (run / "run.json").write_text("{}")
+    words = ["export", str(checkpoint), "--output_dir", str(run)]
+    assert cli.main(words) == 0  # the run was interrupted, and exported nothing
+    assert cli.main(words) == 2
+    assert f"{run / 'retriever'} is the exported model of the run in {run}: choose" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["lm", "model"])
+def test_parts_without_a_maximum_length(part: str, checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--max_length has no effect on the part {part} of Revela: leave it out"):
+        publish(checkpoint, Destination("org/x"), Assembly(part=part, max_length=32), dry_run=True)
 
 
 def test_a_finished_model_is_not_exported_again(

@@ -50,6 +50,12 @@ def test_retromae_with_its_decoder(retromae_checkpoint: Path, hub: LoopbackHub) 
     assert not any("revela" in name for name in names)
 
 
+def test_the_maximum_length_is_an_error_for_the_whole_model(retromae_checkpoint: Path) -> None:
+    assembly = Assembly(part="model", max_length=32)
+    with pytest.raises(UserError, match="--max_length has no effect on the part model of RetroMAE: leave it out"):
+        publish(retromae_checkpoint, Destination("org/x"), assembly, dry_run=True)
+
+
 @pytest.mark.parametrize("assembly", [Assembly(part="lm"), Assembly(adapter_only=True)])
 def test_retromae_has_no_language_model_and_no_adapter(
     retromae_checkpoint: Path, tmp_path: Path, assembly: Assembly
@@ -83,6 +89,8 @@ def test_imprag_card_describes_the_index_and_the_model_loads_without_this_packag
     assert "revela-hub index org/reader --corpus" in card and "2506.02279" in card
     compared = {check.name: check.detail for check in published.checks}["same as checkpoint"]
     assert "on 6 texts" in compared
+    with pytest.raises(UserError, match="--max_length has no effect on the part model of ImpRAG"):
+        export_checkpoint(folder, tmp_path / "out", max_length=16)
     with pytest.raises(UserError, match="was trained with ImpRAG: its parts are model, not lm"):
         publish(folder, Destination("org/x"), Assembly(part="lm"), dry_run=True)
 

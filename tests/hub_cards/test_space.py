@@ -126,6 +126,25 @@ def test_the_space_is_published_after_its_model(
     assert hub.repositories["spaces/org/x"].files("main") == files
 
 
+def test_texts_that_are_no_longer_given_are_deleted(
+    adapted: Path, hub: LoopbackHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rivers.md").write_text("Private rivers reach the sea.\n")
+    (tmp_path / "q.txt").write_text("where?\n")
+    texts = ["--space_corpus", str(tmp_path / "rivers.md"), "--space_queries", str(tmp_path / "q.txt")]
+    assert cli.main(["publish", str(adapted), "org/x", "--space", *texts]) == 0
+    space = hub.repositories["spaces/org/x"]
+    files = dict(space.files("main") or {})
+    assert {"sample.jsonl", "queries.txt", "adapt.json"} < files.keys()
+    space.commit("main", files | {"logo.png": b"of the user"}, "manually")
+    assert cli.main(["publish", str(adapted), "org/x", "--space", "--update"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("sample.jsonl", "queries.txt"):
+        assert f"the Space org/x: deleting {name} of the previous page" in printed
+    now = space.files("main") or {}
+    assert files.keys() - now.keys() == {"sample.jsonl", "queries.txt"} and "logo.png" in now
+
+
 def test_a_private_space(adapted: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["publish", str(adapted), "org/x", "--space", "--private"]) == 0
     assert hub.repositories["spaces/org/x"].private

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, refuse_max_length, write_reference
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.verify.loading import text_limit
 from revela_hub.hub_cards.verify.texts import probe_texts
@@ -17,8 +17,9 @@ def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, as
     """Write the whole model, which is retriever and reader in one, with adapters merged.
 
     Raises:
-        UserError: the passages leave no positions for a prompt.
+        UserError: the passages leave no positions for a prompt, or `max_length` is given.
     """
+    refuse_max_length(assembly, IMPRAG)
     backbone = loaded.model.config.backbone
     base = None if backbone is None else backbone.name_or_path
     save_backbone(loaded.model, folder, dtype=assembly.dtype)

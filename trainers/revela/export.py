@@ -5,7 +5,14 @@ from typing import Any
 
 import torch
 
-from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_adapter, save_reference
+from revela_hub.hub_cards.assemble import (
+    Assembled,
+    Assembly,
+    forget_origins,
+    refuse_max_length,
+    save_adapter,
+    save_reference,
+)
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
 from revela_hub.hub_cards.tokenizers import padding_right, text_length
 from revela_hub.hub_cards.verify.texts import LONGEST_PROBE
@@ -17,12 +24,13 @@ def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, ass
     """Write a part of a checkpoint, with adapters merged, or only the retriever's adapter.
 
     Raises:
-        UserError: the checkpoint does not have this part.
+        UserError: the checkpoint does not have this part, or `max_length` has no effect on it.
     """
     trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
     base = trained.name_or_path
     if assembly.part == "retriever":
         return _retriever(checkpoint, loaded, base, folder, assembly)
+    refuse_max_length(assembly, REVELA)
     if assembly.part == "lm":
         save_backbone(loaded.model.lm, folder, dtype=assembly.dtype)
         save_tokenizer(loaded.lm_tokenizer, folder)

@@ -5,14 +5,12 @@ built-in sample, or the text that is given for it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import CommitOperationAdd
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from revela_hub import __version__
 from revela_hub.adaptation import REPORT
@@ -22,14 +20,16 @@ from revela_hub.data.text.chunks import chunk_document
 from revela_hub.demo.report import base_of, read_report
 from revela_hub.demo.texts import MAX_PASSAGES
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.repository import Destination, hub_client, hub_errors
+from revela_hub.hub_cards.repository import MESSAGE, Destination, Plan, Repository, file_names, hub_errors
 
 GRADIO = "6.31.0"
 """Version of gradio for the Space, if it is not installed here."""
-MESSAGE = "Publish with revela-hub"
 PUBLISHED = "verdict difference exported bm25_weight token_weight bm25 ndcg_at_10 systems cost".split()
 """The parts of the report that the page shows."""
 MOST_QUERIES = 20
+SAMPLE, QUERIES = "sample.jsonl", "queries.txt"
+OPTIONAL = {REPORT, SAMPLE, QUERIES}
+"""Files that not every page has."""
 
 
 def space_files(
@@ -59,12 +59,12 @@ def space_files(
         files[REPORT] = json.dumps(_published(file), indent=2) + "\n"
         options |= {"report": REPORT} | ({"base": base} if base else {})
     if corpus:
-        files["sample.jsonl"] = _sample(corpus)
-        options["corpus"] = ["sample.jsonl"]
+        files[SAMPLE] = _sample(corpus)
+        options["corpus"] = [SAMPLE]
     if queries:
         examples = list(read_queries(queries).values())[:MOST_QUERIES]
-        files["queries.txt"] = "".join(f"{query}\n" for query in examples)
-        options["example_queries"] = "queries.txt"
+        files[QUERIES] = "".join(f"{query}\n" for query in examples)
+        options["example_queries"] = QUERIES
     if trust_remote_code:
         options["trust_remote_code"] = True
     models = [repo_id, *([base] if base else [])]
@@ -79,38 +79,34 @@ def check_space(destination: Destination) -> None:
     Raises:
         UserError: it is public although it should be private, is not ours, or the Hub cannot be reached.
     """
-    api, repo_id = hub_client(destination.token), destination.repo_id
-    with hub_errors(f"the Space {repo_id}", "nothing was published: run the same command again"):
-        try:
-            commits = api.list_repo_commits(repo_id, repo_type="space")
-        except RepositoryNotFoundError:
+    space = Repository(destination, "space")
+    with hub_errors(space.target, "nothing was published: run the same command again"):
+        if space.state() is None:
             return
-        public = destination.private and not api.space_info(repo_id).private
-    if public:
-        raise UserError(
-            f"the Space {repo_id} is public already, which --private cannot change: make it private in its settings on the"
-            " Hub, or choose another name"
-        )
+        commits = space.api.list_repo_commits(space.repo_id, repo_type="space")
     # A single commit: an earlier run was stopped when it had created the Space.
     ours = len(commits) == 1 or any(commit.title.startswith(MESSAGE) for commit in commits)
     if not ours and not destination.update:
         raise UserError(
-            f"the Space {repo_id} exists already, and was not made by revela-hub: add --update to replace its files"
+            f"{space.target} exists already, and was not made by revela-hub: add --update to replace its files"
         )
 
 
-def publish_space(files: dict[str, str], destination: Destination) -> str:
-    """Upload the files in one commit, and return the address of the Space."""
-    api, repo_id = hub_client(destination.token), destination.repo_id
-    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=text.encode()) for name, text in files.items()]
+def publish_space(
+    files: dict[str, str], destination: Destination, say: Callable[[str], None] = lambda line: None
+) -> str:
+    """Upload the files in one commit, delete those that an earlier page had in addition, and return the address of the Space."""
+    space = Repository(destination, "space")
+    content = {name: text.encode() for name, text in files.items()}
     with hub_errors(
-        f"the Space {repo_id}", f"the model {repo_id} is published, its Space is not: run the same command again"
+        space.target, f"the model {space.repo_id} is published, its Space is not: run the same command again"
     ):
-        api.create_repo(
-            repo_id, repo_type="space", space_sdk="gradio", private=destination.private or None, exist_ok=True
-        )
-        api.create_commit(repo_id, operations, commit_message=f"{MESSAGE} {__version__}", repo_type="space")
-    return f"{api.endpoint}/spaces/{repo_id}"
+        before = space.prepare(space.state())
+        stale = sorted(OPTIONAL & file_names(before) - files.keys())
+        for name in stale:
+            say(f"{space.target}: deleting {name} of the previous page; earlier commits of the Space still have it")
+        space.commit(Plan(content, stale), before)
+    return space.url()
 
 
 def _base_on_the_hub(folder: Path) -> str | None:

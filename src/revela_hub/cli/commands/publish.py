@@ -110,7 +110,7 @@ def run(arguments: Arguments) -> None:
         return
     print(f"\npublished and verified: {published.url} (commit {str(published.commit)[:10]})")
     if space:
-        print(f"demo: {publish_space(space, destination)}")
+        print(f"demo: {publish_space(space, destination, print)}")
         if arguments.private:
             print("The Space is private, too: in its settings, add a secret HF_TOKEN with read access to the model.")
 
