@@ -5,12 +5,11 @@ than its first line, closing brackets aside.
 """
 
 import re
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from revela_hub.data.text.chunks import count_words
-from revela_hub.evaluation.docstrings import MIN_LINES, MIN_WORDS
+from revela_hub.evaluation.docstrings import MIN_LINES, MIN_WORDS, dedented
 
 MAX_LINES = 100
 """Longer declarations are not functions."""
@@ -19,7 +18,7 @@ SUFFIXES = frozenset(
     ".ml .mm .nim .php .pl .pm .ps1 .r .rb .rs .scala .sh .sol .sql .swift .ts .tsx .v .zig .zsh".split()
 )
 
-_LINE = re.compile(r"[ \t]*(?://[/!]?|#'?(?=[ \t]|$)|--[|-]?(?=[ \t]|$)|!>|;;)[ \t]?(?P<text>.*)")
+_LINE = re.compile(r"[ \t]*(?://[/!]?|#'?(?=\s|$)|--[|-]?(?=\s|$)|!>|;;)[ \t]?(?P<text>.*)")
 _BLOCK_START = re.compile(r"[ \t]*/\*[*!]?[ \t]?(?P<text>.*)")
 _TAG = re.compile(r"[ \t]*[@\\:](?:param|returns?|throws|exception|see|since|author|tparam|arg|type|deprecated)\b")
 _MARKUP = re.compile(r"\{@\w+\s+([^}]*)\}|</?\w+[^>]*>|[\\@](?:brief|ref|link|code|em|c|p)\b")
@@ -57,7 +56,7 @@ def commented_functions(text: str) -> Iterator[CommentedFunction]:
         query = _first_paragraph(words)
         code = _declaration(lines, end)
         if count_words(query) >= MIN_WORDS and MIN_LINES <= len(code) <= MAX_LINES:
-            yield CommentedFunction(query, textwrap.dedent("".join(code)).strip(), "".join(lines[number:end]))
+            yield CommentedFunction(query, dedented(code), "".join(lines[number:end]))
             end += len(code)  # comments in a function stay in it
         number = end
 

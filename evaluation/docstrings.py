@@ -10,7 +10,7 @@ import random
 import re
 import textwrap
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +106,12 @@ def _read_sources(root: Path) -> dict[str, str]:
 
 def python_lines(text: str) -> list[str]:
     """Return the lines as Python counts them; splitlines() would also split at form feeds and U+2028."""
-    return list(io.StringIO(text, newline=None))
+    return list(io.StringIO(text, newline=""))
+
+
+def dedented(lines: Iterable[str]) -> str:
+    r"""Return code without the indentation of all its lines, which `textwrap.dedent` finds only if they end in `\n`."""
+    return textwrap.dedent(io.StringIO("".join(lines), newline=None).read()).strip()
 
 
 def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -143,6 +148,5 @@ def documented_functions(path: str, text: str) -> list[Function]:
             continue
         first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
         kept = lines[first - 1 : expression.lineno - 1] + lines[expression.end_lineno : node.end_lineno]
-        code = textwrap.dedent("".join(kept)).strip()
-        found.append(Function(path, query, code, first, (expression.lineno, expression.end_lineno)))
+        found.append(Function(path, query, dedented(kept), first, (expression.lineno, expression.end_lineno)))
     return found

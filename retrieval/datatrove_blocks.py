@@ -31,7 +31,7 @@ from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
 from revela_hub.data.sources.source import Document as OurDocument
-from revela_hub.data.text.chunks import chunk_document
+from revela_hub.data.text.passage_rows import passages_with_ids
 from revela_hub.retrieval.encoder import Encoder, load_encoder
 from revela_hub.retrieval.encoding import encode_texts
 
@@ -42,7 +42,7 @@ WINDOW = 4096
 class CutPassages(PipelineStep):  # type: ignore[misc]
     """Cuts documents into passages of whole sentences (prose) or lines (code), as `revela-hub encode` does.
 
-    A passage has the id `DOCUMENT:FIRST-LAST`, with the numbers of its lines. Empty documents have no passages.
+    The ids of passages are those of `passages_with_ids`. Empty documents have no passages.
 
     Args:
         max_words: Maximum number of words per passage.
@@ -60,9 +60,8 @@ class CutPassages(PipelineStep):  # type: ignore[misc]
         """Yield the passages of each document."""
         for document in data:
             whole = OurDocument(document.id, document.text, None, self.kind)
-            for chunk in chunk_document(whole, self.max_words):
+            for passage, chunk in passages_with_ids(whole, self.max_words):
                 place = {"document": document.id, "start_line": chunk.start_line, "end_line": chunk.end_line}
-                passage = f"{document.id}:{chunk.start_line}-{chunk.end_line}"
                 self.stat_update("passages")
                 yield Document(chunk.text, passage, metadata=document.metadata | place)
 

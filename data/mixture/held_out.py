@@ -1,8 +1,8 @@
 """Holding out questions of a mixture for evaluation, as a retrieval task in BEIR's form.
 
-At most one in ten questions of the retrieval rows is held out, with all its rows. The choice depends only on the questions,
-so both training stages hold out the same ones. The corpus contains their passages, then the hard negatives of their rows, then
-passages of the remaining rows.
+At most one in ten questions of the retrieval rows is held out, with all its rows. They are chosen among all rows of the
+mixture (`Mixture.retrieval`), so both training stages hold out the same ones. The corpus contains their passages, then the
+hard negatives of their rows, then passages of the remaining rows.
 """
 
 import hashlib
@@ -28,36 +28,39 @@ class HeldOut(NamedTuple):
     task: RetrievalTask | None
 
 
-def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500) -> HeldOut:
+def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500, among: "Dataset | None" = None) -> HeldOut:
     """Hold out questions of a mixture.
 
     Args:
         rows: The rows of `revela_hub.data.Mixture.dataset`.
         queries: Maximum number of questions, further limited to one in ten questions of the retrieval rows.
         passages: Maximum size of the corpus, unless the questions have more passages.
+        among: The rows to choose the questions from, such as `Mixture.retrieval`. None: `rows`.
     """
-    asked = {key for _, key in _retrieval_keys(rows)}
+    among = rows if among is None else among
+    asked = {key for _, key in _retrieval_keys(among)}
     number = min(queries, len(asked) // ONE_IN)
     if number < MIN_QUERIES:
         return HeldOut(rows, None)
     chosen = set(heapq.nsmallest(number, asked))
-    held = [index for index, key in _retrieval_keys(rows) if key in chosen]
-    left = without_rows(rows, held)
-    task = _task(rows.select(held), left, passages)
+    left = _without(rows, chosen)
+    task = _task(among.select(_rows_with(among, chosen)), left, passages)
     # Among ten passages, nDCG@10 finds every passage.
     return HeldOut(rows, None) if len(task.corpus) < MIN_PASSAGES else HeldOut(left, task)
 
 
 def without_queries(rows: "Dataset", queries: Iterable[str]) -> "Dataset":
     """Return the rows without these questions."""
-    asked = {text_key(text) for text in queries}
-    return without_rows(rows, [index for index, key in _retrieval_keys(rows) if key in asked])
+    return _without(rows, {text_key(text) for text in queries})
 
 
-def without_rows(rows: "Dataset", places: list[int]) -> "Dataset":
-    """Return the rows except those at these positions."""
-    out = set(places)
+def _without(rows: "Dataset", keys: set[int]) -> "Dataset":
+    out = set(_rows_with(rows, keys))
     return rows.select([index for index in range(len(rows)) if index not in out]) if out else rows
+
+
+def _rows_with(rows: "Dataset", keys: set[int]) -> list[int]:
+    return [index for index, key in _retrieval_keys(rows) if key in keys]
 
 
 def _retrieval_keys(rows: "Dataset") -> Iterator[tuple[int, int]]:

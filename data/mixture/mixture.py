@@ -102,11 +102,14 @@ class Mixture:
             symmetric tasks), `kind` (`"retrieval"` or `"other"`); all strings.
         report: Counts of used and dropped rows.
         tasks: The tasks of the mixture.
+        retrieval: All rows of the retrieval tasks of both stages, without weights, from which questions are held out; None if
+            there is no such task.
     """
 
     dataset: "Dataset"
     report: MixtureReport
     tasks: tuple[Task, ...]
+    retrieval: "Dataset | None"
 
 
 def load_mixture(
@@ -139,7 +142,13 @@ def load_mixture(
         raise UserError(f"num_negatives is {num_negatives}; it must be at least 1")
     described = parse_mixture(mixture, root)
     tasks = _in_stage(described, stage)
-    made = [_task_rows(task, num_negatives, seed, cache_dir) for task in tasks]
+    made_of = {
+        task.name: _task_rows(task, num_negatives, seed, cache_dir)
+        for task in described.tasks
+        if task in tasks or task.is_retrieval
+    }
+    made = [made_of[task.name] for task in tasks]
+    retrieval = [made_of[task.name][0] for task in described.tasks if task.is_retrieval]
     counts = mixture_counts(tasks, [len(rows) for rows, _ in made], described.stopping_strategy)
     rng = np.random.default_rng(seed)
     chosen, offset = [], 0
@@ -150,7 +159,12 @@ def load_mixture(
         offset += len(rows)
     dataset = datasets.concatenate_datasets([rows for rows, _ in made])
     dataset = dataset.select(rng.permutation(np.concatenate(chosen)))
-    return Mixture(dataset, MixtureReport([report for _, report in made]), tasks)
+    return Mixture(
+        dataset,
+        MixtureReport([report for _, report in made]),
+        tasks,
+        datasets.concatenate_datasets(retrieval) if retrieval else None,
+    )
 
 
 def _in_stage(described: MixtureFile, stage: int | None) -> tuple[Task, ...]:

@@ -116,7 +116,7 @@ def _answers(row: Row) -> Iterator[str]:
     value = value.get("text", value) if isinstance(value, dict) else value
     for entry in value if isinstance(value, list) else [value]:
         if isinstance(entry, dict):
-            if entry.get("answer") is None:
+            if entry.get("answer") in (None, ""):
                 continue
             entry = entry["answer"]
         if not isinstance(entry, str):

@@ -7,7 +7,7 @@ The negatives are the same as those of `sentence_transformers.util.mine_hard_neg
   process grows by 168 MB, imports included, instead of 669 MB (`benchmarks/mining.py --documents 50000 --rounds 1`).
 - An interrupted run resumes.
 - BM25, sparse and hybrid rankers mine as well.
-- The anchor itself, and the positive with different white space, never become negatives.
+- The anchor itself, and the positive with different white space or a title, never become negatives.
 
 Letters in names: A anchors of a block, K hits per anchor, P pairs, n negatives per pair.
 """
@@ -58,8 +58,8 @@ class MinedNegatives:
     """The result of `mine_negatives`.
 
     Attributes:
-        dataset: The columns `anchor`, `positive`, `negative_1` to `negative_n`, and with `MiningSettings.scores` a list
-            of the scores of the positive and the negatives. Pairs are in the order of their anchors' first appearance.
+        dataset: The columns `anchor`, `positive` (as in the corpus), `negative_1` to `negative_n`, and with
+            `MiningSettings.scores` a list of the scores of the positive and the negatives. Pairs are in the order of their anchors' first appearance.
         report: Counts of mined and skipped pairs.
     """
 
@@ -251,10 +251,11 @@ class _Miner:
                 continue
             negative_scores = found.scores_QK[anchor - start, columns].tolist()
             report.count(positive_score, negative_scores)
-            texts = numbered.corpus.read(found.rows_QK[anchor - start, columns].tolist())
-            given = [int(numbered.anchors_A[anchor]), int(numbered.given_P[pair])]
-            row: dict[str, Any] = dict(zip(("anchor", "positive"), numbered.texts.read(given), strict=True))
-            row |= dict.fromkeys(names) | dict(zip(names, texts, strict=False))
+            # The positive as it is in the corpus: like the negatives, with its title.
+            rows = [int(numbered.positives_P[pair]), *found.rows_QK[anchor - start, columns].tolist()]
+            [text] = numbered.texts.read([int(numbered.anchors_A[anchor])])
+            row: dict[str, Any] = {"anchor": text, "positive": None, **dict.fromkeys(names)}
+            row |= dict(zip(("positive", *names), numbered.corpus.read(rows), strict=False))
             yield row | ({"scores": [positive_score, *negative_scores]} if settings.scores else {})
 
     def _check_found(self) -> None:

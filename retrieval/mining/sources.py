@@ -1,10 +1,12 @@
 """The input of `revela-hub mine`: pairs and a corpus from JSON lines and data sets, read row by row."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from revela_hub.data.sources.beir import find_file, is_beir, titled
+from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
 from revela_hub.data.sources.source import SourceLike, parse_source
+from revela_hub.retrieval.mining.pairs import TitledText
 
 
 def read_pairs(source: SourceLike, anchor_column: str, positive_column: str) -> Iterator[tuple[str, str]]:
@@ -24,12 +26,16 @@ def read_pairs(source: SourceLike, anchor_column: str, positive_column: str) -> 
 def read_corpus(source: SourceLike, text_column: str) -> Iterator[str]:
     """Read the texts of a corpus or of the corpus in a BEIR folder; a title is joined to its text as in BEIR.
 
+    Titles are in the source's `title_column`, by default `title`.
+
     Raises:
         UserError: The source or a column does not exist, or the column does not contain text.
     """
     parsed = parse_source(source)
     if not parsed.is_dataset and is_beir(parsed.path):
-        parsed = parse_source(find_file(parsed.path, "corpus.jsonl"))
+        parsed = replace(parsed, path=str(find_file(parsed.path, "corpus.jsonl")))
+    name = "title" if parsed.title_column is None else parsed.title_column
     for row in read_rows(parsed):
-        text, title = column_text(row, text_column, "choose with --text_column"), row.columns.get("title")
-        yield titled(title, text) if title and text_column != "title" else text
+        text = column_text(row, text_column, "choose with --text_column")
+        title = column_value(row, name, "choose with title_column") if parsed.title_column else row.columns.get(name)
+        yield TitledText(title, text) if title and text_column != name else text

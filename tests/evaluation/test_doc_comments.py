@@ -50,6 +50,8 @@ use std::io;
 """
 RUBY = """\
   # Returns every river of a country, sorted by its name.
+  #
+  # country - the country
   def rivers(country)
     all.select { |river| river.country == country }
        .sort_by(&:name)
@@ -98,7 +100,7 @@ if (a) {
             6,
         ),
         (RUST, "Joins two rivers at the place where they meet.", "#[inline]", "}", 3),
-        (RUBY, "Returns every river of a country, sorted by its name.", "def rivers(country)", "end", 1),
+        (RUBY, "Returns every river of a country, sorted by its name.", "def rivers(country)", "end", 3),
         (GO, "Flood raises the level of a river by some metres.", "func (r *River) Flood(metres int) error {", "}", 1),
     ],
     ids=["Java", "Rust", "Ruby", "Go"],
@@ -110,6 +112,14 @@ def test_a_comment_and_its_function(text: str, query: str, first: str, last: str
     assert (lines[0], lines[-1]) == (first, last)
     assert found.comment.count("\n") == comment and text.count(found.comment) == 1
     assert "metres = 1000" not in text or "// the longest" in found.code
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+@pytest.mark.parametrize("text", [JAVA, RUST, RUBY, GO, CPP], ids=["Java", "Rust", "Ruby", "Go", "C++"])
+def test_files_with_other_ends_of_lines_have_the_same_functions(text: str, end: str) -> None:
+    [expected], [found] = commented_functions(text), commented_functions(text.replace("\n", end))
+    assert (found.query, found.code) == (expected.query, expected.code)
+    assert found.comment == expected.comment.replace("\n", end)
 
 
 def test_a_comment_of_two_lines_and_arguments_of_two() -> None:

@@ -8,7 +8,7 @@ import pytest
 from revela_hub.data.sources.beir import read_beir, write_beir
 from revela_hub.errors import UserError
 from revela_hub.evaluation import docstring_task
-from revela_hub.evaluation.docstrings import _functions
+from revela_hub.evaluation.docstrings import _functions, documented_functions, python_lines
 
 FUNCTION = '''
 @decorated
@@ -65,6 +65,18 @@ def test_other_ends_of_lines_are_none(sources: Path, character: str) -> None:
     assert not any(query in text for query in built.task.queries.values())
     assert text.count("def make_") == 30
     assert all(code.startswith("@decorated\ndef make_") for code in built.task.corpus.values())
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_files_with_other_ends_of_lines_have_the_same_functions(end: str) -> None:
+    method = FUNCTION.format(name="thing", number=1).replace("    log", "\n    log").replace("\n", "\n    ")
+    text = f"class A:{method}"
+    other = text.replace("\n", end)
+    found = documented_functions("a.py", text)
+    assert documented_functions("a.py", other) == found and found[0].code.startswith("@decorated\ndef make_thing")
+    first, last = found[0].docstring_lines
+    removed = "".join(python_lines(other)[first - 1 : last])
+    assert removed in other and removed.count(end) == 4
 
 
 def test_the_choice_depends_on_the_seed_alone(sources: Path) -> None:

@@ -57,8 +57,8 @@ def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> Retrie
     return task
 
 
-def hold_out_rows(arguments: ProbeArguments, rows: "Dataset") -> "HeldOut":
-    """Split labelled rows into training rows and an evaluation task."""
+def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | None" = None) -> "HeldOut":
+    """Split labelled rows into training rows and an evaluation task, whose questions are chosen among other rows, if given."""
     from revela_hub.data.mixture.held_out import HeldOut, hold_out, without_queries
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation.probe_folder import read_probe_task
@@ -68,7 +68,7 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset") -> "HeldOut":
         given = read_probe_task(arguments.probe) if is_folder else _given_task(arguments)
         return HeldOut(without_queries(rows, given.queries.values()) if given else rows, given)
     run: Any = arguments
-    found = hold_out(rows, arguments.probe_queries, arguments.probe_passages)
+    found = hold_out(rows, arguments.probe_queries, arguments.probe_passages, among)
     if (task := found.task) is None:
         arguments.disable_evaluation()
         run.say("no evaluation: the data has fewer than 200 queries or 20 passages (set --eval_corpus or --probe)")

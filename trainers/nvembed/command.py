@@ -115,7 +115,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if run.nothing_to_do:
             return run.output
         mixture, report = run.read("reading the mixture", lambda: _read(arguments))
-        rows, task = hold_out_rows(arguments, mixture.dataset)
+        rows, task = hold_out_rows(arguments, mixture.dataset, mixture.retrieval)
         start = _load(arguments)
         # Of `encode_query` and `encode_document`, of the run before, and of this run's tasks.
         prompts = start.encoding_prompts(arguments.query_instruction)

@@ -1,10 +1,13 @@
 """Questions held out of a mixture: none of them is trained on, and the same ones whatever else is in it."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
 from revela_hub.data.mixture.held_out import hold_out, without_queries
+from revela_hub.data.mixture.mixture import load_mixture
 
 
 def rows(questions: int, *, kind: str = "retrieval", first: int = 0) -> list[dict[str, Any]]:
@@ -34,6 +37,21 @@ def test_the_choice_depends_on_the_questions_alone() -> None:
     other = hold_out(Dataset.from_list([*rows(50, kind="other", first=900), *reversed(rows(400))]), queries=40).task
     assert one is not None and other is not None
     assert set(one.queries.values()) == set(other.queries.values())
+
+
+def test_both_stages_hold_out_the_same_questions(tmp_path: Path) -> None:
+    tasks: list[dict[str, Any]] = [{"name": "first", "stages": [1]}, {"name": "both"}, {"name": "few", "weight": 0.5}]
+    for number, task in enumerate(tasks):
+        path = tmp_path / f"{number}.jsonl"
+        given = rows(100 if task["name"] == "few" else 800, first=1000 * number)
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in given))
+        task |= {"type": "retrieval", "source": str(path), "weight": task.get("weight", 1)}
+    made = [load_mixture(tasks, stage=stage, cache_dir=tmp_path / "cache") for stage in (1, 2)]
+    held = [hold_out(mixture.dataset, queries=50, among=mixture.retrieval) for mixture in made]
+    assert len(made[1].dataset) < len(made[1].retrieval or ())
+    first, second = ([sorted(part.task.queries.values()), part.task.qrels] for part in held if part.task)
+    assert first == second and len(first[0]) == 50
+    assert not {row["anchor"] for part in held for row in part.rows} & {*first[0]}
 
 
 def test_few_questions_are_all_trained_on() -> None:

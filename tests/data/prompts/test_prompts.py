@@ -24,7 +24,7 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
         {
             "id": 3,
             "input": "Emma",
-            "output": [{"answer": "novel"}, {"provenance": [{"title": "Emma"}]}],
+            "output": [{"answer": "novel"}, {"provenance": [{"title": "Emma"}]}, {"answer": "", "provenance": []}],
             "task": "dialogue",
         },
         {
@@ -49,6 +49,7 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"question": "Who?", "answers": []}, "data.jsonl:2: an answer is empty"),
+        ({"input": "Who?", "output": [{"answer": ""}]}, "data.jsonl:2: an answer is empty"),
         ({"question": "Who?", "answer": "  "}, "data.jsonl:2: an answer is empty"),
         ({"question": "Who?"}, "data.jsonl:2: no answer; it must be in answer, answers or output"),
         ({"question": "Who?", "answer": 3}, "data.jsonl:2: answer contains int instead of text"),

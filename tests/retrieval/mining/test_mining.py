@@ -1,5 +1,6 @@
 """Hard negatives: which texts may be negatives, that nothing is computed twice, and that the corpus is not in memory."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval import dense, vectors
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.mining import mining
-from revela_hub.retrieval.mining.mining import MiningSettings, RankerSettings, mine_negatives
+from revela_hub.retrieval.mining.mining import MiningReport, MiningSettings, RankerSettings, mine_negatives
+from revela_hub.retrieval.mining.sources import read_corpus
 
 
 def on_circle(score: float) -> str:
@@ -221,7 +223,7 @@ def test_copies_and_known_positives_are_no_negatives() -> None:
         anchors, [*positives, positives[1], "road", "\t"], corpus, Encoder(), MiningSettings(relative_margin=None)
     )
     assert [(row["positive"], negatives(row)) for row in mined.dataset] == [
-        (positive, ["River sea lamp"]) for positive in positives
+        (positive, ["River sea lamp"]) for positive in corpus[:2]
     ]
     report = mined.report
     assert (report.pairs, report.anchors, report.documents, report.copies) == (2, 1, 4, 2)
@@ -229,6 +231,26 @@ def test_copies_and_known_positives_are_no_negatives() -> None:
     assert dict(report.removed) == {"being a positive": 2, "being the anchor": 1}
     assert "skipped: 2 empty pairs, 1 duplicate pairs, 1 empty documents" in str(report)
     assert "skipped 2 duplicates" in str(report)
+
+
+def test_a_positive_is_the_passage_that_has_its_text_below_a_title(tmp_path: Path) -> None:
+    given = [("River", "old sea"), ("Lamp", "old\tsea"), ("", "old sea"), ("Stone", "old moon"), ("Iron", "old hill")]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in given))
+    settings = MiningSettings(2, relative_margin=None, fewer="keep")
+
+    def mined(source: Any, *positives: str) -> tuple[list[Any], MiningReport]:
+        mined = mine_negatives(["old"] * len(positives), positives, read_corpus(source, "text"), "bm25", settings)
+        return [list(row.values())[1:] for row in mined.dataset], mined.report
+
+    rows, report = mined(str(corpus), "old sea", "Stone old moon", "old road")
+    assert [row[0] for row in rows] == ["River old sea", "Stone old moon", "old road"]
+    assert [row[1:] for row in rows] == [["Iron old hill", None]] * 3
+    assert (report.documents, report.copies, report.added) == (4, 2, 1)
+    rows, _ = mined({"path": str(corpus), "title_column": ""}, "old sea")
+    assert {*rows[0][1:]} == {"old moon", "old hill"}
+    with pytest.raises(UserError, match="no column 'heading'"):
+        mined({"path": str(corpus), "title_column": "heading"}, "old sea")
 
 
 def test_pairs_with_fewer_negatives_are_dropped_or_kept() -> None:
