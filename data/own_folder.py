@@ -41,9 +41,10 @@ def check_free(folder: Path, option: str, known: Callable[[Path], bool] = lambda
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{option} {folder} is a file, not a folder: choose another folder with {option}")
-    if not folder.is_dir() or is_ours(folder) or known(folder):
+    if not folder.is_dir() or known(folder):
         return
-    if not all(is_ours(folder / name) for name in names_in(folder)):  # a cache may hold several of our folders
+    names = names_in(folder)  # listed first: another process may mark the folder and write to it meanwhile
+    if not is_ours(folder) and not all(is_ours(folder / name) for name in names):  # a cache may hold folders of ours
         raise UserError(
             f"{option} {folder} contains files that revela-hub did not write and might replace: use a new folder"
         )
@@ -74,6 +75,8 @@ def check_apart(sources: Iterable[Source], output: Path, option: str = "--output
         if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
             continue
         parts = output.resolve().relative_to(folder.resolve()).parts
-        if not any(fnmatch(part, pattern) for part in parts for pattern in source.exclude):
+        names = {*parts, *("/".join(parts[:end]) for end in range(1, len(parts) + 1))}  # as in sources.files
+        names |= {(folder / name).as_posix() for name in names}
+        if not any(fnmatch(name, pattern) for name in names for pattern in source.exclude):
             remedy = f", or exclude it: --exclude {parts[0]}" if parts and option == "--output_dir" else ""
             raise UserError(f"{option} {output} is inside the data folder {folder}: choose another one{remedy}")

@@ -13,7 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile, zip_longest
+from itertools import chain, islice, takewhile, zip_longest
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -190,15 +190,20 @@ def build_probe(
 def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Document]) -> str:
     """Return the message for a text with too few candidate queries: it has too few, or they occur several times."""
     message = f"the text has {asked} candidate queries, but a probe needs at least {MIN_QUERIES}: "
-    copies = Counter[str]()
-    candidates = [(passage.document, each.removed) for passage in passages for each in passage.candidates.values()]
-    copied = 0
-    for own, text in candidates[:SEARCHED_FOR_COPIES]:
-        found = [each.id for each in documents if each.text.count(text) > (each.id == own)]
-        copied += bool(found)
-        copies.update(found)
-    if copied > len(candidates[:SEARCHED_FOR_COPIES]) / 2:
-        ((name, _),) = copies.most_common(1)
+    candidates = (
+        (passage.document, kind, each.removed) for passage in passages for kind, each in passage.candidates.items()
+    )
+    copies = [
+        # A title may also occur in its own text.
+        [
+            each.id
+            for each in documents
+            if each.text.count(text) > (each.id == own) and (kind, each.id) != ("title", own)
+        ]
+        for own, kind, text in islice(candidates, SEARCHED_FOR_COPIES)
+    ]
+    if sum(map(bool, copies)) > len(copies) / 2:
+        ((name, _),) = Counter(chain.from_iterable(copies)).most_common(1)
         return (
             f"{message}most of the text occurs several times, most often in {name}; skip copies and older versions "
             "(--exclude with the names of files and folders), or remove what is repeated"
@@ -210,8 +215,8 @@ def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Docume
         )
     return (
         f"{message}too few of the {counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are "
-        "functions with a docstring or a comment above them, have a heading, or have three sentences; add more text, or "
-        "evaluate on your own task"
+        "functions with a docstring or a comment above them, have a heading that their text does not repeat, or have three "
+        "sentences; add more text, or evaluate on your own task"
     )
 
 
@@ -255,20 +260,24 @@ def _ask(
 ) -> dict[str, _Asked]:
     """Choose the queries, by id: an equal number of each kind, and the rest from kinds that have more."""
     offers = {kind: iter(_offers(passages, kind, random)) for kind in settings.kinds}
-    texts = {document.id: document.text for document in documents}
-    everything = "\0".join(" ".join(text.split()) for text in texts.values())
+    texts: dict[str, list[str]] = defaultdict(list)  # ids of rows need not be unique
+    for document in documents:
+        texts[document.id].append(document.text)
+    everything = "\0".join(" ".join(document.text.split()) for document in documents)
     seen, taken, asked = NearDuplicates(), set[int](), dict[str, _Asked]()
 
     def fits(offer: _Asked) -> bool:
-        """Return whether the query is new, and its text occurs only where it is removed."""
+        """Return whether the query is new, and its text (of a title, the whole heading) occurs only where it is removed."""
         if taken.intersection(offer.passages) or offer.candidate.text in seen:
             return False
         own = {passages[index].document for index in offer.passages}
         removed = offer.candidate.removed
-        if any(texts[document].count(removed) != 1 for document in own):
+        if any(sum(text.count(removed) for text in texts[document]) != 1 for document in own):
             return False
         # Compared in one line: line breaks inside a sentence do not matter.
-        return everything.count(" ".join(removed.split())) == len(own)
+        line, query = " ".join(removed.split()), offer.candidate.text
+        alone = kind == "title" or everything.count(query) == len(own) * line.count(query)
+        return alone and everything.count(line) == len(own)
 
     while offers and len(asked) < settings.queries:
         for kind, candidates in list(offers.items()):

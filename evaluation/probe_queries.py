@@ -38,8 +38,18 @@ _SENTENCE_END = re.compile(
     "(?:[.?!\u0964\u061f\u06d4\u17d4\u17d5\u104b]|[\u3002\uff1f\uff01][\u2019\u201d\u300b\u300d\u300f\u3011\uff09]*|[\u0e00-\u0eff])$"
 )
 
-# A heading in Markdown (# Title), or in reStructuredText (a line underlined with =, -, ~ or ^).
-_HEADING = re.compile(r"^(?:#{1,6}[ \t]+(?P<hash>\S.*)|(?P<under>\S.*)\n(?P<line>[=\-~^])(?P=line){2,})[ \t]*$", re.M)
+# A heading in Markdown (# Title), or in reStructuredText (a line underlined with =, -, ~ or ^); or a block of code between ``` or ~~~,
+# which is matched as a whole because it may contain comments (# ...).
+_HEADING = re.compile(
+    r"^(?:[ \t]*(?P<fence>`{3,}|~{3,})[^`\n]*\n(?:.*\n)*?(?:[ \t]*(?P=fence)[`~]*|.*\Z)"
+    r"|#{1,6}[ \t]+(?P<hash>\S.*)|(?P<under>\S.*)\n(?!~{3}\s)(?P<line>[=\-~^])(?P=line){2,})[ \t\r]*$",
+    re.M,
+)
+# The metadata of a page of Jekyll, Hugo, Docusaurus or MkDocs, in YAML (---) or TOML (+++), and its title.
+_FRONT_MATTER = re.compile(
+    r"\s*(?P<mark>---|\+{3})[ \t\r]*\n(?=[\w.\"-]+[ \t]*[:=])(?:.*\n)*?(?P=mark)[ \t\r]*(?:\n|\Z)"
+)
+_TITLE = re.compile(r"^title[ \t]*[:=](.*)", re.M)
 
 
 @dataclass(frozen=True)
@@ -114,14 +124,20 @@ def _sections(document: Document, random: Random) -> Iterator[Passage]:
 
 
 def _split(text: str) -> Iterator[tuple[str, str]]:
-    """Yield headings with the text below each; "" for text without a heading."""
+    """Yield headings with the text below each, without front matter; "" for text without a heading."""
     heading, start = "", 0
     first, gap, rest = text.partition("\n\n")
     # The title of a row is followed by an empty line; a short first line before an empty line also counts as a title.
     is_line = "\n" not in first.strip() and count_words(first) <= MAX_TITLE_WORDS
     if gap and rest.strip() and is_line and not _HEADING.search(first):
         heading, start = first.strip(), len(first)
+    if metadata := _FRONT_MATTER.match(text, start):
+        start = metadata.end()
+        if not heading and (title := _TITLE.search(metadata[0])):
+            heading = title[1].strip(" \t\r\"'")
     for match in _HEADING.finditer(text, start):
+        if match["fence"]:
+            continue
         yield heading, text[start : match.start()]
         # Without the closing sequence of Markdown (`# Title ##`).
         hashed = match["hash"] and match["hash"][0] + match["hash"][1:].rstrip(" \t").rstrip("#")

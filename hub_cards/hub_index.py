@@ -9,6 +9,7 @@ To search it, the files are downloaded and turned into a local index once, row g
 addresses of servers are not published.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -32,7 +33,7 @@ from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of
 from revela_hub.retrieval.encoder import SERVED
 from revela_hub.retrieval.parquet_files import FILE_BYTES, ROWS, write_groups
 from revela_hub.retrieval.passages import PASSAGE, write_passages
-from revela_hub.retrieval.store import METADATA, IndexMetadata, PassageStore
+from revela_hub.retrieval.store import METADATA, IndexMetadata, PassageStore, read_metadata
 from revela_hub.retrieval.vectors import VectorStore
 
 PREFIX = "hf:"
@@ -154,7 +155,8 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
         UserError: A file is missing or damaged; the disk is full.
     """
     folder = default_cache_folder("indexes") / key_of(name, snapshot.name)
-    if (folder / METADATA).is_file():
+    with contextlib.suppress(UserError):  # not made yet, or damaged
+        read_metadata(folder)
         return folder
     metadata, files = read_index(snapshot, name)
     for file, known in files.items():

@@ -140,9 +140,16 @@ class BM25:
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._index.index(tokens, show_progress=show_progress_bar, leave_progress=False)
             if saved is not None:
-                with whole_path(saved) as temporary, writing(saved.parent):
-                    self._index.save(str(temporary), show_progress=False)
-                    (temporary / "complete").touch()
+                self._write(saved)
+
+    def _write(self, folder: Path) -> None:
+        """Save the index for later runs; a full or read-only disk does not stop this one."""
+        try:
+            with whole_path(folder) as temporary, writing(folder.parent):
+                self._index.save(str(temporary), show_progress=False)
+                (temporary / "complete").touch()
+        except UserError as error:
+            logger.warning("the BM25 index is not saved and will be built again next time: %s", error.message)
 
     def encode(self, queries: Sequence[str]) -> list[list[int]]:
         """See `Ranker`: the ids of each query's words that occur in any text."""

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def make_folder(folder: Path, option: str = "--cache_dir") -> Path:
         for path in sorted(folder.glob("*.tmp")):  # only those of `whole_file`: others may be the user's
             with contextlib.suppress(FileNotFoundError):
                 if _TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                    _remove(path)
+                    remove(path)
     except OSError as error:
         raise cannot_write(folder, error, option) from error
     return folder
@@ -70,12 +71,9 @@ def claim_folder(folder: Path, option: str = "--cache_dir") -> Path:
     Raises:
         UserError: It holds other files, or cannot be created.
     """
-    check_free(folder, option, _in_default_cache)
-    make_folder(folder, option)
-    try:
-        return claim(folder, option, _in_default_cache)
-    except OSError as error:
-        raise cannot_write(folder, error, option) from error
+    with writing(folder, option):
+        claim(folder, option, _in_default_cache)
+    return make_folder(folder, option)
 
 
 def _in_default_cache(folder: Path) -> bool:
@@ -83,16 +81,15 @@ def _in_default_cache(folder: Path) -> bool:
 
 
 def try_folder(folder: Path, option: str) -> None:
-    """Creates a folder and removes it again, so that a missing permission is reported before the work, not after it.
+    """Check that a folder can be created or written to, so that a missing permission is reported before the work.
 
     Raises:
-        UserError: It cannot be created.
+        UserError: It cannot.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    make_folder(folder, option)
-    for path in made:
-        with contextlib.suppress(OSError):
-            path.rmdir()
+    with writing(folder, option):
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        # Another name: the folder may be that of another process, which starts to write to it.
+        Path(tempfile.mkdtemp(prefix=".revela-hub-", dir=place)).rmdir()
 
 
 @contextlib.contextmanager
@@ -129,7 +126,7 @@ def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
                     os.fsync(stream.fileno())
                 temporary.replace(path)
     finally:
-        _remove(temporary)
+        remove(temporary)
 
 
 def write_text(path: Path, text: str, option: str = "--cache_dir") -> None:
@@ -177,11 +174,11 @@ def _replace_folder(new: Path, path: Path) -> None:
         old = _temporary_name(path)
         with contextlib.suppress(FileNotFoundError):  # another process moved it
             path.rename(old)
-        _remove(old)
+        remove(old)
 
 
-def _remove(path: Path) -> None:
-    """Removes a temporary file or folder, if it exists."""
+def remove(path: Path) -> None:
+    """Removes a file or folder of ours, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -238,7 +235,7 @@ def naming_full_disk(folder: Path, option: str) -> Iterator[None]:
 def cannot_write(folder: Path, error: OSError, option: str) -> UserError:
     """Return the `UserError` for an OSError while writing to a folder."""
     name = option.strip("-").replace("-", "_")
-    if error.errno in DISK_FULL:
+    if error.errno in DISK_FULL or "requested and" in str(error):  # numpy's "10 requested and 4 written" has no errno
         return UserError(
             f"the disk is full at {folder}: free some space and run the command again, completed work is reused",
             **{name: f"or move the folder to another disk and pass it with {option}"},

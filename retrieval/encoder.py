@@ -92,7 +92,7 @@ def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
     """Loads a `SparseEncoder` of sentence-transformers; keywords as for `load_encoder`.
 
     Raises:
-        UserError: As for `load_encoder`, or the model has no sparse head.
+        UserError: As for `load_encoder`, or the model has no sparse head, or does not compare by the dot product.
     """
     from sentence_transformers import SparseEncoder
     from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SpladePooling
@@ -101,6 +101,11 @@ def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
     types = module_types(model_in(name)).values()
     if not types or any(word in " ".join(types) for word in ("Splade", "Sparse", "MLM")):
         model: SparseEncoder = _load(SparseEncoder, name, **options)
+        if model.similarity_fn_name != "dot":
+            raise UserError(
+                f"{name} compares by {model.similarity_fn_name}; mode sparse supports only the dot product: set"
+                " similarity_fn_name in config_sentence_transformers.json to dot"
+            )
         if any(isinstance(module, (SpladePooling, SparseAutoEncoder)) for module in model.modules()):
             return model
     raise UserError(
@@ -285,10 +290,10 @@ def open_model(
     """Return a model of sentence-transformers, of the class `kind`.
 
     Raises:
-        UserError: It cannot be read, or requires remote code that was not allowed.
+        UserError: It cannot be read, has an invalid length, or requires remote code that was not allowed.
     """
     try:
-        return encoder(kind, place, device=device, trust_remote_code=trust_remote_code)
+        model = encoder(kind, place, device=device, trust_remote_code=trust_remote_code)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises plain Exceptions, remote code may raise anything
@@ -298,25 +303,53 @@ def open_model(
                 trust_remote_code="review its Python files, then pass --trust_remote_code",
             ) from error
         raise UserError(f"cannot load the {what} {name}: {reason(error, name)}") from error
+    limit_to_positions(model, name)
+    return model
+
+
+def limit_to_positions(model: Any, name: str) -> None:
+    """Truncate texts to the model's positions: sentence-transformers' default for RoBERTa's relatives is too long for them.
+
+    Raises:
+        UserError: The maximum length or `truncate_dim` in a file of the model is not a positive integer.
+    """
+    _check_integer(getattr(model, "truncate_dim", None), "truncate_dim", name)
+    for module in input_modules(model):
+        limit = getattr(module, "max_seq_length", None)
+        _check_integer(limit, "max_seq_length", name)
+        positions = _positions(module)
+        if positions and _truncates(module) and (limit is None or limit > positions):
+            module.max_seq_length = positions
+
+
+def _check_integer(value: Any, key: str, name: str) -> None:
+    unlimited = value is None or (isinstance(value, float) and value >= 1e30)
+    if not (unlimited or (isinstance(value, int) and value > 0)):
+        raise UserError(
+            f"{key} of {name} must be a positive integer, not {value!r}: correct it in the model's JSON files"
+        )
 
 
 def learnt_positions(model: Any) -> int | None:
     """Return how many tokens the model can read, in its shortest route; None for unlimited (computed) positions."""
-    configs = [getattr(getattr(module, "auto_model", None), "config", None) for module in input_modules(model)]
-    learnt = [c for c in configs if not (getattr(c, "rope_parameters", None) or getattr(c, "rope_theta", None))]
-    found = [text_positions(config) for config in learnt]
-    return min((positions for positions in found if positions is not None), default=None)
+    return min(filter(None, map(_positions, input_modules(model))), default=None)
+
+
+def _positions(module: Any) -> int | None:
+    config = getattr(getattr(module, "auto_model", None), "config", None)
+    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
+    return None if rotary else text_positions(config)
 
 
 def text_positions(config: Any) -> int | None:
     """Return how many tokens a transformers configuration, or the dictionary of one, has positions for; None for no limit."""
     if isinstance(config, dict):
         config = SimpleNamespace(**config)
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions and getattr(config, "model_type", None) in _POSITIONS_AFTER_PADDING:
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    if getattr(config, "model_type", None) in _POSITIONS_AFTER_PADDING:
         padding = getattr(config, "pad_token_id", None)
         positions -= (1 if padding is None else padding) + 1
-    return positions
+    return positions if positions > 0 else None  # XLNet's configuration has -1
 
 
 def input_modules(model: Any) -> list[Any]:

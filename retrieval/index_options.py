@@ -1,12 +1,13 @@
 """How vectors are stored and searched: the options of an index, declared once and passed as a whole."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, require
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
 
@@ -64,6 +65,11 @@ class IndexOptions:
         if self.truncate_dim is not None and self.truncate_dim < 1:
             raise UserError(f"truncate_dim must be at least 1, not {self.truncate_dim}")
 
+    def check_installed(self) -> None:
+        """Raise a UserError if the index needs a package that is not installed."""
+        if self.type != "exact" or self.precision != "float32":
+            require("pymilvus" if self.type == "milvus" else "faiss")
+
     def bytes_per_vector(self, dimension: int) -> int:
         """Return the bytes that the index compares for one vector of this dimension, after truncation."""
         size = min(dimension, self.truncate_dim or dimension)
@@ -85,7 +91,13 @@ class IndexArguments:
 
     def index_options(self, dtype: Precision = "float32") -> IndexOptions:
         """Return the options as one value."""
-        return IndexOptions(self.index_type, dtype, self.milvus_uri)
+        return IndexOptions(self.index_type, dtype, self.milvus_address)
+
+    @property
+    def milvus_address(self) -> str | None:
+        """The server, or the whole path of the file, which is then found from another folder, too."""
+        uri = self.milvus_uri
+        return str(Path(uri).expanduser().resolve()) if uri and uri.endswith(".db") else uri
 
 
 @dataclass(kw_only=True)
@@ -102,4 +114,4 @@ class SmallVectorArguments(IndexArguments):
 
     def index_options(self, dtype: Precision = "float32") -> IndexOptions:
         """Return the options as one value."""
-        return IndexOptions(self.index_type, dtype, self.milvus_uri, self.truncate_dim, self.precision or "float32")
+        return IndexOptions(self.index_type, dtype, self.milvus_address, self.truncate_dim, self.precision or "float32")

@@ -6,6 +6,7 @@ One row per passage: `id` (its number), `text`, `vector` (a list of fixed size, 
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,38 +39,33 @@ def write_groups(
 ) -> list[WrittenFile]:
     """Write row groups to parquet files named by their number, and return these; from `max_bytes` on a new one is started.
 
+    The files get their names at the end: after an error or Ctrl-C, earlier files with these names are unchanged.
+
     Raises:
         UserError: The disk is full, or the folder cannot be written to.
     """
     files: list[WrittenFile] = []
     source = iter(groups)
-    while (group := next(source, None)) is not None:
-        place, rows, size = path(len(files)), 0, 0
-        compression = {name: "none" if name == "vector" else "zstd" for name in group.schema.names}
-        with (
-            whole_file(place, option) as stream,
-            pq.ParquetWriter(
-                stream, group.schema, compression=compression, use_dictionary=["document", "path"]
-            ) as writer,
-        ):
-            while group is not None:
-                writer.write_batch(group)
-                rows, size = rows + len(group), size + group.nbytes
-                group = next(source, None) if size < max_bytes else None
-        files.append(WrittenFile(place, rows))
+    with ExitStack() as stack:
+        while (group := next(source, None)) is not None:
+            place, rows, size = path(len(files)), 0, 0
+            compression = {name: "none" if name == "vector" else "zstd" for name in group.schema.names}
+            options: dict[str, Any] = {"compression": compression, "use_dictionary": ["document", "path"]}
+            stream = stack.enter_context(whole_file(place, option))
+            with stream, pq.ParquetWriter(stream, group.schema, **options) as writer:
+                while group is not None:
+                    writer.write_batch(group)
+                    rows, size = rows + len(group), size + group.nbytes
+                    group = next(source, None) if size < max_bytes else None
+            files.append(WrittenFile(place, rows))
     return files
 
 
-def write_passages_as_parquet(
-    passages: Passages, vectors: Vectors, folder: Path, *, start: int = 0, shard: int = 0, num_shards: int = 1
-) -> list[WrittenFile]:
-    """Write passages and their vectors as the model returns them to `passages-<shard>-of-<shards>-<number>.parquet`.
-
-    Files of the same shard are replaced. The vectors are those of the shard's passages, whose numbers begin at `start`.
+def check_parquet_folder(folder: Path, metadata_columns: Iterable[str], num_shards: int) -> None:
+    """Check before long work whether `write_passages_as_parquet` can write passages with this metadata to a folder.
 
     Raises:
-        UserError: The folder holds files of another number of shards; a column of metadata has the name of another column, or
-            values of several types; the disk is full.
+        UserError: The folder holds files of another number of shards; metadata has the name of another column.
     """
     for file in sorted(folder.glob("*.parquet")):
         found = _SHARD.fullmatch(file.name)
@@ -78,9 +74,26 @@ def write_passages_as_parquet(
                 f"--parquet_dir {folder} holds {file.name}, which is not one of {num_shards} shards: delete it, or choose another"
                 " folder"
             )
-        if int(found[1]) == shard:
-            file.unlink()
+    own = ["id", *PASSAGE.names, "vector"]
+    if repeated := sorted({*own} & {*metadata_columns}):
+        raise UserError(
+            f"--metadata_columns {' '.join(repeated)}: --parquet_dir writes other columns with these names"
+            f" ({', '.join(own)}): rename them in the corpus"
+        )
+
+
+def write_passages_as_parquet(
+    passages: Passages, vectors: Vectors, folder: Path, *, start: int = 0, shard: int = 0, num_shards: int = 1
+) -> list[WrittenFile]:
+    """Write passages and their vectors as the model returns them to `passages-<shard>-of-<shards>-<number>.parquet`.
+
+    Files of the same shard are replaced at the end. The vectors are those of its passages, which start at `start`.
+
+    Raises:
+        UserError: As `check_parquet_folder`; a column of metadata has values of several types; the disk is full.
+    """
     types = metadata_types(passages) if "metadata" in passages.texts.columns else {}
+    check_parquet_folder(folder, types, num_shards)
     fields = [
         ("id", pa.int64()),
         ("text", pa.string()),
@@ -88,11 +101,6 @@ def write_passages_as_parquet(
         *[(name, _TYPES[kind]) for name, kind in types.items()],
     ]
     names = [name for name, _ in fields] + ["vector"]
-    if repeated := {name for name in types if names.count(name) > 1}:
-        raise UserError(
-            f"--metadata_columns {' '.join(sorted(repeated))}: --parquet_dir writes other columns with these names"
-            f" ({', '.join(names[: len(names) - len(types)])}): rename them in the corpus"
-        )
     vectors = replace(vectors, normalize=False)
 
     def groups() -> Iterator[pa.RecordBatch]:
@@ -110,9 +118,11 @@ def write_passages_as_parquet(
             arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), vectors_RD.shape[1]))
             yield pa.RecordBatch.from_arrays(arrays, names)
 
-    return write_groups(
-        groups(),
-        lambda number: folder / f"passages-{shard:05}-of-{num_shards:05}-{number:05}.parquet",
-        "--parquet_dir",
-        FILE_BYTES,
+    prefix = f"passages-{shard:05}-of-{num_shards:05}-"
+    earlier = {*folder.glob(f"{prefix}*.parquet")}
+    written = write_groups(
+        groups(), lambda number: folder / f"{prefix}{number:05}.parquet", "--parquet_dir", FILE_BYTES
     )
+    for file in sorted(earlier - {file.path for file in written}):
+        file.unlink()
+    return written

@@ -215,9 +215,11 @@ def document_vectors(
     """Return the vectors of texts; encodes those that are not in the folder yet.
 
     Raises:
-        UserError: Vectors with NaN or infinity; a full disk; an encoder that compares by a distance.
+        UserError: Vectors with NaN or infinity; a full disk; an encoder that compares by a distance; the index needs a package
+            that is not installed.
     """
-    normalize = similarity_of(encoder) == "cosine"  # raises before the texts are encoded
+    normalize = similarity_of(encoder) == "cosine"  # this and the next lines raise before the texts are encoded
+    settings.index.check_installed()
     size = getattr(encoder, "get_embedding_dimension", int)() or 0
     truncated_dimension(size, settings.index.truncate_dim)
     store = VectorStore(folder, document_store(settings), dtype=settings.index.dtype, option=option)

@@ -75,7 +75,8 @@ class Reranker:
             self.name, self.identity, self._model = model, model_identity(model), in_fast_precision(opened)
         else:
             self._kind, self._model = "MultiVectorEncoder", token_encoder(model, prompts or {})
-            self.name, self.identity = "the retriever", f"token vectors {identity} {self._model.prompts}"
+            without = " without the prompt" if _excludes_prompt(model) else ""
+            self.name, self.identity = "the retriever", f"token vectors{without} {identity} {self._model.prompts}"
 
     @varying_shapes()
     def scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
@@ -154,7 +155,7 @@ def has_tokens(retriever: Any) -> bool:
 def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | None]) -> "MultiVectorEncoder":
     """Return a retriever as a `MultiVectorEncoder` of its unit token vectors, which shares its weights.
 
-    Prompts other than None replace the retriever's.
+    Prompts other than None replace the retriever's. Their tokens are compared if the retriever's pooling includes them.
 
     Raises:
         UserError: It has no token vectors in context, or the vectors come from a server.
@@ -168,8 +169,11 @@ def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | 
             " of tokens in context, or queries and passages have vectors of different sizes",
             rerank="leave out --rerank self",
         )
+    normalize = Normalize("token_embeddings")
+    if _excludes_prompt(retriever):
+        normalize.register_forward_hook(_without_prompt)
     return MultiVectorEncoder(
-        modules=[retriever[0], Normalize("token_embeddings")],
+        modules=[retriever[0], normalize],
         device=str(retriever.device),
         prompts={
             kind: prompt
@@ -180,6 +184,15 @@ def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | 
         default_prompt_name=retriever.default_prompt_name,
         similarity_fn_name="meanmaxsim",
     )
+
+
+def _excludes_prompt(retriever: "SentenceTransformer") -> bool:
+    return not all(getattr(module, "include_prompt", True) for module in retriever.modules())
+
+
+def _without_prompt(_module: Any, _inputs: Any, features: dict[str, Any]) -> dict[str, Any]:
+    mask_PL = features["attention_mask"]
+    return features | {"attention_mask": mask_PL * (mask_PL.cumsum(1) > features.get("prompt_length", 0))}
 
 
 class _Queries(NamedTuple):

@@ -6,12 +6,15 @@
     canary-<hash>.json   16 passages with their vectors (`canary`)
     *.faiss, milvus.db   an approximate index, if there is one
 
+When an index of other passages is complete, the texts, canary and FAISS indexes of the earlier one are deleted.
+
 An index belongs to one model: opening it with another one raises an error.
 """
 
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -24,7 +27,7 @@ from numpy.typing import NDArray
 from revela_hub.errors import UserError
 from revela_hub.retrieval.canary import SAME, Canary, finding, server_change, spread
 from revela_hub.retrieval.dense import VectorIndex, open_index
-from revela_hub.retrieval.disk import claim_folder, write_text
+from revela_hub.retrieval.disk import claim_folder, remove, write_text
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
@@ -38,6 +41,8 @@ from revela_hub.retrieval.vectors import VectorStore, store_folder, vectors_key
 logger = logging.getLogger(__name__)
 
 METADATA = "index.json"
+_DERIVED = re.compile(r"bm25-[0-9a-f]{16}|[a-z0-9]+-[0-9a-f]{16}\.faiss")
+"""Indexes of one version of the texts, which a search builds again if they are missing."""
 
 
 @dataclass(frozen=True)
@@ -282,10 +287,11 @@ def build_store(
         UserError: There is no passage; the folder holds the index of another model; the disk is full.
     """
     folder = claim_folder(Path(output).expanduser(), "--output_dir")
-    if (folder / METADATA).is_file() and read_metadata(folder).fingerprint != settings.identity:
-        raise UserError(
-            f"{folder} holds the index of {read_metadata(folder).model}: choose another --output_dir, or delete it"
-        )
+    earlier, written = None, 0.0
+    with contextlib.suppress(UserError):  # missing or damaged: written again at the end
+        earlier, written = read_metadata(folder), (folder / METADATA).stat().st_mtime
+    if earlier is not None and earlier.fingerprint != settings.identity:
+        raise UserError(f"{folder} holds the index of {earlier.model}: choose another --output_dir, or delete it")
     passages = write(folder)
     if not len(passages):
         raise UserError("no passage contains any text")
@@ -319,7 +325,23 @@ def build_store(
     )
     open_index(vectors, settings.index, folder=folder, option="--output_dir", fields=fields)
     write_text(folder / METADATA, metadata.to_json(), "--output_dir")
+    if earlier is not None and earlier.texts != metadata.texts:
+        _delete_replaced(folder, earlier, written, vectors.key)
     return PassageStore(folder, settings.identity, model)
+
+
+def _delete_replaced(folder: Path, earlier: IndexMetadata, written: float, key: str) -> None:
+    """Delete the texts of the replaced index and its other files, so that removed passages do not stay on the disk.
+
+    Searches that have opened these files can still read them. Texts newer than the replaced `index.json` are kept:
+    another process is building an index of them in this folder.
+    """
+    texts = f"texts-{earlier.texts}.", f"canary-{earlier.canary}."
+    for path in sorted(folder.iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # another process deleted it
+            old = path.name.startswith(texts) and path.stat().st_mtime <= written
+            if old or (_DERIVED.fullmatch(path.name) and key[:16] not in path.name):
+                remove(path)
 
 
 def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> RankerSettings:
@@ -334,6 +356,7 @@ def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> Ra
         ("precision", asked.precision, "float32", built.precision),
         ("dtype", asked.dtype, "float32", built.dtype),
         ("index_type", asked.type, "exact", built.type),
+        ("milvus_uri", asked.milvus_uri, None, built.milvus_uri),
         ("document_prompt", settings.document_prompt, None, metadata.document_prompt),
     ):
         if value not in (default, found):

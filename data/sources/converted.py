@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import io
+import re
 import uuid
 import zipfile
 from functools import cache
@@ -80,12 +81,15 @@ def _convert(content: bytes, suffix: str) -> str:
             and sum(each.file_size for each in zipfile.ZipFile(io.BytesIO(content)).filelist) > MAX_UNPACKED
         ):
             raise ValueError(f"it unpacks to more than {MAX_UNPACKED:,} bytes")
-        result = _converter().convert_stream(io.BytesIO(content), stream_info=StreamInfo(extension=suffix), strip=["a"])
+        utf_8 = suffix in (".htm", ".html", ".ipynb")  # else it is guessed from the beginning
+        info = StreamInfo(extension=suffix, charset="utf-8" if utf_8 else None)
+        result = _converter().convert_stream(io.BytesIO(content), stream_info=info, strip=["a"])
     except Exception as error:  # of any of the libraries
         raise ValueError(str(error)) from error
     text = result.markdown.encode(errors="replace").decode().strip()
     title = " ".join((result.title or "").split())
-    return f"{title}\n\n{text}" if title and text and not text.startswith(("# ", "## ", title)) else text
+    has_title = re.match(f"##? |{re.escape(title)}(?!\\w)", text)
+    return f"{title}\n\n{text}" if title and text and not has_title else text
 
 
 @cache

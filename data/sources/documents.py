@@ -10,7 +10,6 @@ them (`converted`), and `empty` documents; `files` lists more. Text is UTF-8, or
 as U+FFFD, and the report counts the files that contain such bytes.
 """
 
-import glob
 import json
 import logging
 import math
@@ -30,13 +29,12 @@ from revela_hub.data.sources import converted
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport, skips
 from revela_hub.data.sources.rows import (
-    ROW_FILES,
-    TABLES,
     Row,
     column_text,
     column_value,
     dataset_rows,
     file_rows,
+    has_rows,
     json_lines_rows,
 )
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
@@ -83,6 +81,7 @@ def read_documents(
 
 def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]:
     report = ReadReport() if given is None else given
+    whole = True
     for source in sources:
         skipped_before = report.skipped.copy()
         found = 0
@@ -97,9 +96,12 @@ def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]
             report.documents += 1
             yield document
             if found == source.max_documents:
+                whole = False
                 break
         if not found:
             raise UserError(_nothing_found(source, report.skipped - skipped_before))
+    if whole:
+        report.patterns.update({pattern: 0 for source in sources for pattern in source.exclude})
     if not report.held_out and (probes := {source.held_out for source in sources if source.held_out is not None}):
         read = ", ".join(source.path for source in sources)
         logger.warning(
@@ -111,9 +113,9 @@ def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]
 
 def _nothing_found(source: Source, skipped: Counter[str]) -> str:
     if not skipped:
-        what = "nothing matches the pattern" if glob.has_magic(source.path) else "no documents in"
-        return f"{what} {source.path}"
-    remedies = [f"over {source.max_file_mib} MiB: raise max_file_mib"] if skipped["too large"] else []
+        return f"no documents in {source.path}"
+    too_large = f"over {source.max_file_mib} MiB: split the files, or set max_file_mib of the source in a YAML file"
+    remedies = [too_large] if skipped["too large"] else []
     remedies += ["unpack archives; of compressed files, only .jsonl.gz is read"] if skipped["binary"] else []
     remedies += [converted.REMEDY] if skipped[converted.MISSING] else []
     remedy = f" ({'; '.join(remedies)})" if remedies else ""
@@ -124,10 +126,15 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
     if source.is_dataset:
         yield from row_documents(dataset_rows(source), source)
         return
-    endings = ROW_FILES + TABLES if source.path.endswith(TABLES) else ROW_FILES
     for path in source_files(source, report):
-        if path.name.endswith(endings):
-            yield from row_documents(file_rows(path, report), source)
+        if has_rows(path, source):
+            try:
+                yield from row_documents(file_rows(path, report), source)
+            except UserError as error:
+                if path == Path(source.path).expanduser():
+                    raise
+                skip = f"skip the file with --exclude {path.name}"
+                raise UserError(error.message, **error.remedies, exclude=skip) from error
         elif (document := _file_document(path, source, report)) is not None:
             yield document
 
@@ -197,7 +204,8 @@ def _document(row: Row, text: str, source: Source) -> Document:
     else:
         name = column_value(row, source.id_column, "choose with id_column") if source.id_column else None
     # An empty line, so that the title does not become part of the first sentence.
-    text = f"{title}\n\n{text}" if title and text and not text.startswith(title) else text
+    has_title = re.match(re.escape(title) + r"(?!\w)", text)  # "Go" is not the title of "Google"
+    text = f"{title}\n\n{text}" if title and text and not has_title else text
     metadata = _metadata(row, source.metadata_columns) if source.metadata_columns else None
     return Document(row.where if name is None else str(name), text, None, source.kind or "text", metadata=metadata)
 

@@ -1,9 +1,9 @@
 """The files of a source: a file, everything below a folder, or the matches of a glob pattern, in the order of their names.
 
 In folders and patterns these are skipped, and counted in the report under these words: `hidden` files and folders (`.git`),
-`generated` folders (`__pycache__`, `node_modules`), `excluded` ones, folders `written by revela-hub`, `unreadable` files and
-folders, links to a folder that was `already read` (which also ends loops), and the files `with queries or judgements` of a
-BEIR folder.
+`generated` folders (`__pycache__`, `node_modules`, virtual environments), `excluded` ones, folders `written by revela-hub`,
+`unreadable` files and folders, links to a folder that was `already read` (which also ends loops), and the files `with queries
+or judgements` of a BEIR folder.
 """
 
 import glob
@@ -21,10 +21,16 @@ GENERATED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 
 
 def check_exists(source: Source) -> None:
-    """Raises UserError if a source is a file or folder that does not exist."""
-    if not (source.is_dataset or Path(source.path).expanduser().exists() or glob.has_magic(source.path)):
-        remedy = f"; a data set of the Hub is written {HUB_PREFIX}owner/name" if source.path.count("/") == 1 else ""
-        raise UserError(f"no such file or folder: {source.path}{remedy}")
+    """Raises UserError if a source is a file or folder that does not exist, or a pattern that nothing matches."""
+    path = Path(source.path).expanduser()
+    if source.is_dataset or path.exists():
+        return
+    if glob.has_magic(source.path):
+        if any(glob.iglob(str(path), recursive=True)):
+            return
+        raise UserError(f"nothing matches the pattern {source.path}")
+    remedy = f"; a data set of the Hub is written {HUB_PREFIX}owner/name" if source.path.count("/") == 1 else ""
+    raise UserError(f"no such file or folder: {source.path}{remedy}")
 
 
 def source_files(source: Source, report: ReadReport) -> Iterator[Path]:
@@ -59,11 +65,17 @@ def local_files(source: Source) -> Iterator[Path]:
 def _matches(pattern: Path, source: Source, report: ReadReport) -> Iterator[Path]:
     # Files and folders that the pattern names without wildcards are read.
     explicit = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
+    seen: set[str] = set()
     for file in map(Path, sorted(glob.glob(str(pattern), recursive=True))):
         inside = file.relative_to(explicit)
         parts = (part for part in [*reversed(inside.parents[:-1]), inside] if part.name not in pattern.parts)
-        if file.is_file() and not any(_skipped(explicit / part, part, source, report) for part in parts):
-            yield file
+        if not file.is_file() or any(_skipped(explicit / part, part, source, report) for part in parts):
+            continue
+        if (place := os.path.join(os.path.realpath(file.parent), file.name)) in seen:
+            report.skipped["already read"] += 1
+            continue
+        seen.add(place)
+        yield file
 
 
 def _beir_corpus(folder: Path) -> Path | None:
@@ -75,14 +87,16 @@ def _beir_corpus(folder: Path) -> Path | None:
 
 
 def _skipped(path: Path, relative: Path, source: Source, report: ReadReport) -> bool:
-    if path.name.startswith("."):
+    names = (path.name, relative.as_posix(), path.as_posix())
+    if patterns := [each for each in source.exclude if any(fnmatch(name, each) for name in names)]:
+        reason = "excluded"
+        report.patterns.update(patterns)
+    elif path.name.startswith("."):
         reason = "hidden"
     elif is_ours(path):
         reason = "written by revela-hub"
-    elif path.name in GENERATED_FOLDERS and os.path.isdir(path):
+    elif (path.name in GENERATED_FOLDERS and os.path.isdir(path)) or os.path.isfile(path / "pyvenv.cfg"):
         reason = "generated"
-    elif any(fnmatch(path.name, pattern) or fnmatch(relative.as_posix(), pattern) for pattern in source.exclude):
-        reason = "excluded"
     else:
         return False
     report.skipped[reason] += 1

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import ROW_FILES, TABLES, file_rows, text_lines, warn_of_replaced
+from revela_hub.data.sources.rows import file_rows, has_rows, text_lines, warn_of_replaced
+from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 
 COLUMNS = ("text", "query", "question", "anchor")
@@ -33,7 +34,7 @@ def read_queries(path: str | Path) -> dict[str, str]:
     found: dict[str, str] = {}
     seen: set[str] = set()
     report = ReadReport()
-    for id_, text in _rows(place, report) if place.name.endswith(ROW_FILES + TABLES) else text_lines(place, report):
+    for id_, text in _rows(place, report) if has_rows(place, Source(str(place))) else text_lines(place, report):
         query = " ".join(text.split())
         if query and query not in seen:
             seen.add(query)

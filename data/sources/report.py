@@ -29,6 +29,8 @@ class ReadReport:
     """Token spans made of the documents."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Skipped files, folders and rows, and spans that are too short, by reason."""
+    patterns: Counter[str] = field(default_factory=Counter)
+    """Excluded files and folders by pattern; 0 for a pattern that matched nothing, if all of the text was read."""
     replaced: int = 0
     """Files with invalid UTF-8; each such byte is read as U+FFFD."""
     cut: int = 0
@@ -43,19 +45,20 @@ class ReadReport:
     def add(self, other: "ReadReport") -> None:
         """Add the counts of another report."""
         for name, value in vars(other).items():
-            if name == "skipped":
-                self.skipped.update(value)
+            if isinstance(value, Counter):
+                getattr(self, name).update(value)
             else:
                 setattr(self, name, getattr(self, name) + value)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary, for a JSON file."""
-        return vars(self) | {"skipped": dict(self.skipped)}
+        return vars(self) | {"skipped": dict(self.skipped), "patterns": dict(self.patterns)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ReadReport":
         """Restore a report from `to_dict`."""
-        return cls(**(values | {"skipped": Counter(values["skipped"])}))
+        counts = {name: Counter(values.get(name, {})) for name in ("skipped", "patterns")}
+        return cls(**(values | counts))
 
     def __str__(self) -> str:
         """For example `1,234 documents, 5,678 chunks, 354 groups; skipped: 12 binary, 3 empty`."""
@@ -68,6 +71,8 @@ class ReadReport:
         parts: list[str] = []
         if self.skipped:
             parts.append(f"skipped: {skips(self.skipped)}")
+        if unmatched := [pattern for pattern, number in self.patterns.items() if not number]:
+            parts.append(f"no file or folder matches exclude: {' '.join(unmatched)}")
         if self.replaced:
             parts.append(f"{counted(self.replaced, 'file')} had invalid UTF-8 (replaced)")
         if self.cut:

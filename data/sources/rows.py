@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -24,8 +24,8 @@ from revela_hub.errors import UserError, first_line
 logger = logging.getLogger(__name__)
 
 PARQUET = ".parquet"
-ROW_FILES = (".jsonl", ".jsonl.gz", PARQUET)
-"""Endings of the files that `file_rows` reads wherever it finds them."""
+ROW_FILES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", PARQUET)
+"""Endings of the files that `file_rows` reads wherever it finds them, in lower or upper case."""
 TABLES = (".csv", ".tsv")
 """Endings of the files that `file_rows` reads if a source names them (`notes.csv`, `notes/*.csv`); in a folder, tables are text."""
 ROWS_PER_BATCH = 1024
@@ -33,7 +33,7 @@ ROWS_PER_BATCH = 1024
 MAX_CELL = 2**31 - 1
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
 
-_REMEDY = "each line must be a JSON object (exclude skips a file)"
+_REMEDY = "each line must be a JSON object"
 _GRADE = re.compile(r"[+-]?[0-9]{1,9}")  # stricter than int(): no 1_0, and no numbers too large for trec_eval
 
 
@@ -60,8 +60,7 @@ def read_rows(source: Source) -> Iterator[Row]:
 def _file_rows(source: Source) -> Iterator[Row]:
     check_exists(source)
     files = list(source_files(source, ReadReport()))
-    endings = ROW_FILES + TABLES if source.path.endswith(TABLES) else ROW_FILES
-    readable = [path for path in files if path.name.endswith(endings) or _is_judgements(path)]
+    readable = [path for path in files if has_rows(path, source) or _is_judgements(path)]
     if not readable:
         forms = f"{', '.join(ROW_FILES + TABLES)}, a BEIR folder, or a data set ({HUB_PREFIX}owner/name)"
         raise UserError(f"{source.path}: rows are read from {forms}")
@@ -74,6 +73,12 @@ def _file_rows(source: Source) -> Iterator[Row]:
             report = ReadReport()
             yield from file_rows(path, report)
             warn_of_replaced(path, report)
+
+
+def has_rows(path: Path, source: Source) -> bool:
+    """Whether `file_rows` reads a file of a source."""
+    named = source.path.lower().endswith(TABLES)
+    return path.name.lower().endswith(ROW_FILES + TABLES if named else ROW_FILES)
 
 
 def warn_of_replaced(path: Path, report: ReadReport) -> None:
@@ -119,9 +124,10 @@ def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     Raises:
         UserError: The file cannot be read, or a line is not a JSON object.
     """
-    if path.name.endswith(TABLES):
+    name = path.name.lower()
+    if name.endswith(TABLES):
         return table_rows(path, report)
-    return parquet_rows(path) if path.name.endswith(PARQUET) else json_lines_rows(path, report)
+    return parquet_rows(path) if name.endswith(PARQUET) else json_lines_rows(path, report)
 
 
 def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
@@ -136,22 +142,18 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     name = printable_name(path.as_posix())
     try:
         with open(path, encoding=_encoding(path), errors="replace", newline="") as file:
-            header = file.readline()
+            header, start = file.readline(), 1
             named = re.fullmatch(r"sep=(.)\s*", header)
             delimiter = named[1] if named else max("\t;,", key=re.sub(r'"[^"]*"', "", header).count)
             if not named:
                 file.seek(0)
             csv.field_size_limit(MAX_CELL)
-            lines: list[str] = []  # of the current row
-            last: list[str] = []  # of the row before
-            rows = csv.DictReader(_copied(file, lines), delimiter=delimiter)
+            rows = csv.DictReader(file, delimiter=delimiter, strict=True)
             if not rows.fieldnames:
                 raise UserError(f"{name}: empty; the first line must name the columns")
             replaced = False
             for columns in rows:
-                where = f"{name}:{rows.line_num + bool(named)}"
-                last = lines.copy()
-                lines.clear()
+                where, start = f"{name}:{rows.line_num + bool(named)}", rows.line_num + bool(named) + 1
                 if None in columns:
                     raise UserError(
                         f"{where}: more cells than the {len(rows.fieldnames)} columns in the first line (a text that contains"
@@ -160,30 +162,14 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
                 replaced = replaced or any("\ufffd" in (cell or "") for cell in columns.values())
                 yield Row(where, columns)
             report.replaced += replaced
-            if _open_quote(last, delimiter):
-                raise UserError(
-                    f"{name}:{rows.line_num + bool(named) - len(last) + 1}: a double quote in this row is never closed, so the rest of"
-                    " the file would be one cell"
-                )
     except csv.Error as error:
-        raise UserError(f"{name}: not a table of text ({error})") from error
+        problem = "a double quote is never closed" if "end of data" in str(error) else f"not a row of a table: {error}"
+        raise UserError(
+            f"{name}:{start}: {problem} (a cell that begins with a double quote must end with one, and those in it must be doubled;"
+            " or write the rows as JSON lines)"
+        ) from error
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
-
-
-def _copied(lines: Iterable[str], copies: list[str]) -> Iterator[str]:
-    for line in lines:
-        copies.append(line)
-        yield line
-
-
-def _open_quote(lines: Iterable[str], delimiter: str) -> bool:
-    """Return whether a quote is still open after these lines."""
-    try:
-        list(csv.reader(lines, delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        return "unexpected end of data" in str(error)
-    return False
 
 
 def _encoding(path: Path) -> str:
@@ -207,7 +193,7 @@ def parquet_rows(path: Path) -> Iterator[Row]:
             for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
                 yield Row(f"{name}:{number}", row)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{name}: damaged or not a parquet file ({first_line(error)}); exclude skips a file") from error
+        raise UserError(f"{name}: damaged or not a parquet file ({first_line(error)})") from error
 
 
 def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
@@ -239,7 +225,7 @@ def text_lines(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
     """
     replaced, name = False, printable_name(path.as_posix())
     try:
-        with cast("IO[bytes]", gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")) as file:
+        with cast("IO[bytes]", gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")) as file:
             for number, line in enumerate(file, start=1):
                 if number == 1 and line.startswith(UTF16):
                     raise UserError(f"{name}: UTF-16 text; save it as UTF-8")

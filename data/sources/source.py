@@ -12,6 +12,7 @@ A source is a string (a file, a folder, a glob pattern, or `hf:` and a data set)
       - {path: "hf:owner/name", split: train, text_column: body, kind: code}
 """
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -69,7 +70,7 @@ class Source:
         merge_column: Consecutive rows with the same value in this column form one document (a corpus of passages).
         metadata_columns: The columns with metadata of the document, for the filters of a search.
         kind: `"text"` or `"code"`. None: by the file's extension, and text for rows.
-        exclude: Patterns of file and folder names to skip (`*.min.js`, `tests`, `docs/old/*`).
+        exclude: Patterns of file and folder names to skip (`*.min.js`, `tests`, `docs/old/*`); paths are as in `path`, or below it.
         max_documents: Stop after this many documents.
         max_file_mib: Skip larger files, because files are read whole (JSON lines are streamed).
         held_out: A probe's folder, or its `held_out.jsonl`: the texts of its queries are removed from the documents.
@@ -131,6 +132,7 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
     for key, value in values.items():
         if isinstance(value, list) or key in ("exclude", "metadata_columns"):
             values[key] = (value,) if isinstance(value, str) else tuple(value)
+    values["exclude"] = tuple(map(posixpath.normpath, values.get("exclude", ())))  # `tests/` and `./tests`
     _check_values(values)
     parsed = Source(**values)
     if parsed.path.startswith(ADDRESS):

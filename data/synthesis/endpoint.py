@@ -102,7 +102,8 @@ class Endpoint:
     def _ask(self, request: Request) -> Reply:
         import openai
 
-        where, tries = public_url(self.url), f"({counted(self.retries + 1, 'time')}); run again to resume"
+        where = public_url(self.url)
+        tries = f"({counted(self.retries + 1, 'time')}); run again without --overwrite to resume"
         schema = None if self._refused_schema else request.schema
         try:
             choices = getattr(self._complete(request, schema), "choices", None)

@@ -85,7 +85,7 @@ class SyntheticFolder:
     Args:
         path: The folder; created if it is missing.
         settings: The settings that the data depend on, which must be the same as in earlier runs.
-        overwrite: Whether to delete the files of earlier runs.
+        overwrite: Whether to delete the files of earlier runs, when the first new line is written.
 
     Attributes:
         pairs: The lines of `pairs.jsonl`, of this run and earlier ones, by form.
@@ -115,15 +115,12 @@ class SyntheticFolder:
                 f"{self.path}: cannot write there ({error.strerror}); choose another --output_dir"
             ) from error
         try:
-            begun = self._begun()
-            if overwrite and begun:
-                for name in (*_LINES, SETTINGS):  # the settings last: they say that the others are ours
-                    (self.path / name).unlink(missing_ok=True)
-                begun = {}
-            for name in _LINES:
-                self._read(name)
-            self._check_settings(begun, dict(settings))
-            self._files = {name: self._opened.enter_context((self.path / name).open("ab")) for name in _LINES}
+            begun, self._settings = self._begun(), dict(settings)
+            self._overwrite = overwrite and bool(begun)
+            if not self._overwrite:
+                for name in _LINES:
+                    self._read(name)
+                self._open(begun)
         except OSError as error:
             self.close()
             raise UserError(f"{error.filename or self.path}: cannot read or write it ({error.strerror})") from error
@@ -145,11 +142,17 @@ class SyntheticFolder:
         """Writes a line and adds it to the attributes."""
         name = next(name for name, kind in _LINES.items() if isinstance(row, kind))
         try:
+            if self._overwrite:  # only now: a server that never answers must not cost the earlier examples
+                for earlier in (*_LINES, SETTINGS):  # the settings last: they say that the others are ours
+                    (self.path / earlier).unlink(missing_ok=True)
+                self._open({})
+                self._overwrite = False
             self._files[name].write(row.model_dump_json().encode() + b"\n")
             self._files[name].flush()
         except OSError as error:
             raise UserError(
-                f"{self.path / name}: cannot write ({error.strerror}); free some space and run again to resume"
+                f"{self.path / name}: cannot write ({error.strerror}); free some space and run again"
+                " without --overwrite to resume"
             ) from error
         self._take(row)
 
@@ -183,23 +186,24 @@ class SyntheticFolder:
             ) from error
         return begun
 
-    def _check_settings(self, begun: dict[str, Any], settings: dict[str, Any]) -> None:
-        """Raises UserError for different settings, and stores those that an earlier release did not store."""
+    def _open(self, begun: dict[str, Any]) -> None:
+        """Opens the files; raises UserError for different settings, and stores those an earlier release lacks."""
         pairs = sum(self.pairs.values(), [])
         if pairs:
             begun.setdefault("model", pairs[0].model)
         elif not any(self.tasks.values()):  # nothing was written yet
             begun = {}
-        for name, value in settings.items():
+        for name, value in self._settings.items():
             if begun.get(name, value) != value:
                 what = _HASHED.get(name, f"--{name} {_SHORT.repr(begun[name])}, not {_SHORT.repr(value)}")
                 raise UserError(
                     f"{self.path} was created with {what}; choose another --output_dir, or start over with --overwrite"
                 )
-        if begun != settings:
+        if begun != self._settings:
             draft = self.path / f"{SETTINGS}.{uuid.uuid4().hex}.tmp"  # machines may share the disk
-            draft.write_text(json.dumps(settings | begun, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            draft.write_text(json.dumps(self._settings | begun, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             os.replace(draft, self.path / SETTINGS)
+        self._files = {name: self._opened.enter_context((self.path / name).open("ab")) for name in _LINES}
 
     def _read(self, name: str) -> None:
         file = self.path / name

@@ -314,8 +314,8 @@ class _Synthesis:
                     sample = " ".join(reply.text.split())[:200]
                     return UserError(
                         f"{name}: {useless:,} unusable replies in a row (in this run: {skips(reasons)}); the last one begins "
-                        f"with {sample!r}; accepted examples are in {self.folder.path}: try a higher --max_new_tokens or "
-                        "--patience, or another model with another --output_dir"
+                        f"with {sample!r}; accepted examples are in {self.folder.path}: try a higher --max_new_tokens, "
+                        "or another model with another --output_dir"
                     )
         return None
 

@@ -21,7 +21,7 @@ from revela_hub.cli.main import main
 from revela_hub.demo.report import read_report
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_folder import read_probe_task
-from revela_hub.interrupts import Interrupted
+from revela_hub.interrupts import Interrupted, status_of
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.disk import claim_folder
 from revela_hub.trainers.common.retriever import load_retriever
@@ -418,8 +418,9 @@ def test_a_termination_is_no_ctrl_c(tmp_path: Path) -> None:
     said: list[object] = []
     inputs = candidates.Inputs("r", ["d"], tmp_path / "probe", tmp_path, None, None, 0, 10, None, None, {})
     adaptation = adapt.Adaptation(inputs, 1.0, said.append)
-    with pytest.raises(Interrupted), adaptation._ending_on_ctrl_c():
-        raise Interrupted("saved", signal.SIGTERM)
+    with pytest.raises(Interrupted) as caught, adaptation._ending_on_ctrl_c():
+        raise Interrupted("resume with --resume_from_checkpoint last", signal.SIGTERM)
+    assert str(caught.value) == "" and status_of(caught.value) == 143  # the command line adds what adapt offers
     assert not said and not adaptation.stopped
     with adaptation._ending_on_ctrl_c():
         raise Interrupted("saved", signal.SIGINT)
@@ -450,10 +451,12 @@ def test_json_lines_of_code_are_read_as_code(
         (["code", "--lm", "/nowhere"], "cannot load the language model '/nowhere': no such folder"),
         (["code", "--labels", "nowhere.jsonl"], "nowhere.jsonl"),
         (["code", "--labels", "labels.jsonl"], "no column 'anchor'"),
+        (["empty", "--labels", "labels.jsonl"], "no column 'anchor'"),  # before the text is read
         (["code", "--example_queries", "nowhere.txt"], "nowhere.txt"),
         (["code", "--retriever", "./nowhere"], "no such folder"),
         (["code", "--output_dir", "code/out"], "code/out"),
         (["code", "--output_dir", "code/out", "--dry_run"], "code/out"),
+        (["code", "--output_dir", "code/out", "--exclude", "out", "m*"], "no documents in code: skipped 61 excluded"),
         (["code", "--bm25_stemmer", "klingon"], "unknown stemmer 'klingon'"),
         (["code", "--bm25_stopwords", "klingon"], "no stop words for 'klingon'"),
     ],

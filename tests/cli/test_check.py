@@ -49,8 +49,9 @@ def test_text_that_was_not_read_is_reported(tmp_path: Path, capsys: pytest.Captu
     queries.write_text(f"{LEAKED}\n")
     (folder / "a.txt").write_bytes("caf\xe9".encode("latin-1"))
     (folder / "b.bin").write_bytes(b"\0")
-    assert run("--data", folder, "--against", queries) == 0
-    assert capsys.readouterr().err == "skipped: 1 binary; 1 file had invalid UTF-8 (replaced)\n"
+    (folder / "c.txt").write_text(LEAKED)
+    assert run("--data", folder, "--against", queries, "--exclude", "c.*") == 0
+    assert capsys.readouterr().err == "skipped: 1 binary, 1 excluded; 1 file had invalid UTF-8 (replaced)\n"
 
 
 @pytest.mark.parametrize(

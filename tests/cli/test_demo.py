@@ -53,6 +53,14 @@ def config(*words: Any) -> tuple[str, str]:
         ) if search else ""
 
 
+def test_the_corpus_of_a_configuration_file(work: Path) -> None:
+    (work / "rows.jsonl").write_text('{"body": "A row."}\n')
+    (work / "docs" / "calls.jsonl").write_text('{"name": "river"}\n')
+    corpus: list[Any] = ["docs", {"path": "rows.jsonl", "text_column": "body"}]
+    documents, name = demo._documents(demo.Arguments(model="m", corpus=corpus, exclude=["docs/calls.jsonl"]), work)
+    assert len(list(documents)) == len(RIVERS) + 1 and name == "docs, rows.jsonl"
+
+
 def titles(html: str) -> list[str]:
     return re.findall(r"<h3>(.*?)</h3>", html)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from revela_hub.cli.main import main
+from revela_hub.cli.ranker_options import load_models
 
 DOCUMENTS = ["rivers carry sediment", "the capital of France", "a lazy dog", "width and height"]
 
@@ -103,6 +104,20 @@ def test_a_model_that_fails_does_not_cost_the_rows_before_it(larger: Path, capsy
     captured = capsys.readouterr()
     assert captured.out.splitlines()[2].split()[0] == "bm25"
     assert "./nowhere is not a folder" in captured.err.splitlines()[-1]
+
+
+def test_ctrl_c_does_not_cost_the_rows_before_it(
+    larger: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(arguments: object, name: str, *_: object, **__: object) -> object:
+        if name != "bm25":
+            raise KeyboardInterrupt
+        return load_models(arguments, name, *_, **__)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("revela_hub.cli.commands.evaluate.load_models", interrupted)
+    assert main(["evaluate", "bm25", "model", "--corpus", str(larger)]) == 130
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[2].split()[0] == "bm25" and "interrupted" in captured.err
 
 
 def test_presets_and_options_of_bm25(larger: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,6 +154,8 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     assert "is not an ImpRAG model" in capsys.readouterr().err
     assert main(["answer", "./nowhere", "--index", "x", "Where?"]) == 2
     assert "'./nowhere': no such folder" in capsys.readouterr().err
+    assert main(["answer", "x", "--index", "x", "Where?", "--rerank_depth", "3"]) == 2
+    assert "--rerank_depth requires --rerank MODEL" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa"]) == 2
     assert "--task qa needs --data" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa", "--data", "d", "--index", "i", "--corpus", "c"]) == 2

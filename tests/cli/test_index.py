@@ -58,9 +58,10 @@ def test_files_that_were_not_read_are_reported(
     command: str, corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("notes.bin").write_bytes(b"\0")
+    Path("calls.jsonl").write_text('{"name": "river"}\n')
     options = [str(retriever_folder), "--corpus", str(corpus), "--output_dir", "../index", "--device", "cpu"]
-    assert main([command, *options]) == 0
-    assert "skipped: 1 binary\n" in capsys.readouterr().err
+    assert main([command, *options, "--exclude", "calls.jsonl"]) == 0
+    assert "skipped: 1 binary, 1 excluded\n" in capsys.readouterr().err
 
 
 def test_the_metadata_of_rows_are_in_the_results(
@@ -76,7 +77,11 @@ def test_the_metadata_of_rows_are_in_the_results(
 
 
 def test_encoded_shards_are_written_as_parquet(
-    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    corpus: Path,
+    retriever_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import pyarrow as pa
     from datasets import load_dataset
@@ -100,10 +105,27 @@ def test_encoded_shards_are_written_as_parquet(
     encoder = SentenceTransformer(model, device="cpu")
     np.testing.assert_allclose(found["vector"], encoder.encode_document(list(found["text"])), atol=1e-5)
 
+    # A failed export leaves the earlier one; a complete one also replaces the files that it does not need.
+    export = [*common, "--metadata_columns", "year", "page", "--shard", "0"]
+    stale = Path("vectors/passages-00000-of-00002-00001.parquet")
+    stale.touch()
+    before = {file.name: file.read_bytes() for file in Path("vectors").iterdir()}
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet.ParquetWriter, "write_batch", fail)
+        assert main(export) == 130
+    assert {file.name: file.read_bytes() for file in Path("vectors").iterdir()} == before
+    assert main(export) == 0
+    assert not stale.exists() and (Path("vectors") / names[0]).read_bytes() == before[names[0]]
+
     def message(*words: str) -> str:
         assert main([*words]) == 2
         return capsys.readouterr().err.splitlines()[-1]
 
+    monkeypatch.setattr("revela_hub.cli.passage_options.load_dense", None)  # these are found before the model is loaded
     assert "holds passages-00000-of-00002-00000.parquet, which is not one of 3 shards" in message(
         *common[:-1], "3", "--metadata_columns", "year"
     )

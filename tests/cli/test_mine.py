@@ -1,6 +1,7 @@
 """`revela-hub mine`, through the command line."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,12 @@ def test_mines_a_beir_folder_with_bm25(place: Path, capsys: pytest.CaptureFixtur
     assert out.splitlines()[:2] == ["2 pairs of 2 anchors", "4 documents; skipped 1 duplicate"]
     assert "2 by being a positive" in out
     assert "2 pairs with all negatives, 0 with fewer (kept)" in out
-    words[words.index("new/mined.jsonl")] = "new/mined.parquet"
-    assert main(words) == 0
-    written = [row.columns for row in read_rows(parse_source("new/mined.parquet"))]
-    assert [{**row, "scores": None} for row in written] == [{**row, "scores": None} for row in (first, second)]
-    assert written[0]["scores"] == pytest.approx(first["scores"])
+    for name in ("new/mined.parquet", "new/mined.jsonl.gz"):
+        words[words.index("--output") + 1] = name
+        assert main(words) == 0
+        written = [row.columns for row in read_rows(parse_source(name))]
+        assert [{**row, "scores": None} for row in written] == [{**row, "scores": None} for row in (first, second)]
+        assert written[0]["scores"] == pytest.approx(first["scores"])
 
 
 def test_mines_with_a_model_and_resumes(
@@ -155,8 +157,10 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
     assert "no negatives left of " in capsys.readouterr().err
     assert Path("mined.jsonl").read_bytes() == before
     assert list(place.glob("*.tmp")) == []
+    Path("link.jsonl").symlink_to("mined.jsonl")
+    words[words.index("mined.jsonl")] = "link.jsonl"
     assert main([*words, "--overwrite", "--scores"]) == 0
-    assert Path("mined.jsonl").read_bytes() != before
+    assert Path("link.jsonl").is_symlink() and Path("mined.jsonl").read_bytes() != before
 
 
 @pytest.mark.parametrize(
@@ -166,10 +170,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--pairs", "pairs.jsonl", "--beir", "beir"], "give either --pairs FILE or --beir FOLDER"),
         (["--pairs", "nowhere.jsonl"], "no such file or folder: nowhere.jsonl"),
         (["--pairs", "beir/qrels"], "no column 'anchor'; the columns are 'query-id', 'corpus-id', 'score'"),
-        (
-            ["--pairs", "empty"],
-            "empty: rows are read from .jsonl, .jsonl.gz, .parquet, .csv, .tsv, a BEIR folder, or a data set",
-        ),
+        (["--pairs", "empty"], "empty: rows are read from .jsonl, .jsonl.gz, "),
         (
             ["--pairs", "pairs.jsonl", "--anchor_column", "query"],
             "pairs.jsonl:1: no column 'query'; the columns are 'anchor', 'positive' (choose with --anchor_column)",
@@ -190,7 +191,9 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
         (["--beir", "beir", "--batch_size", "0"], "--batch_size: must be at least 1"),
         (["--beir", "beir", "--sampling", "best"], "--sampling: expected one of top, random, not 'best'"),
         (["--beir", "beir", "--model", "./nowhere"], "./nowhere is not a folder"),
-        (["--beir", "beir", "--output", "beir"], "beir already exists"),
+        (["--beir", "beir", "--output", "beir"], "--output beir is a folder or a device"),
+        (["--beir", "beir", "--output", "pipe", "--overwrite"], "--output pipe is a folder or a device"),
+        (["--beir", "beir", "--output", "mined.csv"], "the name must end in .jsonl, .jsonl.gz, "),
         (["--beir", "beir", "--output", "pairs.jsonl/mined.jsonl"], "choose another folder with --output"),
         (["--beir", "beir", "--cache_dir", "pairs.jsonl"], "choose another folder with --cache_dir"),
     ],
@@ -198,6 +201,7 @@ def test_the_output_is_a_data_set_and_appears_whole(place: Path, capsys: pytest.
 def test_mistakes_are_one_line(place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     write("numbers.jsonl", [{"anchor": "a", "positive": 1}])
     Path("empty").mkdir()
+    os.mkfifo("pipe")
     Path("broken.jsonl").write_text('{"anchor": "a", "positive": "b"}\n{"anchor"\n')
     words = words if "--output" in words else [*words, "--output", "mined.jsonl"]
     words = words if "--model" in words else ["bm25", *words]

@@ -71,16 +71,21 @@ def test_scores_are_those_of_the_multi_vector_encoder(multi_vector: Path, texts:
 def late_interaction(retriever: SentenceTransformer, query: str, passage: str, prompt: str = "Passage: ") -> float:
     """The equation of `retrieval.rerank` in plain loops, in float64; the prompts are part of the texts."""
     vectors = []
-    for text in (f"Query: {query}", prompt + passage):
-        features = retriever.tokenizer([text], return_tensors="pt")
+    for start, text in (("Query: ", query), (prompt, passage)):
+        features = retriever.tokenizer([start + text], return_tensors="pt")
         states = retriever[0].auto_model(**features).last_hidden_state[0].detach().numpy().astype(np.float64)
-        vectors.append([state / np.linalg.norm(state) for state in states])
+        pooled = 0 if retriever[1].include_prompt else len(retriever.tokenizer(start)["input_ids"]) - 1  # without [SEP]
+        vectors.append([state / np.linalg.norm(state) for state in states[pooled:]])
     of_query, of_passage = vectors
     return sum(max(float(one @ other) for other in of_passage) for one in of_query) / len(of_query)
 
 
-def test_late_interaction_equals_a_loop(retriever_folder: Path, texts: list[str]) -> None:
+@pytest.mark.parametrize("included", [True, False])
+def test_late_interaction_equals_a_loop(retriever_folder: Path, texts: list[str], included: bool) -> None:
     retriever = SentenceTransformer(str(retriever_folder), device="cpu")
+    before = Reranker(retriever).identity
+    retriever.set_pooling_include_prompt(included)
+    assert (Reranker(retriever).identity == before) == included
     pairs = [(query, text) for query in (QUERY, "width") for text in texts]
     expected = [late_interaction(retriever, *pair) for pair in pairs]
     assert np.abs(Reranker(retriever, batch_size=2).scores(pairs) - expected).max() < 1e-6

@@ -63,6 +63,32 @@ def test_the_column_of_the_text_is_chosen(
     assert "2 passages" in capsys.readouterr().out
 
 
+def test_rows_of_another_kind_in_a_folder_can_be_excluded(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (corpus / "docs" / "calls.jsonl").write_text('{"name": "river"}\n')
+    search = ["search", "bm25", "sediment", "--corpus", "docs", "--json"]
+    assert main(search) == 2
+    error = capsys.readouterr().err
+    assert (
+        "no column 'text'; the columns are 'name' (choose with --text_column); skip the file with --exclude calls.jsonl"
+        in error
+    )
+    assert main([*search, "--exclude", "./docs/calls.jsonl", "venv"]) == 0
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["hits"]) == 1
+    assert "1 document, 1 chunk; skipped: 1 excluded; no file or folder matches exclude: venv" in printed.err
+
+
+def test_an_interrupted_search_resumes(
+    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("revela_hub.cli.commands.search.load_models", interrupted)
+    assert main(["search", "bm25", "width", "--corpus", "area.py"]) == 130
+    assert "interrupted: run the same command again to resume" in capsys.readouterr().err
+
+
 def test_queries_come_from_standard_input(
     corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +214,12 @@ def test_a_query_without_a_hit_says_why(
     assert record["hits"] == [] and record["nothing_found"].startswith("no text contains a word")
 
 
+def test_options_of_reading_with_an_index_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, value in (("max_words", "7"), ("exclude", "tests"), ("text_column", "body")):
+        assert main(["search", "bm25", "rivers", "--index", "folder", f"--{option}", value]) == 2
+        assert f"--{option} requires --corpus" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no names of files that are not UTF-8")
 @pytest.mark.parametrize("kind", ["bm25", "dense", "sparse"])
 def test_lone_surrogates_in_queries_and_names_of_files(
@@ -201,8 +233,8 @@ def test_lone_surrogates_in_queries_and_names_of_files(
     """Input of a terminal with another encoding, or half of an emoji, gives no traceback."""
     model = {"bm25": "bm25", "dense": str(retriever_folder), "sparse": str(tiny_sparse_folder)}[kind]
     Path(os.fsdecode(b"docs/caf\xe9.txt")).write_text("the rivers of the north")
-    words = ["search", model, "--corpus", "docs", "--mode", kind, "--json", "--query_prompt", "\ud83d "]
-    words += [] if kind == "bm25" else ["--device", "cpu"]
+    words = ["search", model, "--corpus", "docs", "--mode", kind, "--json"]
+    words += [] if kind == "bm25" else ["--device", "cpu", "--query_prompt", "\ud83d "]
     assert main([*words, "--query", "rivers \ud83d caf\udce9"]) == 0
     [line] = capsys.readouterr().out.splitlines()
     assert json.loads(line)["query"] == "rivers \ufffd caf\ufffd"

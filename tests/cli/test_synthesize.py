@@ -203,6 +203,17 @@ def test_ctrl_c_stops_at_once_and_loses_nothing(server: Server, tmp_path: Path) 
     assert sorted(draws) == list(range(10))
 
 
+def test_a_run_that_started_over_is_resumed_without_overwrite(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("revela_hub.data.synthesis.synthesis.synthesize", interrupted)
+    assert main(command(server, tmp_path, "--overwrite")) == 130
+    assert "run the same command again without --overwrite to resume" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -368,7 +379,7 @@ def test_a_server_that_goes_away(server: Server) -> None:
     client = endpoint(server, retries=2, concurrency=1)
     came = client.replies([Request('Write "input"', number) for number in range(3)])
     assert next(came)[1].text
-    with pytest.raises(UserError, match=r"cannot reach .* \(3 times\); run again to resume"):
+    with pytest.raises(UserError, match=r"cannot reach .* \(3 times\); run again without --overwrite to resume"):
         next(came)
     assert len(server.bodies) == 4
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from revela_hub.data.own_folder import check_apart, check_free, claim, is_ours
+from revela_hub.data.own_folder import MARKER, check_apart, check_free, claim, is_ours, names_in
 from revela_hub.data.row_cache import cache_folder
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport
@@ -32,6 +32,16 @@ def test_a_folder_of_the_user_is_not(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a file, not a folder"):
         claim(tmp_path / "notes.txt", "--output")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_another_process_may_claim_the_folder_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def meanwhile(folder: Path) -> set[str]:
+        (folder / MARKER).write_text("")
+        (folder / "texts.arrow").write_text("")
+        return names_in(folder)
+
+    monkeypatch.setattr("revela_hub.data.own_folder.names_in", meanwhile)
+    assert claim(tmp_path, "--output") == tmp_path
 
 
 def test_the_folder_of_an_earlier_version_is_marked(tmp_path: Path) -> None:

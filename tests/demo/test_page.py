@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from word_encoder import WORDS, Encoder
@@ -110,28 +109,44 @@ def test_an_upload(client: Client, tmp_path: Path, name: str) -> None:
     assert name in html and str(tmp_path) not in html and "/tmp" not in html
 
 
-def test_uploads_are_deleted_when_they_have_been_read(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[Path] = []
-    from revela_hub.demo import page
+def test_an_upload_can_be_used_again_and_is_deleted_at_the_end(tmp_path: Path) -> None:
+    """After an error, the page still shows the file."""
+    read: list[str] = []
 
-    original = page.documents_of_upload
+    def index(documents: list[Document], folder: Path) -> Collection:
+        read.append(documents[0].text)
+        raise UserError("the text has too many passages")
 
-    def remember(file: Path) -> Any:
-        read.append(file)
-        return original(file)
+    documents = [Document("x", TEXTS[0], None, "text")]
+    collection = Collection(documents, [Retriever("base", Encoder(), "base")], tmp_path)
+    page = search_page(Shown("x"), collection, index, 0.3, 5)
+    address = launch(page, "127.0.0.1", None)
+    try:
+        sent = httpx.post(f"{address}gradio_api/upload", files={"files": ("a.txt", b"salt wind")}).json()
+        upload = {"path": sent[0], "meta": {"_type": "gradio.FileData"}}
+        for _ in range(2):
+            with pytest.raises(AppError, match="The text has too many passages"):
+                Client(address, verbose=False).predict("", upload, api_name="/use_text")
+    finally:
+        page.close()
+    assert read == ["salt wind"] * 2
+    assert not Path(sent[0]).exists()
 
-    monkeypatch.setattr(page, "documents_of_upload", remember)
-    for name in ("good.txt", "bad.jsonl"):
-        (tmp_path / name).write_text("salt wind")
-        try:
-            client.predict("", handle_file(tmp_path / name), api_name="/use_text")
-        except AppError as error:
-            assert "bad.jsonl:1: invalid JSON" in str(error).lower().replace("json", "JSON").replace(".JSONl", ".jsonl")
-    assert [file.name for file in read] == ["good.txt", "bad.jsonl"]
-    assert not any(file.exists() for file in read)
-    assert (tmp_path / "good.txt").exists()
+
+def test_web_pages_of_other_hosts_cannot_read_the_texts(served: SimpleNamespace) -> None:
+    """Not even if their domain is pointed at this machine (DNS rebinding)."""
+    port = served.address.rstrip("/").rpartition(":")[2]
+    for host, status in (("evil.com", 400), (f"evil.com:{port}", 400), (f"localhost:{port}", 200), ("127.0.0.1", 200)):
+        for method, place in (("GET", ""), ("GET", "config"), ("POST", "gradio_api/call/search")):
+            sent = {"data": ["river", 0.3, 1]} if method == "POST" else None
+            answer = httpx.request(method, f"{served.address}{place}", headers={"host": host}, json=sent)
+            assert answer.status_code == status
+    page = answer_page(Shown("imprag"), lambda question: iter(()))
+    try:
+        address = launch(page, "0.0.0.0", None)
+        assert httpx.get(f"{address}config", headers={"host": "demo.example.com"}).status_code == 200
+    finally:
+        page.close()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from revela_hub.cli.commands.probe import Arguments, _questions
 from revela_hub.cli.main import main
 from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
 from revela_hub.data.sources.source import Document
@@ -78,6 +79,51 @@ def test_a_heading_with_much_white_space_takes_linear_time() -> None:
     ((_, [passage]),) = passages_of_each([Document("a", text, None, "text")], lambda _: Random(0))
     assert time.process_time() - began < 5
     assert passage.candidates["title"].text == "A story of rivers"
+
+
+@pytest.mark.parametrize(
+    ("start", "title"),
+    [
+        (
+            '---\ntitle: "The story: of a river"\nlast_update: 2024-11-03 by the editor\n---\n\n',
+            "The story: of a river",
+        ),
+        ("+++\r\ntitle = 'The story of a river'\r\ndraft = false\r\n+++\r\n", "The story of a river"),
+        (
+            "The story of a river\n\n---\nid: river\ntitle: Some other story\ndraft: false\n---\n",
+            "The story of a river",
+        ),
+        ("---\nsidebar_position: 3\ndraft: false\n---\n\n", None),
+    ],
+    ids=["YAML", "TOML", "row with a title", "no title"],
+)
+@pytest.mark.parametrize("fence", ["```", "~~~", "````md\n```", "unclosed"])
+def test_front_matter_and_comments_in_code_are_no_titles(start: str, title: str | None, fence: str) -> None:
+    code = f"{fence.replace('unclosed', '~~~')}\n# install it before you run it\nrun --now\n"
+    end = "" if fence == "unclosed" else "```\n````\n" if "md" in fence else f"{fence}\n"
+    text = f"{start}{sentences('rivers')}\n\n# The story of a road\n\n{sentences('roads')}\n{code}{end}"
+    if end:
+        text += f"\nThe story of a hill\n-------------------\n\n{sentences('hills')}\n"
+    ((_, passages),) = passages_of_each([Document("a", text, None, "text")], lambda _: Random(0))
+    titles = [passage.candidates["title"].text if "title" in passage.candidates else None for passage in passages]
+    assert titles == [title, "The story of a road", *(["The story of a hill"] if end else [])]
+    assert all("draft" not in passage.text and "editor" not in passage.text for passage in passages)
+    assert all(each.removed in text for passage in passages for each in passage.candidates.values())
+    assert "run --now" in passages[1].text
+
+
+def test_marks_of_code_and_front_matter_take_linear_time() -> None:
+    marks = [
+        "```` a\n",
+        "````a\n```\n",
+        "~~~\n",
+        "---\na: b\n",
+        f"---\na:{' ' * 300}\ntitle:{' ' * 300}x{' ' * 300}y\n",
+    ]
+    began = time.process_time()
+    for mark in marks:
+        list(passages_of_each([Document("a", mark * (300_000 // len(mark)), None, "text")], lambda _: Random(0)))
+    assert time.process_time() - began < 20
 
 
 @pytest.fixture
@@ -161,6 +207,24 @@ def test_near_duplicates_and_what_stands_twice_are_not_asked(tmp_path: Path) -> 
     assert all(whole.count(query) == 1 for query in probe.task.queries.values())
 
 
+def test_docstrings_that_another_document_repeats_are_not_asked(text: Path) -> None:
+    settings = replace(SETTINGS, kinds=("docstring",), passages=1000)
+    assert len(build_probe(text, settings).task.queries) == 40
+    listed = "\n\n".join(f"Builds the {numeral(at)} of a value and returns it with care." for at in range(20))
+    (text / "api.md").write_text(listed)
+    queries = build_probe(text, settings).task.queries
+    assert len(queries) == 20 and not any(query in listed for query in queries.values())
+
+
+def test_ids_that_occur_twice_hide_no_text(tmp_path: Path) -> None:
+    found = []
+    for name, ids in (("own.jsonl", range(60)), ("again.jsonl", [*range(30), *range(30)])):
+        rows = [{"_id": str(own), "text": sentences(numeral(at))} for at, own in enumerate(ids)]
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        found.append(build_probe(tmp_path / name, SETTINGS).task.queries)
+    assert found[0] == found[1]
+
+
 def test_kinds_can_be_chosen_and_shares_are_even(text: Path, probe: Probe) -> None:
     assert min(probe.kinds.values()) >= 9
     only = build_probe(str(text), ProbeSettings(queries=30, passages=80, kinds=("sentence",)))
@@ -235,6 +299,15 @@ def test_what_is_too_little_says_what_was_there(tmp_path: Path) -> None:
     for number in range(100):
         (tmp_path / f"{number}.txt").write_text(f"a line about {numeral(number)} " * 20)
     with pytest.raises(UserError, match="has 0 candidate queries.* too few of the 80 distinct passages in 100 doc"):
+        build_probe(str(tmp_path), SETTINGS)
+
+
+def test_a_title_that_recurs_in_its_own_text_is_no_copy(tmp_path: Path) -> None:
+    for number in range(30):
+        name = f"Renewing a contract {numeral(number)}"
+        text = f"{name} is described here, with all the forms that one has to fill in and send by post to {numeral(500 + number)}."
+        (tmp_path / f"{number}.md").write_text(f"# {name}\n\n{text}\n")
+    with pytest.raises(UserError, match="has 0 candidate queries.* too few of the .. distinct passages"):
         build_probe(str(tmp_path), SETTINGS)
 
 
@@ -407,15 +480,18 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert read_beir(output).qrels == task.qrels and read_beir(output).queries != task.queries
     assert main([*words, "--example_queries", "none.txt"]) == 2
     assert "no file none.txt" in capsys.readouterr().err
-    words[3] = str(text)  # would be part of the training text, and might replace files of the same names
+    words[3] = str(text / "in")  # would be part of the training text, and might replace files of the same names
     assert main(words) == 2
-    assert "is inside the data" in capsys.readouterr().err
+    assert "is inside the data" in (error := capsys.readouterr().err) and "or exclude it: --exclude in" in error
+    assert main([*words, "--exclude", "in/"]) == 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--kind", "prose"], "--kind must be auto, text or code, not 'prose'"),
+        (["--kind", "prose"], "--kind: expected one of auto, text, code, not 'prose'"),
+        (["--retriever", "nothere"], "--retriever requires --compare OLD NEW"),
+        (["--compare", "a", "b", "--model", "m"], "--model has no effect with --compare OLD NEW"),
         (["--endpoint", "http://localhost:1/v1"], "--endpoint requires --model"),
         (["--max_documents", "2"], "the text has .* candidate queries, but a probe needs at least 20"),
     ],
@@ -425,6 +501,14 @@ def test_mistakes(
 ) -> None:
     assert main(["probe", str(text), "--output_dir", str(tmp_path / "probe"), *options]) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_code_of_a_local_model_runs_if_it_is_trusted(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: dict[str, Any] = {}
+    monkeypatch.setattr("revela_hub.data.synthesis.backends.LocalModel", lambda *_, **options: loaded.update(options))
+    _questions(Arguments(model="m", trust_remote_code=trusted))
+    assert loaded == {"trust_remote_code": trusted}
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """Errors of a full disk, and files that are replaced as a whole."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import naming_full_disk, write_text
+from revela_hub.retrieval.disk import check_folder, naming_full_disk, write_text
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,22 @@ def test_other_errors_are_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as found, naming_full_disk(Path("out"), "--output_dir"):
         raise error
     assert found.value is error
+
+
+def test_a_check_leaves_the_folder_to_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed = []
+
+    def rmdir(path: Path) -> None:
+        removed.append(path.name)
+        os.rmdir(path)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    for folder in (tmp_path / "new" / "index", tmp_path):
+        check_folder(folder, "--output_dir")
+    assert all(name.startswith(".revela-hub-") for name in removed) and not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write to .*file/index: .*choose another folder with --output_dir"):
+        check_folder(tmp_path / "file" / "index", "--output_dir")
 
 
 def test_a_text_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

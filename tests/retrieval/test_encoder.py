@@ -9,11 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from transformers import (
+    BertTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+    RobertaModel,
+)
 
 from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.retrieval import encoder
-from revela_hub.retrieval.encoder import Encoder, as_vectors, load_encoder, model_identity, similarity_of
+from revela_hub.retrieval.encoder import (
+    Encoder,
+    as_vectors,
+    load_encoder,
+    load_sparse_encoder,
+    model_identity,
+    similarity_of,
+)
 from revela_hub.trainers.common.retriever import load_retriever
 
 
@@ -36,6 +51,50 @@ def test_positions_of_roberta_begin_after_its_padding_token(retriever_folder: Pa
     assert encoder.text_positions({"model_type": "mpnet", "max_position_embeddings": 514}) == 512
     assert encoder.text_positions({"model_type": "bert", "max_position_embeddings": 512}) == 512
     assert encoder.text_positions(None) is encoder.text_positions({}) is None
+    assert encoder.text_positions({"model_type": "xlnet", "max_position_embeddings": -1}) is None
+
+
+@pytest.mark.parametrize("kind", [SentenceTransformer, CrossEncoder, MultiVectorEncoder, SparseEncoder])
+def test_long_texts_are_cut_to_the_positions_of_roberta(
+    kind: type, tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast
+) -> None:
+    """Its tokenizer has no limit, and sentence-transformers takes 34 for one, where 32 tokens fit."""
+    config = RobertaConfig(
+        vocab_size=len(wordpiece_tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=34,
+        pad_token_id=1,
+        num_labels=1,
+    )
+    architecture = {CrossEncoder: RobertaForSequenceClassification, SparseEncoder: RobertaForMaskedLM}
+    architecture.get(kind, RobertaModel)(config).save_pretrained(tmp_path)
+    wordpiece_tokenizer.model_max_length = int(1e30)
+    wordpiece_tokenizer.save_pretrained(tmp_path)
+    kind(str(tmp_path), device="cpu").save(str(tmp_path / "saved"))
+    identity = model_identity(str(tmp_path / "saved"))
+    assert kind(str(tmp_path / "saved"), device="cpu").max_seq_length == 34
+    place = str(tmp_path / "saved")
+    model = encoder.open_model(kind, place, place, device="cpu", trust_remote_code=False)
+    assert model.max_seq_length == 32
+    text = "river " * 50
+    model.predict([(text, text)]) if kind is CrossEncoder else model.encode([text])
+    assert model_identity(place) == identity
+
+
+@pytest.mark.parametrize("value", [-5, 0, "64", 64.5])
+@pytest.mark.parametrize(
+    ("file", "key"), [("sentence_bert_config", "max_seq_length"), ("config_sentence_transformers", "truncate_dim")]
+)
+def test_a_length_in_a_model_that_is_no_positive_integer(
+    retriever_folder: Path, file: str, key: str, value: object
+) -> None:
+    settings = retriever_folder / f"{file}.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {key: value}))
+    with pytest.raises(UserError, match=f"{key} of .*tiny-retriever must be a positive integer, not {value!r}"):
+        load_encoder(str(retriever_folder), device="cpu")
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/no-such-folder-here", "a/b/c"])
@@ -157,3 +216,11 @@ def test_the_damaged_file_of_a_model_is_named(retriever_folder: Path, name: str)
     (retriever_folder / name).write_bytes((retriever_folder / name).read_bytes()[:-40])
     with pytest.raises(UserError, match=f"cannot load the model .*retriever/{name} is damaged or incomplete: "):
         load_encoder(str(retriever_folder))
+
+
+def test_a_sparse_model_that_compares_by_cosine_is_rejected(tiny_sparse_folder: Path) -> None:
+    load_sparse_encoder(str(tiny_sparse_folder), device="cpu")
+    settings = tiny_sparse_folder / "config_sentence_transformers.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"similarity_fn_name": "cosine"}))
+    with pytest.raises(UserError, match="tiny-sparse compares by cosine; mode sparse supports only the dot product"):
+        load_sparse_encoder(str(tiny_sparse_folder), device="cpu")

@@ -1,6 +1,7 @@
 """Truncated, int8 and binary vectors give the hits of a loop in float64; indexes keep their size."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,11 @@ def test_an_index_of_another_size_is_an_error(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=said):
             with_index_settings(RankerSettings(index=options), metadata)
+    with pytest.raises(
+        UserError, match=r"built with --milvus_uri none, not http://other:19530: leave out --milvus_uri"
+    ):
+        moved = replace(metadata, options=IndexOptions("milvus"))
+        with_index_settings(RankerSettings(index=IndexOptions("milvus", milvus_uri="http://other:19530")), moved)
     whole = build(tmp_path / "whole").metadata
     with pytest.raises(UserError, match=r"built with --truncate_dim none \(20 dimensions\), not 7"):
         with_index_settings(RankerSettings(index=IndexOptions(truncate_dim=7)), whole)

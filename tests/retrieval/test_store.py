@@ -135,6 +135,14 @@ def test_what_is_no_index(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="index.json is damaged"):
         PassageStore(tmp_path)
     build(tmp_path / "index")
+    file = tmp_path / "index" / "index.json"
+    whole = file.read_text()
+    for damaged in (whole[:100], whole.replace("{", '{"of_a_later_version": 1, ', 1)):  # written again
+        file.write_text(damaged)
+        with pytest.raises(UserError, match="index.json is damaged"):
+            PassageStore(tmp_path / "index")
+        build(tmp_path / "index", encoder := Words())
+        assert file.read_text() == whole and encoder.encoded == []
     next((tmp_path / "index").glob("texts-*.lines.npy")).write_bytes(b"")
     with pytest.raises(UserError, match="cannot be read .*build it again"):
         PassageStore(tmp_path / "index")
@@ -259,6 +267,32 @@ def test_a_damaged_shard_is_reported_when_the_index_is_opened(tmp_path: Path, ca
     assert f"{shard} is damaged" in caplog.text
     build(tmp_path / "index", encoder := Words())
     assert encoder.encoded == TEXTS
+
+
+@pytest.mark.parametrize("kind", ["exact", "hnsw"])
+def test_texts_of_a_replaced_index_are_deleted(tmp_path: Path, kind: str) -> None:
+    def built(*texts: str) -> PassageStore:
+        return build_store(
+            lambda folder: write_passages(chunks(texts), folder),
+            Words(),
+            tmp_path,
+            RankerSettings(identity="folder@0123", index=IndexOptions(kind)),
+            model="mine",
+        )
+
+    build_ranker(built("kept", "secret").passages.texts, RankerSettings(mode="bm25"), tmp_path)
+    earlier, other = PassageStore(tmp_path), write_passages(chunks(["of another process"]), tmp_path)
+    assert any(tmp_path.glob("bm25-*")) and len(list(tmp_path.glob("*.faiss"))) == (kind == "hnsw")
+    now = built("kept")
+    assert now.texts([0]) == ["kept"] and earlier.texts([1]) == ["secret"]  # it is still open
+    arrows = {f"texts-{each.fingerprint}.arrow" for each in (now.passages.texts, other.texts)}
+    assert {path.name for path in tmp_path.glob("texts-*.arrow")} == arrows
+    assert len(list(tmp_path.glob("texts-*.npy"))) == 2 * 5 and len(list(tmp_path.glob("canary-*"))) == 1
+    assert not any(tmp_path.glob("bm25-*")) and len(list(tmp_path.glob("*.faiss"))) == (kind == "hnsw")
+    # Texts that were written again after index.json belong to a process that is still building
+    write_passages(chunks(["kept"]), tmp_path)
+    built("more")
+    assert (tmp_path / f"texts-{now.metadata.texts}.arrow").is_file()
 
 
 def test_two_processes_may_build_one_index(tmp_path: Path) -> None:

@@ -79,9 +79,7 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
         "float32", "Type of the frozen weights; bfloat16 halves their memory under LoRA."
     )
     query_instruction: str | None = option(
-        None,
-        "Instruction for queries, used in the evaluation and by encode_query of the exported model (default: the model's own; for"
-        f" a decoder, {QUERY_INSTRUCTION!r}).",
+        None, f"Instruction for queries (default: the model's own; for a decoder, {QUERY_INSTRUCTION!r})."
     )
     cache_dir: str | None = option(None, "Cache folder for the rows of the mixture.")
 

@@ -21,7 +21,7 @@ from revela_hub.evaluation.probe_queries import Passage, passages_of_each
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 4  # of the cached rows: to be raised when the same settings make other rows
+_FORMAT = 5  # of the cached rows: to be raised when the same settings make other rows
 
 
 def build_text_pairs(

@@ -30,19 +30,19 @@ from revela_hub.adaptation.systems import (
     split_by_document,
 )
 from revela_hub.adaptation.verdict import Verdict
+from revela_hub.data.sources.report import ReadReport
 from revela_hub.errors import UserError
 from revela_hub.evaluation.hybrid_weight import fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, rerank_run, retrieval_run
-from revela_hub.interrupts import status_of
+from revela_hub.interrupts import Interrupted, status_of
 from revela_hub.retrieval.disk import key_of, whole_path, write_text, writing
 from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
-from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.text_pairs import TooFewPairs
 
 if TYPE_CHECKING:
@@ -122,9 +122,10 @@ class Adaptation:
         self.inputs = replace(self.inputs, passages=passages, training_length=self.sizes.get("training_length"))
         most = int(passages * QUERIES_PER_PASSAGE)
         queries = max(MIN_QUERIES, min(most, found.natural_pairs // 2))
-        probe = build_probe(sources, ProbeSettings(queries, passages, seed=0), examples=self.inputs.examples)
-        if self.inputs.labels:
-            rows, report = read_labelled_pairs(self.inputs.labels)
+        settings, unprinted = ProbeSettings(queries, passages, seed=0), ReadReport()  # `inspect` reported the same
+        probe = build_probe(sources, settings, examples=self.inputs.examples, report=unprinted)
+        if self.inputs.pairs:
+            rows, report = self.inputs.pairs
             self.say(f"labels: {report}")
             left = self.work / LABELS
             kept = left if write else Path(os.devnull)
@@ -218,7 +219,8 @@ class Adaptation:
             yield
         except KeyboardInterrupt as error:
             if status_of(error) != 128 + signal.SIGINT:
-                raise
+                # Without the message of the training, which names an option that adapt does not have.
+                raise Interrupted("", status_of(error) - 128) from error
             self.stopped = True
             self.say("stopped: the verdict is on what has finished; repeat the command to resume")
 

@@ -19,6 +19,7 @@ from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
+from revela_hub.trainers.pair_tuning.labelled_pairs import PairReport
 
 FOREVER = 1_000_000
 QUESTIONS_SHARE = 0.3
@@ -41,6 +42,7 @@ class Inputs:
         bm25_weight: weight of BM25 in the base hybrid, the teacher.
         learning_rate: of the trainings on pairs; the others have a part of it.
         max_length: maximum number of tokens per text; None for the retriever's own.
+        pairs: what `read_labelled_pairs` returns for the labels.
         training_length: the same in training: less on a slow machine, which otherwise takes too few steps. None for `max_length`.
         options: other options of all runs: `trust_remote_code`, `exclude`, ...
         examples: real queries without labels, which the probe's queries are made to resemble.
@@ -61,6 +63,7 @@ class Inputs:
     bm25_weight: float = BM25_WEIGHT
     examples: tuple[str, ...] = ()
     bm25: BM25Settings = field(default_factory=BM25Settings)
+    pairs: tuple[Dataset, PairReport] | None = None
     training_length: int | None = None
 
     @property

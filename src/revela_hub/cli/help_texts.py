@@ -31,7 +31,6 @@ METAVARS = {
         "QUERY": "query",
         "FOLDER|last": "resume_from_checkpoint",
         "REVISION": "revision",
-        "SHAPE": "sentence_shape",
     }.items()
     for name in names.split()
 }

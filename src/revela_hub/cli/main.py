@@ -33,7 +33,7 @@ RESUMES = "run the same command again to resume"
 METHOD_COMMANDS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
 COMMANDS = {
     "quickstart": Command(
-        f"{OWN}.quickstart", "demonstration: run adapt with small models from this repository, on a CPU"
+        f"{OWN}.quickstart", "demonstration: run adapt with small models from this repository, on a CPU", RESUMES
     ),
     "adapt": Command(
         f"{OWN}.adapt", "improve search over your text without labels, and measure whether it helped", RESUMES
@@ -46,7 +46,7 @@ COMMANDS = {
     "evaluate": Command(f"{OWN}.evaluate", "evaluate retrievers or BM25 on a retrieval task"),
     "encode": Command(f"{OWN}.encode", "encode a corpus, or a shard of it; resumable", RESUMES),
     "index": Command(f"{OWN}.index", "build a passage index for search and answer", RESUMES),
-    "search": Command(f"{OWN}.search", "search your files with a retriever or BM25"),
+    "search": Command(f"{OWN}.search", "search your files with a retriever or BM25", RESUMES),
     "demo": Command(f"{OWN}.demo", "open a page in the browser that searches with a model"),
     "check": Command(f"{OWN}.check", "verify that a model loads and embeds correctly"),
     "publish": Command(f"{OWN}.publish", "verify a model and upload it to the Hugging Face Hub", RESUMES),

@@ -355,7 +355,7 @@ class CommandParser(TrlParser):
             raise self._mistake("--config takes one YAML file, once")
         values: dict[str, Any] = {}
         old: list[str] = []
-        for key, value, place in read_items(Path(file)) if file is not None else ():
+        for key, value, place in read_items(Path(file).expanduser()) if file is not None else ():
             name = str(key).replace("-", "_")
             if name in self.renamed:
                 old.append(name)

@@ -1,12 +1,13 @@
-"""The options that `encode` and `index` share."""
+"""The options of commands that read text, and those that `encode` and `index` share."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from revela_hub.cli.encoders import encoder_identity, load_dense
 from revela_hub.cli.endpoint_options import EndpointOptions
+from revela_hub.cli.ranker_options import given
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import note, shows_progress
@@ -18,7 +19,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class PassageOptions(EndpointOptions):
+class ReadingOptions:
+    """How text is read."""
+
+    _argument_group_name = "text"
+    basic_options: ClassVar[tuple[str, ...]] = ("exclude",)
+
+    kind: Literal["auto", "text", "code"] = option(
+        "auto", "How to read files: text, code (Python functions), or by file extension (auto)."
+    )
+    text_column: str = option("text", "Column or JSON field that holds the text.")
+    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
+    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
+
+    def reading(self) -> dict[str, Any]:
+        """Return these options as defaults for `parse_sources` and `read_documents`."""
+        return {
+            "kind": None if self.kind == "auto" else self.kind,
+            "text_column": self.text_column,
+            "exclude": tuple(self.exclude),
+            "max_documents": self.max_documents,
+        }
+
+
+def refuse_reading_options(arguments: Any) -> None:
+    """Raise a UserError if options of reading are given with an index, which has its passages already."""
+    names = {option.name for option in fields(ReadingOptions)} | {"max_words"}
+    for name in sorted(names & given(arguments)):
+        raise UserError(f"--{name} requires --corpus: an index has its passages already")
+
+
+@dataclass(kw_only=True)
+class PassageOptions(ReadingOptions, EndpointOptions):
     """The passages, the model and the output folder."""
 
     _argument_group_name = "passages"
@@ -30,7 +62,6 @@ class PassageOptions(EndpointOptions):
     )
     output_dir: str = field(metadata={"help": "Folder of the index."})
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
-    text_column: str = option("text", "Column or JSON field that holds the text.")
     metadata_columns: list[str] = option([], "Columns of the corpus to keep, e.g. for search --filter.")
     document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
     dtype: Precision = option("float32", "Type of the stored vectors.")
@@ -50,14 +81,14 @@ class Loaded(NamedTuple):
     write: "Callable[[Path], Passages]"
 
 
-def check_output(corpus: list[str], folder: str, option: str = "--output_dir") -> None:
+def check_output(corpus: list[str], folder: str, option: str = "--output_dir", exclude: Sequence[str] = ()) -> None:
     """Check that an output folder is separate from the user's files."""
     from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.retrieval.disk import check_folder
 
     output = Path(folder).expanduser()
-    check_apart(parse_sources(corpus), output, option)
+    check_apart(parse_sources(corpus, exclude=exclude), output, option)
     check_folder(output, option)
 
 
@@ -70,9 +101,10 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
     if options.model == "bm25":
         raise UserError("bm25 has no vectors and needs no index: use revela-hub search bm25 --corpus PATH")
     report = ReadReport()
-    columns: dict[str, Any] = {"text_column": options.text_column}
-    columns |= {"metadata_columns": options.metadata_columns} if options.metadata_columns else {}
-    documents = read_documents(options.corpus, report=report, **columns)  # raises errors before the model is loaded
+    # Raises errors before the model is loaded.
+    documents = read_documents(
+        options.corpus, report=report, metadata_columns=options.metadata_columns, **options.reading()
+    )
     encoder = load_dense(
         options.model,
         device=options.device,

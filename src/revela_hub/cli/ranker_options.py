@@ -92,6 +92,16 @@ class RankerOptions(EndpointOptions, IndexArguments):
     max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
 
 
+OF_HYBRID = ("parts", "fusion", "weights", "depth")
+OF_PARTS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("dense",): ("dtype", "index_type", "precision", "truncate_dim"),
+    ("sparse",): ("max_query_terms", "max_terms", "sparse_model"),
+    ("bm25",): tuple(each.name for each in fields(RankerOptions) if each.name.startswith("bm25")),
+    ("dense", "sparse"): ("document_prompt", "max_length", "query_prompt"),
+}
+"""Options that have an effect only in the mode hybrid, or only on some of its parts and on the modes of the same name."""
+
+
 def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
     """Check that all given options have an effect in one of the modes."""
     options.check_endpoint()
@@ -102,16 +112,14 @@ def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
     for name in ("rerank_depth", "rerank_weight"):
         if options.rerank in (None, NO_RERANKING) and getattr(options, name) is not None:
             raise UserError(f"--{name} requires --rerank MODEL, or --rerank self")
-    models = {getattr(options, "model", None), *getattr(options, "models", ())}
-    of_bm25 = sorted(name for name in given(options) if name.startswith("bm25"))
-    if of_bm25 and "bm25" not in models and {"bm25", "hybrid"}.isdisjoint(modes):
-        raise UserError(f"--{of_bm25[0]} requires --mode bm25 or hybrid")
-    of_mode: dict[str, tuple[str, ...]] = {"hybrid": ("parts", "fusion", "weights", "depth")}
-    if "hybrid" not in modes and "sparse" not in modes:
-        of_mode |= {"sparse": ("sparse_model",)}
-    for mode, names in of_mode.items():
-        for name in sorted(given(options) & {*names}) if mode not in modes else ():
-            raise UserError(f"--{name} requires --mode {mode}")
+    for name in sorted(given(options) & {*OF_HYBRID}) if "hybrid" not in modes else ():
+        raise UserError(f"--{name} requires --mode hybrid")
+    models = {*getattr(options, "models", [getattr(options, "model", None)])}
+    modes = [mode for mode in modes if mode] or ([] if models == {"bm25"} else ["dense"])
+    used = {part for mode in modes for part in (options.parts if mode == "hybrid" else [mode])} | ({"bm25"} & models)
+    for parts, names in OF_PARTS.items():
+        for name in sorted(given(options) & {*names}) if used.isdisjoint(parts) else ():
+            raise UserError(f"--{name} requires --mode {', '.join(parts)} or hybrid with --parts {parts[0]}")
 
 
 def given(options: Any) -> set[str]:

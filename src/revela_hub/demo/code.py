@@ -3,7 +3,9 @@
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+from revela_hub.retrieval.bm25 import BM25Settings
 
 QUERY, PASSAGE = "how do birds find their way?", "Swallows navigate by the sun and the stars."
 
@@ -18,7 +20,13 @@ class Snippet:
 
 
 def snippets(
-    name: str, prompts: Mapping[str, str], weight: float, token_weight: float = 0.0, *, remote_code: bool = False
+    name: str,
+    prompts: Mapping[str, str],
+    weight: float,
+    token_weight: float = 0.0,
+    *,
+    bm25: BM25Settings | None = None,
+    remote_code: bool = False,
 ) -> list[Snippet]:
     """Return code that embeds a query and a passage.
 
@@ -27,6 +35,7 @@ def snippets(
         prompts: Prompts of the model by name, as sentence-transformers has them; empty ones are ignored.
         weight: Weight of BM25 in the hybrid.
         token_weight: Weight of late interaction; 0 without it.
+        bm25: Settings of BM25; None for the default ones.
         remote_code: Whether the model requires its own code, which servers do not run.
     """
     trust = ", trust_remote_code=True" if remote_code else ""
@@ -39,9 +48,12 @@ print(model.similarity(queries, passages))"""
     found = [Snippet("sentence-transformers", "python", python)]
     if not remote_code:
         found += _server_snippets(name, prompts)
+    default = asdict(BM25Settings())
+    changed = {key: value for key, value in asdict(bm25 or BM25Settings()).items() if value != default[key]}
     search = (
         f"revela-hub search {shlex.quote(name)} {shlex.quote(QUERY)} --corpus my-documents --mode hybrid"
         f" --weights {1 - weight:.1f} {weight:.1f}"
+        + "".join(f" --bm25_{key} {shlex.quote(str(value).lower())}" for key, value in changed.items())
         + (f" --rerank self --rerank_weight {token_weight:.1f}" if token_weight else "")
     )
     return [*found, Snippet("revela-hub", "shell", search)]

@@ -1,6 +1,7 @@
 """The page: gradio components around `search.Collection`, or around a model that answers questions.
 
-Nothing is sent from this machine: no analytics, no fonts of other sites, no shared link. Uploaded files are deleted when they have been read.
+Nothing is sent from this machine: no analytics, no fonts of other sites, no shared link. Uploaded files are deleted after
+an hour, and when the page is closed.
 """
 
 import contextlib
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from gradio import Blocks
 
 MOST_RESULTS = 20
-HOUR = 3600
+MINUTE, HOUR = 60, 3600
 FONTS = ("system-ui", "sans-serif")
 MONO = ("ui-monospace", "monospace")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 LIMITS = (
     f"Text or {', '.join(UPLOADS)} (JSON lines with the field text), up to {MAX_BYTES / 1e6:.0f} MB and {MAX_PASSAGES:,}"
     " passages. It is processed on the machine that runs this page, and deleted after an hour."
@@ -87,7 +89,7 @@ def search_page(
         return None, message_html(_searching(collection)), ""
 
     page: Blocks
-    with gr.Blocks(title=f"Search with {shown.name}", analytics_enabled=False, delete_cache=(HOUR, HOUR)) as page:
+    with gr.Blocks(title=f"Search with {shown.name}", analytics_enabled=False, delete_cache=(MINUTE, HOUR)) as page:
         own = gr.State(None, time_to_live=HOUR)
         gr.HTML(header_html(shown.name, shown.url, shown.notes, shown.report))
         query, button = _query_row("Query", "Type a question or some words", "Search")
@@ -150,8 +152,16 @@ def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[t
 
 
 def launch(page: "Blocks", host: str, port: int | None) -> str:
-    """Serve the page on a port (default: the first free one from 7860), and return its address."""
+    """Serve the page on a port (default: the first free one from 7860), and return its address.
+
+    On a loopback address, requests that name another host are rejected: they come from a web page whose domain was pointed at
+    this machine to read the texts (DNS rebinding).
+    """
     gr = _gradio()
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)] if host in LOOPBACK else []
     try:
         _, address, _ = page.launch(
             server_name=host,
@@ -164,6 +174,7 @@ def launch(page: "Blocks", host: str, port: int | None) -> str:
             run_history=False,
             enable_monitoring=False,
             footer_links=["api", "settings"],
+            app_kwargs={"middleware": trusted},
             theme=gr.themes.Default(font=FONTS, font_mono=MONO),
             css=CSS,
         )
@@ -220,13 +231,10 @@ def _query(query: str | None) -> str:
 
 
 def _own_texts(index: Callable[[list[Document], Path], Collection], text: str, file: str | None) -> Collection:
-    """Index the pasted text and the uploaded file, which is deleted."""
+    """Index the pasted text and the uploaded file."""
     documents = documents_of_text(text) if (text or "").strip() or not file else []
     if file:
-        try:
-            documents += documents_of_upload(Path(file))
-        finally:
-            Path(file).unlink(missing_ok=True)
+        documents += documents_of_upload(Path(file))
     folder = tempfile.TemporaryDirectory(prefix="revela-hub-demo-")
     own = index(documents, Path(folder.name))
     own.folder = folder  # deleted together with the collection

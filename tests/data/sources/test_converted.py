@@ -92,6 +92,15 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
     assert page.text.startswith("<html>")
 
 
+def test_a_long_notebook_is_utf_8_to_its_end(tmp_path: Path) -> None:
+    pytest.importorskip("markitdown", reason="the extra documents is not installed")
+    cells = [{"cell_type": "markdown", "source": [text]} for text in ("x" * 70_000, "Das Caf\u00e9")]
+    notebook = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}, ensure_ascii=False)
+    (tmp_path / "plot.ipynb").write_text(notebook, encoding="utf-8")
+    [document] = read_documents(tmp_path / "plot.ipynb")
+    assert document.text.endswith("Das Caf\u00e9")
+
+
 def test_text_in_forms_and_buttons_is_kept(tmp_path: Path) -> None:
     pytest.importorskip("markitdown", reason="the extra documents is not installed")
     page = (

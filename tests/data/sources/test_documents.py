@@ -28,6 +28,13 @@ def ids(documents: Iterable[Document], root: Path) -> list[str]:
     return [Path(document.id).relative_to(root).as_posix() for document in documents]
 
 
+def test_a_pattern_reads_a_file_behind_a_link_in_a_loop_once(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("rivers")
+    (tmp_path / "docs" / "latest").symlink_to(".")
+    assert [document.text for document in read_documents(f"{tmp_path}/docs/**/*.md")] == ["rivers"]
+
+
 def test_folder_in_the_order_of_names_with_kinds(tmp_path: Path) -> None:
     for name in ("b.txt", "a.py", "sub/c.md", "sub/Makefile", "README"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -84,6 +91,26 @@ def test_everything_that_is_skipped_is_counted(tmp_path: Path, caplog: pytest.Lo
     assert caplog.messages == [f"{tmp_path}: {'; '.join(report.remarks())}"]
 
 
+@pytest.mark.parametrize("pattern", ["vendor", "vendor/", "./vendor", "code/vendor", "./code/vendor/", "lib/../vendor"])
+def test_excluded_folders_as_shells_and_gitignore_write_them(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("code/vendor/lib/b.py", "code/a.py", "code/venv/c.py", "code/venv/pyvenv.cfg", "docs/d.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    for code in ("code", "./code/", "code/**/*.py"):
+        report = ReadReport()
+        documents = read_documents([code, "docs"], exclude=[pattern, "vendr", "vend*"], report=report)
+        assert [document.id for document in documents] == ["code/a.py", "docs/d.md"]
+        # No pattern is reported that matches in one of the sources, or only what another one excludes as well.
+        assert report.remarks()[1:] == ["no file or folder matches exclude: vendr"]
+        assert ReadReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    report = ReadReport()
+    assert len(list(read_documents("code", exclude=["vendr"], max_documents=1, report=report))) == 1
+    assert not any("exclude" in remark for remark in report.remarks())  # the rest was not read
+
+
 def test_report_line_in_full() -> None:
     report = ReadReport(documents=1234, chunks=5678, groups=355, replaced=2, cut=7, absent=2, dropped=1)
     report.skipped.update(binary=12, empty=3)
@@ -129,7 +156,7 @@ def test_a_file_is_opened_when_it_is_asked_for(tmp_path: Path) -> None:
         next(documents)
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson.gz"])
 def test_json_lines_are_streamed(tmp_path: Path, name: str) -> None:
     path = write_json_lines(tmp_path / name, ({"text": f"{number} " + "word " * 400} for number in range(4000)))  # 8 MB
 
@@ -146,6 +173,7 @@ def test_json_lines_fields(tmp_path: Path) -> None:
     rows = [
         {"_id": "w-1", "title": "Rivers", "text": "They flow."},
         {"_id": 2, "title": "They", "text": "They begin with the title."},
+        {"_id": 3, "title": "Go", "text": "Google designed it."},
         {"text": None},
         {"body": "x", "text": "No id, no title."},
     ]
@@ -157,7 +185,8 @@ def test_json_lines_fields(tmp_path: Path) -> None:
     assert [(document.id, document.text, document.path, document.kind) for document in documents] == [
         ("w-1", "Rivers\n\nThey flow.", None, "text"),
         ("2", "They begin with the title.", None, "text"),
-        (f"{path}:4", "No id, no title.", None, "text"),
+        ("3", "Go\n\nGoogle designed it.", None, "text"),
+        (f"{path}:5", "No id, no title.", None, "text"),
     ]
     assert report.skipped == {"empty": 1}
     without = next(read_documents({"path": str(path), "title_column": "", "id_column": "", "kind": "code"}))
@@ -327,9 +356,17 @@ def all_skipped(tmp_path: Path) -> Source:
         (lambda folder: folder, r"no documents in .*$"),
         (
             all_skipped,
-            r"no documents in .*: skipped 1 binary, 1 too large \(over 1 MiB: raise max_file_mib; unpack archives.*\)$",
+            r"no documents in .*: skipped 1 binary, 1 too large \(over 1 MiB: split the files, or set max_file_mib of .* YAML",
         ),
-        (no_object, r"rows\.jsonl:2: list instead of an object; each line must be a JSON object"),
+        (
+            no_object,
+            r"rows\.jsonl:2: list instead of an object; each .* JSON object; skip the file with --exclude rows\.jsonl$",
+        ),
+        (
+            lambda folder: missing_field(folder).parent,
+            r"no column 'text'; .*; skip the file with --exclude rows\.jsonl$",
+        ),
+        (lambda folder: f"{missing_field(folder).parent}/*.js*", r"no column 'text'; .* with --exclude rows\.jsonl$"),
         (missing_field, r"rows\.jsonl:1: no column 'text'; the columns are '_id', 'body' \(choose with text_column\)$"),
         (damaged, r"rows\.jsonl\.gz: damaged or not gzipped"),
         (unreachable, r"data set owner/no-such-data-set: cannot be read: "),

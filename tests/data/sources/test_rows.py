@@ -29,7 +29,8 @@ def test_other_files_of_a_folder_are_skipped_with_a_warning(tmp_path: Path, capl
         assert [row.columns["text"] for row in read_rows(Source(str(tmp_path), max_documents=1))] == ["a"]
     assert "skipped 1 files that are neither JSON lines nor parquet" in caplog.text
     with pytest.raises(
-        UserError, match=r"README\.md: rows are read from \.jsonl, \.jsonl\.gz, \.parquet, \.csv, \.tsv, a BEIR folder"
+        UserError,
+        match=r"README\.md: rows are read from \.jsonl, \.jsonl\.gz, .*\.parquet, \.csv, \.tsv, a BEIR folder",
     ):
         list(read_rows(Source(str(tmp_path / "README.md"))))
 
@@ -122,6 +123,16 @@ def test_tables_that_are_named_are_read_by_row(ending: str, mark: str, tmp_path:
         list(read_documents(str(file)))
 
 
+@pytest.mark.parametrize("name", ["ROWS.CSV", "Rows.TSV", "ROWS.JSONL", "rows.ndjson", "ROWS.JSONL.GZ"])
+def test_endings_in_upper_case_and_the_other_name_of_json_lines(name: str, tmp_path: Path) -> None:
+    content = b"text\nRivers carry sediment.\n" if name[-2:] == "SV" else b'{"text": "Rivers carry sediment."}\n'
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".GZ") else content)
+    for path in (tmp_path / name, f"{tmp_path}/*{Path(name).suffix}"):
+        assert [row.columns["text"] for row in read_rows(Source(str(path)))] == ["Rivers carry sediment."]
+        assert [document.text for document in read_documents(path)] == ["Rivers carry sediment."]
+    assert list(read_queries(tmp_path / name).values()) == ["Rivers carry sediment."]
+
+
 def test_tables_of_excel_name_their_separator(tmp_path: Path) -> None:
     """Its first line counts in the numbers of lines; separators within quotes do not count."""
     file = tmp_path / "pairs.csv"
@@ -136,10 +147,18 @@ def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
     """The rows behind it would be one long passage."""
     file = tmp_path / "notes.csv"
     file.write_text('id,text\n1,a 3"" pipe\n2,"the river\n3,the sea\n4,the lake\n')
-    with pytest.raises(UserError, match=r"notes\.csv:3: a double quote in this row is never closed"):
+    with pytest.raises(UserError, match=r"notes\.csv:3: a double quote is never closed \(a cell that begins"):
         list(read_rows(Source(str(file))))
-    file.write_text('id,text\n1,"a ""long"" pipe\nof 3"" "\n2,a 3" pipe\n3,"the river"s end\n')
-    assert [row.columns["text"] for row in read_rows(Source(str(file)))][1:] == ['a 3" pipe', "the rivers end"]
+    file.write_text('id,text\n1,"a ""long"" pipe\nof 3"" "\n2,a 3" pipe\n')
+    assert [row.columns["text"] for row in read_rows(Source(str(file)))][1:] == ['a 3" pipe']
+
+
+def test_a_table_that_does_not_quote_its_cells(tmp_path: Path) -> None:
+    """The quote of the next row would close this one, and the rows between would be lost."""
+    file = tmp_path / "pairs.tsv"
+    file.write_text('anchor\tpositive\nwhere\tthere\n"To be" or not\tHamlet\nwhy\tso\n"Rivers" and lakes\twater\n')
+    with pytest.raises(UserError, match=r"pairs\.tsv:3: not a row of a table: .* must end with one"):
+        list(read_rows(Source(str(file))))
 
 
 def test_queries_of_a_table(tmp_path: Path) -> None:

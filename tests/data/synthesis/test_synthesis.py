@@ -250,6 +250,24 @@ def test_a_folder_of_an_earlier_release_is_resumed_with_its_model_alone(
     assert json.loads(file.read_text()) == kept
 
 
+def test_earlier_examples_are_deleted_when_the_first_reply_is_there(
+    tmp_path: Path, settings: SynthesisSettings
+) -> None:
+    def refused(request: Request) -> str:
+        raise UserError("cannot reach the server")
+
+    synthesize(Model(), tmp_path, settings)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    other = replace(settings, seed=3)
+    with pytest.raises(UserError, match="cannot reach the server"):
+        synthesize(Model(refused), tmp_path, other, overwrite=True)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert synthesize(Model(), tmp_path, other, overwrite=True).earlier == 0
+    synthesize(Model(), tmp_path / "new", other)
+    for name in ("pairs.jsonl", "tasks.jsonl", "rejected.jsonl", "settings.json"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "new" / name).read_bytes()
+
+
 def test_where_nothing_was_accepted_there_is_nothing_to_mix(tmp_path: Path, settings: SynthesisSettings) -> None:
     with pytest.raises(UserError, match="another model with another --output_dir"):
         synthesize(Model(lambda request: "no"), tmp_path, settings)
@@ -354,6 +372,7 @@ def test_gives_up_with_the_reasons_and_a_sample(tmp_path: Path) -> None:
         UserError, match=r"short-long tasks: 10 unusable replies .*10 no list of tasks.*'Tasks are hard.'"
     ):
         synthesize(Model(lambda request: "Tasks are hard."), tmp_path / "b", settings)
+    assert "--patience" not in message  # which does not count in the first step
     # cut off before the JSON's end, and nothing at all
     with pytest.raises(UserError, match=r"12 cut off"):
         synthesize(Model(spoiled(1.0, Reply('{"user_query": "wh', "cut off"))), tmp_path / "c", settings)

@@ -46,7 +46,9 @@ class Arguments:
     rerank: str | None = option(
         None, "CrossEncoder or MultiVectorEncoder that chooses the passages to read: folder or Hub id."
     )
-    rerank_depth: PositiveInt = option(50, "Number of retrieved passages per prompt that --rerank chooses from.")
+    rerank_depth: PositiveInt | None = option(
+        None, "Number of retrieved passages per prompt that --rerank chooses from (default: 50)."
+    )
     device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
 
 
@@ -57,12 +59,14 @@ def run(arguments: Arguments) -> None:
 
     if arguments.prompt is not None and not arguments.prompt.strip():
         raise UserError("the prompt is empty")
+    if arguments.rerank_depth is not None and arguments.rerank is None:
+        raise UserError("--rerank_depth requires --rerank MODEL")
     answerer = open_answerer(arguments.model, arguments.index, k=arguments.num_passages, device=arguments.device)
     if arguments.rerank is not None:
         from revela_hub.retrieval.rerank import Reranker
 
         answerer.reranker = Reranker(arguments.rerank, device=arguments.device)
-        answerer.rerank_depth = arguments.rerank_depth
+        answerer.rerank_depth = arguments.rerank_depth or answerer.rerank_depth
     answered = 0
     for batch in _batches(arguments):
         task, prompts = arguments.task, [prompt for _, prompt in batch]

@@ -21,13 +21,15 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import HYBRID, REPORT, SETTINGS, UNTRAINED
+from revela_hub.cli.passage_options import ReadingOptions
+from revela_hub.cli.ranker_options import given
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.output import command_line, note
-from revela_hub.ranges import PositiveFloat, PositiveInt, Seed, TextLength
+from revela_hub.ranges import PositiveFloat, Seed, TextLength
 
 if TYPE_CHECKING:
     from revela_hub.adaptation.adapt import Adaptation
@@ -35,13 +37,13 @@ if TYPE_CHECKING:
     from revela_hub.adaptation.verdict import Verdict
 
 POSITIONALS = ("data",)
-FIGURE = "adapt.png"
+FIGURE, CORPUS = "adapt.png", "corpus.yaml"
 CONTENT, MODELS_AND_FILES = "content", ("retriever", "lm", "labels", "example_queries")
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
-@dataclass
-class Arguments:
+@dataclass(kw_only=True)
+class Arguments(ReadingOptions):
     """Arguments of `revela-hub adapt`."""
 
     basic_options = ("retriever", "lm", "labels", "example_queries", "budget", "dry_run")
@@ -66,12 +68,6 @@ class Arguments:
         "Learning rate for training on pairs (default: 5e-5, or 1e-2 for static embeddings); small or weak retrievers need"
         " more, e.g. 1e-3.",
     )
-    kind: Literal["auto", "text", "code"] = option(
-        "auto", "How to read files: text, code (Python functions), or by file extension (auto)."
-    )
-    text_column: str = option("text", "Column or JSON field that holds the text.")
-    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
-    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
     max_length: TextLength | None = option(
         None, "Maximum number of tokens per text (default: the retriever's own limit)."
     )
@@ -123,7 +119,7 @@ def _adapt(arguments: Arguments, adaptation: "Adaptation", settings: dict[str, A
     verdict = adaptation.verdict()
     _deliver(verdict, arguments, output, adaptation.max_length)
     print(f"\n{verdict.table()}\n\n{verdict.summary()}\n")
-    print_commands(output, arguments.data, arguments.text_column)
+    print_commands(output, arguments)
     print(verdict.line(output / "retriever"))
 
 
@@ -132,10 +128,19 @@ def say(line: object) -> None:
     print(line, flush=True)
 
 
-def print_commands(output: Path, data: list[str], text_column: str = "text") -> None:
+def print_commands(output: Path, arguments: Arguments) -> None:
     """Print what to do with the result."""
-    column = [] if text_column == "text" else ["--text_column", text_column]
-    print(f"search with it:  {command_line('search', output, 'your query', '--corpus', *data, *column)}")
+    from revela_hub.retrieval.disk import write_text
+
+    corpus: list[Any] = ["--corpus", *arguments.data]
+    if not all(isinstance(source, str) for source in arguments.data):  # mappings of a configuration file
+        corpus = ["--config", output / CORPUS]
+        text = json.dumps({"corpus": arguments.data}, indent=2, ensure_ascii=False)  # is YAML, too
+        write_text(output / CORPUS, f"{text}\n", "--output_dir")
+    for name in sorted(given(arguments) & {"exclude", "kind", "text_column"}):
+        value = getattr(arguments, name)
+        corpus += [f"--{name}", *([value] if isinstance(value, str) else value)]
+    print(f"search with it:  {command_line('search', output, 'your query', *corpus)}")
     print(f"publish it:      {command_line('publish', output, 'OWNER/NAME')}")
 
 
@@ -160,6 +165,7 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     from revela_hub.errors import loading, refuse_missing_folder
     from revela_hub.gguf_files import model_folder
     from revela_hub.retrieval.bm25 import BM25, BM25Settings
+    from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 
     language = BM25Settings(stemmer=arguments.bm25_stemmer, stopwords=arguments.bm25_stopwords)
     bm25 = BM25([""], language).settings  # an unknown name is an error before the work
@@ -175,7 +181,8 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     work = output / WORK
     made = {"probe": work / "probe", "output": work, "passages": PASSAGES, "examples": examples, "bm25": bm25}
     rate = arguments.learning_rate or default_rate(arguments.retriever)
-    return Inputs(**values_of(Inputs, arguments) | made | {"options": options, "learning_rate": rate})
+    pairs = read_labelled_pairs(arguments.labels) if arguments.labels else None
+    return Inputs(**values_of(Inputs, arguments) | made | {"options": options, "learning_rate": rate, "pairs": pairs})
 
 
 def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
@@ -184,7 +191,7 @@ def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.trainers.common.settings import content_identity
 
-    check_apart(parse_sources(arguments.data), output, "--output_dir")
+    check_apart(parse_sources(arguments.data, **arguments.reading()), output, "--output_dir")
     file = output / SETTINGS
     settings = {name: value for name, value in vars(arguments).items() if name not in ("output_dir", "dry_run")}
     paths = {name: Path(settings[name]).expanduser() for name in MODELS_AND_FILES if settings[name]}
@@ -212,13 +219,7 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
 
-    given: dict[str, Any] = {
-        "kind": None if arguments.kind == "auto" else arguments.kind,
-        "text_column": arguments.text_column,
-        "exclude": tuple(arguments.exclude),
-        "max_documents": arguments.max_documents,
-    }
-    sources = parse_sources(arguments.data, **given)
+    sources = parse_sources(arguments.data, **arguments.reading())
     report = ReadReport()
     found = inspect(sources, report)
     say(found)

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.cli.endpoint_options import EndpointOptions
+from revela_hub.cli.passage_options import ReadingOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
@@ -43,7 +44,7 @@ POSITIONALS = ("model",)
 
 
 @dataclass(kw_only=True)
-class Arguments(EndpointOptions):
+class Arguments(ReadingOptions, EndpointOptions):
     """Arguments of `revela-hub check`."""
 
     model: str | None = option(None, "Model folder, Hub id, or folder of an index.")
@@ -59,7 +60,6 @@ class Arguments(EndpointOptions):
     data: list[str] = option(
         [], "Training text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
     )
-    text_column: str = option("text", "Column or JSON field that holds the training text.")
     held_out: str | None = option(None, "Probe whose queries were held out of the training text.")
     ngram: PositiveInt = option(13, "Number of words in a row that count as an overlap.")
 
@@ -92,8 +92,8 @@ def _check_overlap(arguments: Arguments) -> None:
         raise UserError(f"--against compares text: leave out {arguments.model}, and pass its training text with --data")
     if not arguments.data:
         raise UserError("--against needs the training text: pass it with --data PATH")
-    report, column = ReadReport(), arguments.text_column
-    documents = read_documents(arguments.data, report=report, text_column=column, held_out=arguments.held_out)
+    report = ReadReport()
+    documents = read_documents(arguments.data, report=report, held_out=arguments.held_out, **arguments.reading())
     found = query_overlap(read_queries(arguments.against or ""), documents, arguments.ngram)
     note("; ".join(report.remarks()))  # queries may occur in what was not read
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if arguments.json else found)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import REPORT
 from revela_hub.cli.encoders import encoder_identity, load_dense
+from revela_hub.cli.passage_options import ReadingOptions, refuse_reading_options
 from revela_hub.errors import UserError, require
 from revela_hub.options import option
 from revela_hub.output import note
@@ -46,14 +47,13 @@ PROBE = Path("work", "probe")  # of an output folder of adapt
 
 
 @dataclass(kw_only=True)
-class Arguments:
+class Arguments(ReadingOptions):
     """Arguments of `revela-hub demo`."""
 
     model: str = field(
         metadata={"help": "Output folder of adapt, sentence-transformers folder, ImpRAG model, or Hub id."}
     )
     corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
-    text_column: str = option("text", "Column or JSON field that holds the text.")
     index: str | None = option(None, "Index of an ImpRAG model, made by `revela-hub index`, instead of --corpus.")
     base: str | None = option(None, "Retriever to compare with: folder or Hub id (default: the base model of adapt).")
     report: str | None = option(None, "Report of adapt (adapt.json) to show (default: the one in the folder).")
@@ -134,7 +134,8 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
         return Collection(documents, retrievers, folder, most=MAX_PASSAGES, **shared)
 
     name = _name(folder, place)
-    code = snippets(name, getattr(encoder, "prompts", {}), weight, tokens, remote_code=arguments.trust_remote_code)
+    prompts, remote_code = getattr(encoder, "prompts", {}), arguments.trust_remote_code
+    code = snippets(name, prompts, weight, tokens, bm25=bm25, remote_code=remote_code)
     shown = Shown(name, code, queries, report, **_card(place), notes=notes)
     return search_page(shown, collection, index, weight, arguments.top_k)
 
@@ -176,13 +177,14 @@ def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document],
     """Return the text to search, and its name on the page."""
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.report import ReadReport
+    from revela_hub.data.sources.source import parse_sources
     from revela_hub.demo.texts import sample_documents
 
     if arguments.corpus:
-        names = ", ".join(Path(path).name or path for path in arguments.corpus[:3])
-        report = ReadReport()
-        documents = read_documents(arguments.corpus, text_column=arguments.text_column, report=report)
-        return _noted(documents, report), names + (", ..." if len(arguments.corpus) > 3 else "")
+        sources, report = parse_sources(arguments.corpus, **arguments.reading()), ReadReport()
+        names = [Path(source.path).name or source.path for source in sources[:3]]
+        documents = _noted(read_documents(sources, report=report), report)
+        return documents, ", ".join([*names, "..."] if len(sources) > 3 else names)
     if (probe := folder / PROBE / "corpus.jsonl").is_file():
         return read_documents([str(probe)]), "the passages of the evaluation set"
     return sample_documents(), "the built-in sample"
@@ -220,6 +222,8 @@ def _answer_page(arguments: Arguments, place: str, method: Any, temporary: Path)
             raise UserError(f"--{name} is for retrievers, but {arguments.model} was trained with {method.title}")
     if arguments.corpus and arguments.index:
         raise UserError("give either --corpus PATH ... or --index FOLDER")
+    if arguments.index:
+        refuse_reading_options(arguments)
     index = arguments.index
     if index is None:
         documents, _ = _documents(arguments, temporary)

@@ -2,7 +2,7 @@
 
 Texts are split into passages and encoded in batches of similar length. An interrupted command resumes when it is run
 again: existing vectors are reused. When all shards are done, run `revela-hub index` with the same model, corpus, output
-folder, --dtype, --document_prompt, --max_words and --max_length.
+folder, --dtype, --document_prompt, --max_words, --max_length, --kind, --text_column, --exclude and --max_documents.
 
 With --parquet_dir, the passages are also written as parquet files with the columns id, text, vector, document, path,
 start_line, end_line and --metadata_columns. `datasets`, LanceDB and Qdrant read them.
@@ -49,17 +49,19 @@ class Arguments(PassageOptions, EngineOptions):
 def run(arguments: Arguments) -> None:
     """Encode the passages of the shard that have no vector yet."""
     from revela_hub.retrieval.disk import claim_folder
-    from revela_hub.retrieval.parquet_files import write_passages_as_parquet
+    from revela_hub.retrieval.parquet_files import check_parquet_folder, write_passages_as_parquet
     from revela_hub.retrieval.ranking import document_vectors
     from revela_hub.retrieval.texts import Rows
 
     if arguments.shard >= arguments.num_shards:
         raise UserError(f"--shard {arguments.shard} must be between 0 and {arguments.num_shards - 1}")
-    check_output(arguments.corpus, arguments.output_dir)
-    if arguments.parquet_dir is not None:
-        if Path(arguments.parquet_dir).expanduser().resolve() == Path(arguments.output_dir).expanduser().resolve():
-            raise UserError(f"--parquet_dir {arguments.parquet_dir} is also --output_dir: choose another folder")
-        check_output(arguments.corpus, arguments.parquet_dir, "--parquet_dir")
+    check_output(arguments.corpus, arguments.output_dir, exclude=arguments.exclude)
+    parquet = None if arguments.parquet_dir is None else Path(arguments.parquet_dir).expanduser()
+    if parquet is not None:
+        if parquet.resolve() == Path(arguments.output_dir).expanduser().resolve():
+            raise UserError(f"--parquet_dir {parquet} is also --output_dir: choose another folder")
+        check_output(arguments.corpus, str(parquet), "--parquet_dir", arguments.exclude)
+        check_parquet_folder(parquet, arguments.metadata_columns, arguments.num_shards * arguments.num_processes)
     if arguments.num_processes > 1 and arguments.engine == "ray":
         raise UserError("--num_processes starts processes on this machine: with --engine ray, set --num_actors")
     if arguments.num_processes > 1:
@@ -74,8 +76,8 @@ def run(arguments: Arguments) -> None:
     # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))
     vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, settings, folder, option="--output_dir")
-    if arguments.parquet_dir is not None:
-        parquet = claim_folder(Path(arguments.parquet_dir).expanduser(), "--parquet_dir")
+    if parquet is not None:
+        claim_folder(parquet, "--parquet_dir")
         write_passages_as_parquet(
             passages, vectors, parquet, start=start, shard=arguments.shard, num_shards=arguments.num_shards
         )

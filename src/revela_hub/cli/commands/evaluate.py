@@ -98,12 +98,12 @@ class Arguments(RankerOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Print a table per task, or one JSON list; results are also printed if a later model fails."""
+    """Print a table per task, or one JSON list; results are also printed if a later model fails or is interrupted."""
     _check_used(arguments)
     if arguments.task == "qa":
         _evaluate_answers(arguments)
         return
-    failure: Exception | None = None
+    failure: BaseException | None = None
     results: list[tuple[str, RetrievalScores]] = []
     sizes: dict[str, SizeScores] = {}
     try:
@@ -111,7 +111,7 @@ def run(arguments: Arguments) -> None:
             cache = arguments.cache_dir or scratch
             for row in _on_mteb(arguments) if arguments.tasks else _on_folder(arguments, sizes, cache):
                 results.append(row)
-    except Exception as error:  # one of several models: print the results of the others first
+    except (Exception, KeyboardInterrupt) as error:  # print the results of the earlier models first
         if not results:
             raise
         failure = error

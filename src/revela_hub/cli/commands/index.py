@@ -26,7 +26,6 @@ Examples:
 
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
@@ -82,14 +81,12 @@ def run(arguments: Arguments) -> None:
         raise UserError(f"--{'private' if arguments.private else 'update'} requires --push_to_hub OWNER/NAME")
     destination = _destination(arguments)
     task = read_beir(arguments.probe, "test") if arguments.probe else None
-    check_output(arguments.corpus, arguments.output_dir)
+    check_output(arguments.corpus, arguments.output_dir, exclude=arguments.exclude)
     options = replace(
         arguments.index_options(arguments.dtype),
         milvus_bm25=arguments.milvus_bm25,
         milvus_partition_key=arguments.milvus_partition_key,
     )
-    if options.milvus_uri and options.milvus_uri.endswith(".db"):  # also found from another folder
-        options = replace(options, milvus_uri=str(Path(options.milvus_uri).expanduser().resolve()))
     loaded = load_passage_encoder(arguments, options)
     states = import_module(method.states) if method and stores_states else None
     if states is not None:
@@ -116,9 +113,11 @@ def run(arguments: Arguments) -> None:
         )
         print(f"states of {len(stored):,} passages, {stored.bytes / 1e6:,.1f} MB")
     if destination is not None:
+        from revela_hub.data.sources.source import parse_sources
         from revela_hub.hub_cards.index_repository import push_index
 
-        print(f"pushed to {push_index(store, destination, arguments.corpus, note)}")
+        corpus = [source.path for source in parse_sources(arguments.corpus)]
+        print(f"pushed to {push_index(store, destination, corpus, note)}")
 
 
 def _destination(arguments: Arguments) -> "IndexDestination | None":

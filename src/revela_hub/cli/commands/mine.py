@@ -8,8 +8,8 @@ Pairs are JSON lines, a data set (hf:owner/name) or a BEIR folder (--beir). With
 pairs are searched. Vectors are cached on disk (dimension x 4 bytes per passage, or x 2 with --dtype float16), so a
 repeated or interrupted command reuses them, and the corpus can be larger than memory.
 
-Writes anchor, positive, negative_1, negative_2, ..., which sentence-transformers' losses read directly: as JSON lines,
-or as a parquet file if the name of --output ends in .parquet.
+Writes anchor, positive, negative_1, negative_2, ..., which sentence-transformers' losses read directly: as JSON lines
+(.jsonl or .jsonl.gz), or as a parquet file if the name of --output ends in .parquet.
 
 Examples:
   revela-hub mine my-retriever --beir data/beir/scifact --split train --output mined.jsonl
@@ -21,8 +21,10 @@ Examples:
   revela-hub mine bm25 --pairs pairs.jsonl --positive_aware false --output mined.jsonl
 """
 
+import gzip
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -53,7 +55,7 @@ class Arguments(RankerOptions, EngineOptions):
     )
 
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
-    output: str = field(metadata={"help": "Output file: JSON lines, or parquet (.parquet)."})
+    output: str = field(metadata={"help": "Output file: JSON lines (.jsonl or .jsonl.gz), or parquet (.parquet)."})
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(
         None, "How to rank (default: dense, or bm25 if that is the model)."
     )
@@ -125,8 +127,13 @@ def run(arguments: Arguments) -> None:
 
 def _check_output(arguments: Arguments, output: Path) -> None:
     from revela_hub.data.sources.beir import is_beir
+    from revela_hub.data.sources.rows import ROW_FILES
 
-    if output.is_dir() or (output.exists() and not arguments.overwrite):
+    if output.exists() and not output.is_file():
+        raise UserError(f"--output {output} is a folder or a device: choose another name")
+    if not output.name.endswith(ROW_FILES):
+        raise UserError(f"--output {output}: the name must end in {', '.join(ROW_FILES)}")
+    if output.exists() and not arguments.overwrite:
         raise UserError(f"{output} already exists; choose another --output, or replace it with --overwrite")
     for name, source in (("--pairs", arguments.pairs), ("--corpus", arguments.corpus), ("--beir", arguments.beir)):
         path = Path(source or "").expanduser().resolve()
@@ -167,11 +174,12 @@ def _write(rows: Iterator[dict[str, Any]], output: Path, settings: "MiningSettin
     from revela_hub.retrieval.disk import whole_file
     from revela_hub.retrieval.mining.mining import mined_batches, mined_schema
 
-    with whole_file(output, "--output") as stream:
+    with whole_file(output.resolve(), "--output") as stream:  # resolved: not to replace a link by a file
         if output.suffix == ".parquet":
             with parquet.ParquetWriter(stream, mined_schema(settings), compression="zstd") as writer:
                 for batch in mined_batches(rows, settings):
                     writer.write_batch(batch)
             return
-        for row in rows:
-            stream.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        with gzip.open(stream, "wb") if output.suffix == ".gz" else nullcontext(stream) as lines:
+            for row in rows:
+                lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

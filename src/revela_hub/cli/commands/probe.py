@@ -22,8 +22,9 @@ Examples:
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from revela_hub.cli.passage_options import ReadingOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import command_line, note
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 POSITIONALS = ("data",)
 
 
-@dataclass
-class Arguments:
+@dataclass(kw_only=True)
+class Arguments(ReadingOptions):
     """Arguments of `revela-hub probe`."""
 
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir", "kinds": "query_kinds"}
@@ -51,7 +52,7 @@ class Arguments:
     query_kinds: list[str] = option(
         ["docstring", "title", "sentence"], "Kinds of query to make, in equal parts: docstring, title, sentence."
     )
-    sentence_shape: str = option(
+    sentence_shape: Literal["whole", "short", "keywords", "dropout"] = option(
         "short",
         "Shape of queries that are sentences: whole, short (eight words), keywords, or dropout (half of the words).",
     )
@@ -59,10 +60,6 @@ class Arguments:
         None, "Some real queries, which need no labels: sentences and docstrings are shortened to resemble them."
     )
     seed: Seed = option(0, "Random seed.")
-    text_column: str = option("text", "Column or JSON field that holds the text.")
-    kind: str = option("auto", "How to read files: text, code (Python functions), or by file extension (auto).")
-    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
-    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
     endpoint: str | None = option(
         None, "URL of a server whose --model also writes questions (agreement with real labels is not measured)."
     )
@@ -79,8 +76,9 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Make the evaluation set, and print its summary and some of its queries; or compare two texts."""
-    if arguments.kind not in ("auto", "text", "code"):
-        raise UserError(f"--kind must be auto, text or code, not {arguments.kind!r}")
+    unused = ("example_queries", "endpoint", "model") if arguments.compare else ("retriever",)
+    if given := [name for name in unused if getattr(arguments, name) is not None]:
+        raise UserError(f"--{given[0]} {'has no effect with' if arguments.compare else 'requires'} --compare OLD NEW")
     if arguments.compare:
         _compare(arguments)
     elif not arguments.data:
@@ -106,7 +104,7 @@ def _compare(arguments: Arguments) -> None:
         check_exists(source)  # before the model is loaded
     encoder = load_encoder(arguments.retriever, trust_remote_code=arguments.trust_remote_code)
     old, new = arguments.compare
-    found = compare_texts(old, new, encoder, _settings(arguments), **_defaults(arguments))
+    found = compare_texts(old, new, encoder, _settings(arguments), **arguments.reading())
     note("; ".join(found.remarks))
     print(found)
 
@@ -114,17 +112,8 @@ def _compare(arguments: Arguments) -> None:
 def _settings(arguments: Arguments) -> "ProbeSettings":
     from revela_hub.evaluation.probe import ProbeSettings
 
-    kinds, shape = tuple(arguments.query_kinds), arguments.sentence_shape
-    return ProbeSettings(arguments.queries, arguments.passages, kinds, arguments.seed, shape)  # type: ignore[arg-type]  # checked there
-
-
-def _defaults(arguments: Arguments) -> dict[str, Any]:
-    return {
-        "text_column": arguments.text_column,
-        "kind": None if arguments.kind == "auto" else arguments.kind,
-        "exclude": tuple(arguments.exclude),
-        "max_documents": arguments.max_documents,
-    }
+    kinds: Any = tuple(arguments.query_kinds)  # checked there
+    return ProbeSettings(arguments.queries, arguments.passages, kinds, arguments.seed, arguments.sentence_shape)
 
 
 def _make(arguments: Arguments) -> None:
@@ -137,18 +126,14 @@ def _make(arguments: Arguments) -> None:
     from revela_hub.retrieval.disk import try_folder
 
     output = Path(arguments.output_dir).expanduser()
-    check_apart(parse_sources(arguments.data), output, "--output_dir")
+    sources = parse_sources(arguments.data, **arguments.reading())
+    check_apart(sources, output, "--output_dir")
     check_probe_folder(output)
     try_folder(output, "--output_dir")
     examples = list(read_queries(arguments.example_queries).values()) if arguments.example_queries else ()
     report = ReadReport()
     probe = build_probe(
-        arguments.data,
-        _settings(arguments),
-        questions=_questions(arguments),
-        examples=examples,
-        report=report,
-        **_defaults(arguments),
+        sources, _settings(arguments), questions=_questions(arguments), examples=examples, report=report
     )
     write_probe(probe, output)
     note(report)
@@ -169,7 +154,8 @@ def _questions(arguments: Arguments) -> "Backend | None":
 
     sampling = Sampling(temperature=0.7, max_new_tokens=512)
     if arguments.endpoint is None:
-        return None if arguments.model is None else LocalModel(arguments.model, sampling)
+        trusted = arguments.trust_remote_code
+        return None if arguments.model is None else LocalModel(arguments.model, sampling, trust_remote_code=trusted)
     if arguments.model is None:
         raise UserError("--endpoint requires --model, the name of the model on the server")
     key = api_key(arguments.api_key_env)

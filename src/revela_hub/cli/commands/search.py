@@ -21,7 +21,6 @@ Examples:
 """
 
 import contextlib
-import glob
 import json as json_format
 import os
 import sys
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.adaptation import HYBRID
+from revela_hub.cli.passage_options import ReadingOptions, refuse_reading_options
 from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models
 from revela_hub.errors import UserError
 from revela_hub.options import option
@@ -52,7 +52,7 @@ SNIPPET_CHARACTERS = 10 * SNIPPET_LINES * SNIPPET_WIDTH  # wrapping a word takes
 
 
 @dataclass(kw_only=True)
-class Arguments(SmallVectorArguments, RankerOptions):
+class Arguments(SmallVectorArguments, ReadingOptions, RankerOptions):
     """Arguments of `revela-hub search`."""
 
     basic_options = ("corpus", "index", "mode", "top_k", "json")
@@ -62,7 +62,6 @@ class Arguments(SmallVectorArguments, RankerOptions):
     index: str | None = option(
         None, "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
     )
-    text_column: str = option("text", "Column or JSON field that holds the text.")
     filter: str | None = option(
         None, "Milvus: Search only passages whose metadata match, e.g. 'year >= 2020'.", metavar="EXPRESSION"
     )
@@ -85,6 +84,8 @@ def run(arguments: Arguments) -> None:
         raise UserError(
             "--filter requires --index FOLDER, built with --index_type milvus --metadata_columns COLUMN ..."
         )
+    if arguments.index:
+        refuse_reading_options(arguments)
     _check_corpus(arguments)
     if arguments.mode is None and (Path(arguments.model).expanduser() / HYBRID).is_file():
         arguments.mode = "hybrid"
@@ -112,9 +113,16 @@ def run(arguments: Arguments) -> None:
 
 def _check_corpus(arguments: Arguments) -> None:
     """Reject paths that do not exist; a query after `--corpus` is parsed as one more path."""
-    for path in arguments.corpus:
-        if not (path.startswith("hf:") or Path(path).expanduser().exists() or glob.glob(path, recursive=True)):
-            raise UserError(f"--corpus: {path!r} does not exist (put a query before --corpus, or use --query)")
+    from revela_hub.data.sources.files import check_exists
+    from revela_hub.data.sources.source import parse_source
+
+    for source in map(parse_source, arguments.corpus):
+        try:
+            check_exists(source)
+        except UserError as error:
+            raise UserError(
+                f"--corpus: {source.path!r} does not exist (put a query before --corpus, or use --query)"
+            ) from error
 
 
 def _read(arguments: Arguments, folder: Path) -> "Passages":
@@ -123,7 +131,7 @@ def _read(arguments: Arguments, folder: Path) -> "Passages":
     from revela_hub.retrieval import read_passages
 
     report = ReadReport()
-    documents = read_documents(arguments.corpus, report=report, text_column=arguments.text_column)
+    documents = read_documents(arguments.corpus, report=report, **arguments.reading())
     passages = read_passages(
         documents, folder, max_words=arguments.max_words, report=report, show_progress_bar=shows_progress()
     )

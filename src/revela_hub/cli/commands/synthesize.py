@@ -67,7 +67,9 @@ class Arguments(SynthesisSettings, EngineOptions):
         }
     )
     output_dir: str = option("outputs/synthetic", "Output folder; an interrupted run is resumed in it.")
-    overwrite: bool = option(False, "Start over, deleting the files of earlier runs in --output_dir.")
+    overwrite: bool = option(
+        False, "Start over, deleting the files of earlier runs in --output_dir after the first reply."
+    )
     endpoint: str | None = option(None, "URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1.")
     api_key_env: str | None = option(None, "Environment variable that holds the server's API key.")
     exclude: list[str] = option(
@@ -112,7 +114,8 @@ def run(arguments: Arguments) -> None:
         note(summary)
     load = partial(_local_model, arguments, sampling)
     with ray_model(load, cluster, arguments.batch_size) if cluster else nullcontext(endpoint or load()) as backend:
-        kept = f"the accepted examples are in {arguments.output_dir}: run the same command again to resume"
+        again = "run the same command again" + (" without --overwrite" if arguments.overwrite else "")
+        kept = f"the accepted examples are in {arguments.output_dir}: {again} to resume"
         with if_interrupted(kept):
             report = synthesize(
                 backend,
