@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
@@ -344,7 +345,7 @@ def test_activations_are_recomputed(
 
 
 def test_what_a_run_would_lose_is_rejected(
-    raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+    raw: Dataset, masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
 ) -> None:
     best = settings | {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
     with pytest.raises(UserError, match="ContrieverTrainer does not support --load_best_model_at_end"):
@@ -355,6 +356,9 @@ def test_what_a_run_would_lose_is_rejected(
         RevelaTrainer(
             str(retriever_folder), RevelaTrainingArguments(**settings), lm=str(llama_folder), max_length=64
         ).train()
+
+    with pytest.raises(UserError, match="CoTMoTETrainer does not support compute_metrics"):
+        CoTMoTETrainer(str(masked_folder), train_dataset=raw, compute_metrics=lambda predictions: {})
 
 
 def test_noise_is_rejected_where_it_cannot_be_added(
@@ -382,6 +386,7 @@ def test_evaluation_data_are_prepared_like_training_data(
         (partial(PairsTrainer, tiny, PairsTrainingArguments(**settings)), pairs),
         (partial(NVEmbedTrainer, lm, NVEmbedTrainingArguments(**settings)), pairs.remove_columns("id")),
         (partial(ContrieverTrainer, tiny, ContrieverTrainingArguments(**settings)), raw),
+        (partial(CoTMoTEFinetuner, str(masked_folder), CoTMoTETrainingArguments(**settings, stage="finetune")), pairs),
         (partial(RetroMAETrainer, str(masked_folder), RetroMAETrainingArguments(**settings)), raw),
         (partial(CoTMoTETrainer, str(masked_folder), CoTMoTETrainingArguments(**settings)), raw),
         (partial(ReplugTrainer, tiny, lm, ReplugTrainingArguments(**settings), group_size=4, max_length=64), raw),
@@ -392,14 +397,34 @@ def test_evaluation_data_are_prepared_like_training_data(
         ),
     ]
     for make, rows in makers:
-        loss = make(train_dataset=rows, eval_dataset=rows).evaluate()["eval_loss"]
-        both = make(train_dataset=rows, eval_dataset={"a": rows, "b": rows}).evaluate()
-        assert loss > 0 and both["eval_a_loss"] == pytest.approx(loss) == both["eval_b_loss"]
+        trainer = make(train_dataset=rows, eval_dataset=rows)
+        loss = trainer.evaluate()["eval_loss"]
+        every = [make(train_dataset=rows, eval_dataset={"a": rows, "b": rows}).evaluate()]
+        every += [trainer.evaluate({"a": rows, "b": trainer.eval_dataset})]
+        assert loss > 0 and all(both["eval_a_loss"] == pytest.approx(loss) == both["eval_b_loss"] for both in every)
+        assert trainer.predict(rows).metrics["test_loss"] == pytest.approx(loss) == trainer.evaluate(rows)["eval_loss"]
     with pytest.raises(UserError, match="eval_dataset has the columns body; it needs text"):
         makers[2][0](train_dataset=raw, eval_dataset=raw.rename_column("text", "body"))
-    ranking: Any = [[0, 1]] * 8
-    both: dict[str, Any] = {"train_dataset": questions, "eval_dataset": questions, "passages": ["a fox", "the sea"] * 8}
+    ranking = np.array([[0, 1]] * 8)
+    both: dict[str, Any] = {
+        "train_dataset": questions,
+        "eval_dataset": questions.select([1]),
+        "passages": ["a fox", "the sea"] * 8,
+    }
     with pytest.raises(UserError, match="RADITTrainer has no loss on an eval_dataset"):
         RADITTrainer(tiny, RADITTrainingArguments(**settings), reader=lm, **both)
-    with pytest.raises(UserError, match="pseudo_labels ranks the passages of train_dataset only"):
+    with pytest.raises(UserError, match="pseudo_labels ranks passages for the training rows only"):
         RAITTrainer(lm, RAITTrainingArguments(**settings), pseudo_labels=ranking, **both)
+    for wrong, message in (
+        (ranking[:7], r"has the shape \(7, 2\), but train_dataset has 8 rows"),
+        (ranking + 15, "has the passage 16, but the collection ends at 15"),
+    ):
+        with pytest.raises(UserError, match=f"pseudo_labels {message}"):
+            RAITTrainer(lm, RAITTrainingArguments(**settings), pseudo_labels=wrong, num_passages=2, **both)
+    del both["eval_dataset"]
+    given = {"log_likelihoods": torch.rand(8, 2), "pseudo_labels": ranking}
+    tuned = RADITTrainer(tiny, RADITTrainingArguments(**settings), **given, **both)
+    for method in (tuned.evaluate, tuned.predict):
+        with pytest.raises(UserError, match="RADITTrainer has no loss on an eval_dataset"):
+            method(questions)
+    assert tuned.evaluate(tuned.train_dataset)["eval_loss"] >= 0

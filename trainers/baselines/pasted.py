@@ -26,7 +26,7 @@ from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
-from revela_hub.trainers.common.pseudo_labels import rank_passages
+from revela_hub.trainers.common.pseudo_labels import check_ranking, rank_passages
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 MODEL = "model"  # folder of the reader
@@ -126,7 +126,13 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         texts = as_texts(passages)
         short = shortened(texts, tokenizer, max_passage_length, args.say)
 
-        def prepared(rows: Dataset | IterableDataset) -> Dataset:
+        def prepared(rows: Any) -> Dataset:
+            if {"input_ids", "labels"} <= set(getattr(rows, "column_names", ())):
+                return rows
+            if rows is not train_dataset and not isinstance(pseudo_labels, str):
+                raise UserError(
+                    "pseudo_labels ranks passages for the training rows only: pass a retriever (bm25) to use an eval_dataset"
+                )
             prompts = as_prompts(rows)
             kept = tokenize_prompts(prompts, tokenizer, max_length, args.say)["source_row"]
             ranking = pseudo_labels
@@ -134,15 +140,12 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
                 depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm}
                 how["trust_remote_code"] = trust_remote_code
                 ranking = rank_passages(ranking, prompts["input"], texts, depth, **how)
+            check_ranking(ranking, len(prompts), len(texts))
             pasted = pasted_prompts(prompts.select(kept), short, ranking[np.array(kept)], num_passages)
             data = tokenized_pairs(pasted, tokenizer)
             _check_room(decoder, max(map(len, data["input_ids"])))
             return data
 
-        if kwargs.get("eval_dataset") and not isinstance(pseudo_labels, str):
-            raise UserError(
-                "pseudo_labels ranks the passages of train_dataset only: pass a retriever (bm25) to use an eval_dataset"
-            )
         kwargs["train_dataset"] = train_dataset
         prepare_datasets(kwargs, prepared)
         if tokenizer.pad_token is None:

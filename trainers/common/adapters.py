@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedConfig
 
@@ -26,8 +25,9 @@ def refuse_adapters(name: str, model: nn.Module) -> None:
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     """Add float32 adapters to a model in place and freeze its other weights.
 
-    The model keeps its structure and parameter names. The returned wrapper is for saving and merging. A LoRA configuration
-    without `target_modules` applies to the layers that `linear_layers` lists.
+    The model keeps its structure and parameter names, and `save_pretrained` saves it with merged adapters (`saving_merged`). The
+    returned wrapper is for saving and merging. A LoRA configuration without `target_modules` applies to the layers that
+    `linear_layers` lists.
     """
     given: Any = model
     if isinstance(config, LoraConfig) and config.target_modules is None:
@@ -46,6 +46,7 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
         if isinstance(own.target_modules, set):
             own.target_modules = sorted(own.target_modules)
     wrapped: PeftModel = adapted
+    saving_merged(model, wrapped)
     return wrapped
 
 
@@ -70,14 +71,18 @@ def freeze_pooler(model: nn.Module) -> None:
             parameter.requires_grad_(False)
 
 
-def saving_merged(model: SentenceTransformer, adapters: PeftModel) -> None:
-    """Let a model in training save a copy with merged adapters, because the weights below them have other names."""
+def saving_merged(model: nn.Module, adapters: PeftModel) -> None:
+    """Let `save_pretrained` of a transformers model save a copy with merged adapters, because weights below them have other names.
+
+    Its `push_to_hub` and the methods of a sentence-transformers model around it call `save_pretrained`.
+    """
     given: Any = model
     given.save_pretrained = partial(_save_merged, model, adapters)
 
 
-def _save_merged(model: SentenceTransformer, adapters: PeftModel, *args: Any, **kwargs: Any) -> None:
-    merged_copy(model, adapters).save_pretrained(*args, **kwargs)
+def _save_merged(model: nn.Module, adapters: PeftModel, *args: Any, **kwargs: Any) -> None:
+    merged: Any = merged_copy(model, adapters)
+    merged.save_pretrained(*args, **kwargs)
 
 
 def merged_copy(model: Model, adapters: object = None) -> Model:
@@ -88,9 +93,10 @@ def merged_copy(model: Model, adapters: object = None) -> Model:
     """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu(), requires_grad=False) for p in model.parameters()}
     copied, wrapper = deepcopy((model, adapters if isinstance(adapters, PeftModel) else None), memo)
-    # Wrappers of accelerate and of `saving_merged`, which call the original model.
-    for name in ("forward", "_original_forward", "save_pretrained"):
+    for name in ("forward", "_original_forward"):  # accelerate's wrappers, which call the original model
         copied.__dict__.pop(name, None)
+    for module in copied.modules():
+        module.__dict__.pop("save_pretrained", None)  # of `saving_merged`: there is nothing left to merge
     config: Any = getattr(copied, "config", None)
     if isinstance(config, PreTrainedConfig) and "use_cache" not in {field.name for field in fields(config)}:
         vars(config).pop("use_cache", None)  # set by the Trainer; not a field of this configuration

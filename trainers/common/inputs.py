@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
@@ -84,14 +84,17 @@ def tokenizer_of(
 
 
 def prepare_datasets(given: dict[str, Any], prepare: Callable[[Any], Any]) -> None:
-    """Prepare the `train_dataset` and the `eval_dataset`, or each of a dict of them, of a trainer."""
+    """Prepare the `train_dataset` and the `eval_dataset` of a trainer, which also uses `prepare` in `evaluate` and `predict`."""
     given["train_dataset"] = prepare(given.get("train_dataset"))
-    rows = given.get("eval_dataset")
+    if given.get("eval_dataset") is not None:
+        given["eval_dataset"] = prepare_eval_dataset(given["eval_dataset"], prepare)
+    given["prepare"] = prepare
+
+
+def prepare_eval_dataset(rows: Any, prepare: Callable[[Any], Any]) -> Any:
+    """Prepare an `eval_dataset`, or each of a dict of them."""
     try:
-        if isinstance(rows, dict):
-            given["eval_dataset"] = {name: prepare(part) for name, part in rows.items()}
-        elif rows is not None:
-            given["eval_dataset"] = prepare(rows)
+        return {name: prepare(part) for name, part in rows.items()} if isinstance(rows, dict) else prepare(rows)
     except UserError as error:
         raise UserError(str(error).replace("train_dataset", "eval_dataset")) from error
 
@@ -192,16 +195,25 @@ def pair_columns(rows: Dataset | IterableDataset) -> list[str]:
     Raises:
         UserError: anchor or positive is missing, the name of another column begins with negative, or a value is not a text.
     """
-    names = [name for name in rows.column_names if name.startswith("negative")]
     if not {"anchor", "positive"} <= set(rows.column_names):
         raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
-    if other := [name for name in names if not NEGATIVE.fullmatch(name)]:
+    if other := [name for name in rows.column_names if name.startswith("negative") and not NEGATIVE.fullmatch(name)]:
         raise UserError(
             f"train_dataset: hard negatives are in columns negative, negative_1, negative_2, ...: rename or remove {other[0]!r}"
         )
-    columns = ["anchor", "positive", *sorted(names, key=lambda name: int(name.partition("_")[2] or 0))]
+    columns = in_order(rows.column_names)
     check_texts(rows, columns)
     return columns
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return the text columns of labelled pairs among these columns: anchor, positive, and negative, negative_1, ...
+
+    >>> in_order(["id", "negative_10", "negative_2", "positive", "anchor"])
+    ['anchor', 'positive', 'negative_2', 'negative_10']
+    """
+    negatives = filter(NEGATIVE.fullmatch, names)
+    return ["anchor", "positive", *sorted(negatives, key=lambda name: int(name.partition("_")[2] or 0))]
 
 
 def check_texts(rows: Dataset | IterableDataset, columns: Sequence[str]) -> None:

@@ -34,12 +34,19 @@ def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
 
 
 def refuse_eval_dataset(given: dict[str, Any], trainer: str) -> None:
-    """Raise a `UserError` if a trainer that has no loss on an `eval_dataset` is given one."""
-    if given.get("eval_dataset"):
+    """Raise a `UserError` if a trainer that has no loss on an `eval_dataset` is given one, or its `evaluate` or `predict`."""
+
+    def refuse(rows: Any) -> Any:
+        if "row" in getattr(rows, "column_names", ()):  # of the `train_dataset`, as prepared by the trainer
+            return rows
         raise UserError(
             f"{trainer} has no loss on an eval_dataset, because only the questions in train_dataset have ranked passages: leave it"
-            " out, and pass retrieval_task=load_task(...) to measure retrieval"
+            " out, and pass retrieval_task=RetrievalTask(...) to measure retrieval"
         )
+
+    if given.get("eval_dataset"):
+        refuse(given["eval_dataset"])
+    given["prepare"] = refuse
 
 
 def refuse_excluded_prompts(retriever: SentenceTransformer, name: str, method: str) -> None:

@@ -44,6 +44,16 @@ def rank_passages(
     return ranked
 
 
+def check_ranking(ranking: NDArray[np.int32], rows: int, passages: int) -> None:
+    """Raise a `UserError` unless `pseudo_labels` rank passages of the collection for every row of `train_dataset`."""
+    if ranking.ndim != 2 or len(ranking) != rows:
+        raise UserError(
+            f"pseudo_labels has the shape {ranking.shape}, but train_dataset has {rows} rows: pass an array (rows, passages)"
+        )
+    if ranking.size and ranking.max() >= passages:
+        raise UserError(f"pseudo_labels has the passage {ranking.max()}, but the collection ends at {passages - 1}")
+
+
 def top_rows(queries_Qd: NDArray[np.float32], passages_Md: NDArray[np.float32], k: int) -> NDArray[np.int32]:
     """Return (Q, k) indices of the passages with the largest dot products, best first; ties by lower index."""
     return open_index(VectorsInMemory(passages_Md)).search(queries_Qd, k).rows_QK.astype(np.int32)

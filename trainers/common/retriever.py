@@ -23,13 +23,14 @@ from revela_hub.pickles import encoder
 from revela_hub.retrieval.disk import make_folder, whole_path
 from revela_hub.retrieval.encoder import (
     limit_length,
+    limit_to_positions,
     model_in,
     refuse_other_kind,
     similarity_of,
     without_chat_template,
 )
 from revela_hub.scratch import scratch_folder
-from revela_hub.trainers.common.adapters import merged_copy, refuse_adapters
+from revela_hub.trainers.common.adapters import refuse_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of
 from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone, trained_transformer
 from revela_hub.trainers.common.sharding import is_sharded
@@ -66,6 +67,7 @@ def load_retriever(
     backbones = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     saved = {part for backbone in backbones for part in backbone.modules()}  # transformers saves their code, too
     refuse_remote_code(name, set(model.modules()) - saved)
+    limit_to_positions(model, name)
     if max_length is not None:
         limit_length(model, max_length, name)
     return model.float()
@@ -159,7 +161,7 @@ class RetrieverTrainer(MethodTrainer):
 
     def write_retriever(self, folder: Path) -> None:
         """Write the exported folder."""
-        self.merged().save_pretrained(str(folder), create_model_card=False)
+        self.retriever.save_pretrained(str(folder), create_model_card=False)
         make_readable(folder)
 
     def write_models(self, output: Path) -> list[Path]:
@@ -167,15 +169,10 @@ class RetrieverTrainer(MethodTrainer):
         with self.whole_model():
             return [self.export(output)] if self.args.should_save else []
 
-    def merged(self) -> SentenceTransformer:
-        """Return the retriever, or a copy with the adapters merged if it has any."""
-        retriever: SentenceTransformer = self.retriever
-        return retriever if self.adapters is None else merged_copy(retriever, self.adapters)
-
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write a sentence-transformers folder, and the weights that are not part of the retriever."""
         with self.whole_model(state_dict):
-            self.merged().save_pretrained(str(folder), create_model_card=False)
+            self.retriever.save_pretrained(str(folder), create_model_card=False)
             if extra := self._extra_weights():
                 copies = {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()}
                 save_file(copies, folder / EXTRA_WEIGHTS)

@@ -45,7 +45,7 @@ from revela_hub.trainers.common.cost import WallTime
 from revela_hub.trainers.common.early import MEASURING
 from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.common.epochs import NewEpoch, SharedEpoch
-from revela_hub.trainers.common.inputs import endless, first_rows
+from revela_hub.trainers.common.inputs import endless, first_rows, prepare_eval_dataset
 from revela_hub.trainers.common.nodes import RECEIVED, checkpoint_for_all, copy_missing, folder_owners
 from revela_hub.trainers.common.processes import from_main, gathered, on_all, rank, several
 from revela_hub.trainers.common.progress import Progress, count
@@ -74,6 +74,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     Args:
         *args: positional arguments of the library's trainer.
         retrieval_task: task to evaluate on, with metrics `eval_ndcg_at_10`, `eval_mrr_at_10` and `eval_recall_at_100`.
+        prepare: makes rows for the collator from a data set passed to `evaluate` or `predict`; returns prepared rows unchanged.
         **kwargs: keyword arguments of the library's trainer.
     """
 
@@ -90,12 +91,20 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     smooths_labels: ClassVar[bool] = False
     """Whether the loss uses `label_smoothing_factor`."""
 
-    def __init__(self, *args: Any, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
-        self.retrieval_task = retrieval_task
+    def __init__(
+        self,
+        *args: Any,
+        retrieval_task: RetrievalTask | None = None,
+        prepare: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.retrieval_task, self.prepare = retrieval_task, prepare
         self._measurement: tuple[RetrievalScores, Rankings] | None = None
+        self._to_log: dict[str, float] | None = None  # in `evaluate`, the retrieval metrics that are not logged yet
         if retrieval_task is not None:
             require(*MEASURING)  # fail before training, not after it
-            kwargs.setdefault("eval_dataset", {})  # the Trainer does not evaluate without one
+            if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
+                kwargs["eval_dataset"] = {}  # the Trainer does not evaluate without one
         self._kept: dict[str, tuple[Tensor, int]] = {}
         self.record = Record({})
         self._hollow: Hollow | None = None
@@ -105,19 +114,15 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             if isinstance(given, RunArguments) and given.label_smoothing_factor and not self.smooths_labels:
                 raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
         super().__init__(*args, **kwargs)
-        if isinstance(self.model, nn.Module) and not any(weight.requires_grad for weight in self.model.parameters()):
-            raise UserError(
-                f"{self.model_names()} has no weights to train: all are frozen (for word embeddings, set update_embeddings in"
-                " wordembedding_config.json to true)"
-            )
+        self._check_weights()
         self._check_noise()
         plain: Any = self.accelerator.unwrap_model(self.model)
         if self.args.load_best_model_at_end and not isinstance(
             plain, PreTrainedModel | PeftModel | SentenceTransformer
         ):
             raise UserError(
-                f"{type(self).__name__} does not support --load_best_model_at_end: remove the option; with a retrieval task, the best"
-                " weights are exported anyway"
+                f"{type(self).__name__} does not support --load_best_model_at_end: remove the option; with a retrieval task,"
+                " `revela-hub train` exports the best weights anyway"
             )
         self.can_return_loss = True  # in an evaluation, too, whatever the columns are called
         zero = self.accelerator.state.deepspeed_plugin
@@ -135,6 +140,23 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         collator: Any = self.data_collator
         if isinstance(collator, SharedEpoch):
             self.add_callback(NewEpoch(collator))
+
+    def _check_weights(self) -> None:
+        """Raise a `UserError` if all weights are frozen, or a given optimizer is not for those to train."""
+        model: Any = self.model
+        trained = {id(weight) for weight in model.parameters() if weight.requires_grad}
+        if not trained:
+            raise UserError(
+                f"{self.model_names()} has no weights to train: all are frozen (for word embeddings, set update_embeddings in"
+                " wordembedding_config.json to true)"
+            )
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        given = {id(weight) for group in groups for weight in group["params"]}
+        if given - trained and trained - given:
+            raise UserError(
+                "the optimizer has frozen weights and lacks weights to train, such as new adapters: pass"
+                " optimizer_cls_and_kwargs=(torch.optim.AdamW, {...}) instead of optimizers, or set lora_rank to 0"
+            )
 
     def _check_noise(self) -> None:
         """Raise a `UserError` if noise is to be added to the word embeddings of a model that does not return them."""
@@ -186,19 +208,49 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         return self.retrieval_encoder()
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """Evaluate retrieval if there is a `retrieval_task`, and the loss if there is an evaluation data set."""
-        if self.retrieval_task is None:
+        """Evaluate retrieval if there is a `retrieval_task`, and the loss if there is an evaluation data set.
+
+        `eval_dataset` is prepared as in the constructor.
+        """
+        if self._to_log is not None:  # `Trainer.evaluate` calls this method for each of several data sets
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        eval_dataset = self._prepared(eval_dataset)
+        metrics = self._retrieval_metrics(metric_key_prefix)
+        self._to_log = metrics
+        try:
+            if not metrics or eval_dataset or self.eval_dataset or getattr(self, "evaluator", None):
+                return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            return metrics
+        finally:
+            self._to_log = None
+
+    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
+        """Return the Trainer's result, with the retrieval metrics, so that they are logged and callbacks see them."""
+        result: Any = super().evaluation_loop(*args, **options)
+        if self._to_log:
+            result.metrics.update(self._to_log)
+            self._to_log = {}  # of several data sets, only the first one's metrics contain them
+        return result
+
+    def predict(self, test_dataset: Any, *args: Any, **options: Any) -> Any:
+        """Predict; see `Trainer.predict`. `test_dataset` is prepared as in the constructor."""
+        return super().predict(self._prepared(test_dataset), *args, **options)
+
+    def _prepared(self, rows: Any) -> Any:
+        if rows is None or isinstance(rows, str) or self.prepare is None:  # a string names one of several data sets
+            return rows
+        return prepare_eval_dataset(rows, self.prepare)
+
+    def _retrieval_metrics(self, prefix: str) -> dict[str, float]:
+        if self.retrieval_task is None:
+            return {}
         model = self.accelerator.unwrap_model(self.model)
         rankings = rank_together(self.retrieval_encoder(), self.retrieval_task, model)
         scores = score_run(rankings, self.retrieval_task)
         self._measurement = scores, rankings
-        metrics = {f"{metric_key_prefix}_{name}": getattr(scores, name) for name in METRICS}
-        if eval_dataset or self.eval_dataset:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) | metrics
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        return {f"{prefix}_{name}": getattr(scores, name) for name in METRICS}
 
     def last_measurement(self) -> tuple[RetrievalScores, Rankings]:
         """The scores and rankings of the last evaluation."""
@@ -258,7 +310,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         """Train; see `Trainer.train`. A finished run is not changed.
 
         Raises:
-            UserError: weights or the loss are not finite; the checkpoint is damaged or has different settings.
+            UserError: weights or the loss are not finite; the checkpoint is missing or damaged, or has different settings.
             Interrupted: SIGTERM or Ctrl-C stopped the run after it saved a checkpoint.
         """
         if self.train_dataset is None:
@@ -266,9 +318,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self.check_finite("{what}: this model cannot be trained")
         self.record = Record(self.settings())
         if resume_from_checkpoint is True:
-            output = Path(self.args.output_dir or ".")
-            found, _, _ = checkpoint_for_all("last", output, folder_owners(output))
-            resume_from_checkpoint = str(found) if found else None
+            resume_from_checkpoint = str(self._newest_checkpoint())
         if resume_from_checkpoint:
             self._check_resume(Path(str(resume_from_checkpoint)))
         if self.is_fsdp_enabled:
@@ -297,6 +347,18 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             )
         self.check_finite(self._failed("{what}"))
         return result
+
+    def _newest_checkpoint(self) -> Path:
+        output = Path(self.args.output_dir or ".")
+        found, skipped, _ = checkpoint_for_all("last", output, folder_owners(output))
+        if found is None:
+            raise UserError(
+                "; ".join([f"{output} has no complete checkpoint to resume from", *skipped])
+                + ". Leave out resume_from_checkpoint to train from scratch"
+            )
+        for line in skipped:
+            self.args.say(f"skipping {line}")
+        return found
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that affect the result, which must not change when the run resumes."""

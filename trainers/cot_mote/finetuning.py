@@ -76,10 +76,17 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        # The expert of each column; sentence-transformers passes it to the module as its task.
+        experts: dict[str, str] = {}
+
+        def prepared(rows: Dataset | IterableDataset) -> Dataset:
+            pairs = _pairs(rows)
+            experts.update((name, "query" if name == "anchor" else "document") for name in pairs.column_names)
+            return pairs
+
         kwargs["train_dataset"] = train_dataset
-        prepare_datasets(kwargs, _pairs)
+        prepare_datasets(kwargs, prepared)
         train_dataset = kwargs.pop("train_dataset")
-        columns = train_dataset.column_names
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method, stage="finetune")
         self.args: CoTMoTETrainingArguments
         tokenizer = kwargs.pop("processing_class", tokenizer)
@@ -91,12 +98,11 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
             model.config.max_seq_length = max_length  # the published model reads texts as long as those in training
         tokenizer = tokenizer_of(model, tokenizer)
         self.cot_mote = model
-        if len(columns) == 2 and args.per_device_train_batch_size * args.world_size < 2:
+        if len(train_dataset.column_names) == 2 and args.per_device_train_batch_size * args.world_size < 2:
             raise UserError("a batch of one pair has no negatives: raise per_device_train_batch_size or num_negatives")
         _check_lengths(tokenizer, query_max_length=query_max_length, max_length=max_length)
         _check_negatives(train_dataset, tokenizer, max_length)
-        # The expert of each column; sentence-transformers passes it to the module as its task.
-        args.router_mapping = {name: "query" if name == "anchor" else "document" for name in columns}
+        args.router_mapping = experts
         encoder = hybrid_encoder(
             model,
             tokenizer,

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
+from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.inputs import (
@@ -70,6 +71,10 @@ class CoTMoTETrainer(MaskedTrainer):
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        if kwargs.get("compute_metrics") is not None:  # evaluations keep no predictions, as in sentence-transformers
+            raise UserError(
+                "CoTMoTETrainer does not support compute_metrics: pass retrieval_task=RetrievalTask(...) instead"
+            )
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method)
         tokenizer = kwargs.pop("processing_class", tokenizer)
         if not isinstance(model, CoTMoTEForPreTraining):

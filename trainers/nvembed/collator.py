@@ -11,7 +11,7 @@ from torch import Tensor
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_nvembed import check_pool_mask, exclude_instruction
-from revela_hub.trainers.common.inputs import check_texts, pair_columns
+from revela_hub.trainers.common.inputs import check_texts, in_order, pair_columns
 
 ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK = "anchor_prompt", "document_prompt", "task"
 
@@ -48,7 +48,7 @@ class NVEmbedCollator:
     ...     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "modality": "text"}
     >>> tokenizer = SimpleNamespace(all_special_ids=[0, 2])
     >>> model = SimpleNamespace(preprocess=preprocess, tokenizer=tokenizer, max_seq_length=8)
-    >>> collator = NVEmbedCollator(model, ["anchor", "positive", "negative_1"])
+    >>> collator = NVEmbedCollator(model)
     >>> prompts = {"task": "qa", "anchor_prompt": "Query: ", "document_prompt": ""}
     >>> batch = collator([
     ...     {"anchor": "salt water", "positive": "sea", "negative_1": "red fox", **prompts},
@@ -74,17 +74,15 @@ class NVEmbedCollator:
 
     Args:
         model: model whose `preprocess` tokenizes the texts.
-        columns: text columns, the anchor first.
     """
 
     # Read by sentence-transformers' trainer.
     valid_label_columns: tuple[str, ...] = ()
 
-    def __init__(self, model: SentenceTransformer, columns: list[str]) -> None:
+    def __init__(self, model: SentenceTransformer) -> None:
         self.preprocess: Callable[[list[str]], dict[str, Any]] = model.preprocess
         self.special_ids = frozenset(model.tokenizer.all_special_ids)
         self.max_length = model.max_seq_length
-        self.columns = columns
         self._prompt_lengths: dict[str, int] = {"": 0}
 
     def check_prompts(self, dataset: Dataset) -> None:
@@ -108,11 +106,12 @@ class NVEmbedCollator:
 
     def __call__(self, rows: list[dict[str, str]]) -> dict[str, Any]:
         """Make a batch: `text_*` (T, L) for the model, `label` (rows, columns, 2) for the loss."""
+        columns = in_order(rows[0])
         place_of: dict[tuple[str, str], int] = {}
         places, hashes = [], []
         for row in rows:
-            for column in self.columns:
-                prompt = row[ANCHOR_PROMPT if column == self.columns[0] else DOCUMENT_PROMPT]
+            for column in columns:
+                prompt = row[ANCHOR_PROMPT if column == "anchor" else DOCUMENT_PROMPT]
                 places.append(place_of.setdefault((prompt, row[column]), len(place_of)))
                 hashes.append(_hash(row[column]))
         features = self.preprocess([prompt + text for prompt, text in place_of])
@@ -126,7 +125,7 @@ class NVEmbedCollator:
         }
         batch["text_lengths"] = length_T[order_T].tolist()  # a list stays on the host, where the loss needs it
         label = torch.stack([torch.argsort(order_T)[torch.tensor(places)], torch.tensor(hashes)], dim=-1)
-        return {"label": label.view(len(rows), len(self.columns), 2), **batch}
+        return {"label": label.view(len(rows), len(columns), 2), **batch}
 
 
 def _hash(text: str) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from datasets import Dataset, DatasetDict, IterableDataset
@@ -30,8 +30,16 @@ from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.retrieval.encoder import Encoder, text_positions
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy
-from revela_hub.trainers.common.inputs import ModelLike, as_dataset, default_arguments, prepare_datasets, wrong_columns
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy, saving_merged
+from revela_hub.trainers.common.inputs import (
+    ModelLike,
+    as_dataset,
+    default_arguments,
+    in_order,
+    prepare_datasets,
+    wrong_columns,
+)
+from revela_hub.trainers.common.query_route import trained_backbone
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import load_in_place
@@ -91,29 +99,35 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     ) -> None:
         args = args or default_arguments(NVEmbedTrainingArguments, model, self.method)
         self.args: NVEmbedTrainingArguments
-        if not isinstance(model, SentenceTransformer):
+        if not _is_nvembed(model):
             set_seed(args.seed)  # as the Trainer does, but before the pooling is initialised
             start = load_nvembed(model, tokenizer=processing_class, **(model_init_kwargs or {}))
             prompts = start.encoding_prompts(query_instruction)
             length = min(max_length, text_positions(start.model.config.text_config) or max_length)
             model = nvembed_encoder(start.model, start.tokenizer, max_length=length, prompts=prompts)
-        kwargs["train_dataset"], own_prompts = train_dataset, model.prompts
-        prepare_datasets(kwargs, lambda rows: _with_prompts(rows, own_prompts))
+        own_prompts, collator = model.prompts, NVEmbedCollator(model)
+
+        def prepared(rows: Dataset | IterableDataset) -> Dataset:
+            mixture = _with_prompts(rows, own_prompts)
+            if len(text_columns(mixture)) == 2 and not args.in_batch_negatives:
+                raise UserError(
+                    "the rows have no negatives, and in_batch_negatives is false, so the loss is always 0: add columns"
+                    " negative_1, negative_2, ..., or set in_batch_negatives to true"
+                )
+            collator.check_prompts(mixture)
+            return mixture
+
+        kwargs["train_dataset"] = train_dataset
+        prepare_datasets(kwargs, prepared)
         train_dataset = kwargs.pop("train_dataset")
         transformer: Any = model[0]
         self.nvembed: NVEmbedModel = transformer.auto_model
-        self.columns = text_columns(train_dataset)
-        if len(self.columns) == 2 and not args.in_batch_negatives:
-            raise UserError(
-                "the rows have no negatives, and in_batch_negatives is false, so the loss is always 0: add columns negative_1,"
-                " negative_2, ..., or set in_batch_negatives to true"
-            )
         _check_processes(args)
-        collator = NVEmbedCollator(model, self.columns)
-        collator.check_prompts(train_dataset)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = peft_config or args.lora_config(self.nvembed.embedding_model)
-        self._adapters = None if adapters is None else add_adapters(self.nvembed.embedding_model, adapters)
+        if adapters is not None:
+            self.adapters = add_adapters(self.nvembed.embedding_model, adapters)
+            saving_merged(self.nvembed, self.adapters)  # `model` saves this, not the decoder in it
         for parameter in self.nvembed.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()  # even if the frozen decoder is bf16
@@ -150,7 +164,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     def exportable(self) -> NVEmbedStart:
         """Return the model with adapters merged, in the decoder's type, as `load_nvembed` does."""
-        model = merged_copy(self.nvembed, self._adapters)
+        model = merged_copy(self.nvembed, self.adapters)
         dtype = model.dtype
         for parameter in model.parameters():  # next to a bf16 decoder, the pooling is trained in float32
             parameter.data = parameter.data.to(dtype)
@@ -165,7 +179,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Return the sampler of the base class; `--batch_sampler no_duplicates` compares texts without task and instruction."""
-        sampler: BatchSampler | None = super().get_batch_sampler(dataset.select_columns(self.columns), *args, **kwargs)
+        sampler: BatchSampler | None = super().get_batch_sampler(
+            dataset.select_columns(in_order(dataset.column_names)), *args, **kwargs
+        )
         return sampler
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
@@ -175,13 +191,13 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         else:  # gathered from shards, with the names of the sentence-transformers model
             prefix = next(name for name, module in self.model.named_modules() if module is self.nvembed)
             weights = {name.removeprefix(f"{prefix}."): value for name, value in state_dict.items()}
-        if self._adapters is None:
+        if self.adapters is None:
             self.nvembed.save_pretrained(folder, state_dict=weights)
         else:
             trained = {name: weights[name].detach().contiguous() for name in self._trained}
             save_file(trained, folder / TRAINED_WEIGHTS, metadata={"format": "pt"})
             self.nvembed.config.save_pretrained(folder)
-            adapters, config = self._adapters.peft_config["default"], self.nvembed.config
+            adapters, config = self.adapters.peft_config["default"], self.nvembed.config
             # The base of the adapters: an NV-Embed model, or the decoder that got new pooling.
             adapters.base_model_name_or_path = config.name_or_path or config.text_config.name_or_path
             adapters.save_pretrained(str(folder))
@@ -192,9 +208,15 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
         """Load the weights in place; sentence-transformers would load the model a second time."""
         expected = {name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad}
-        files = folder.glob("model*.safetensors" if self._adapters is None else TRAINED_WEIGHTS)
+        files = folder.glob("model*.safetensors" if self.adapters is None else TRAINED_WEIGHTS)
         if not load_in_place(self.nvembed, files, expected):
             raise UserError(f"{folder} is not a checkpoint of this run: use the same model, --lora_rank and --pooling")
+
+
+def _is_nvembed(model: ModelLike) -> TypeGuard[SentenceTransformer]:
+    """Whether this is a sentence-transformers model around an NV-Embed model."""
+    inner = trained_backbone(model) if isinstance(model, SentenceTransformer) else None
+    return inner is not None and inner.config.model_type == NVEmbedConfig.model_type
 
 
 def _with_prompts(rows: Dataset | IterableDataset, prompts: Mapping[str, str | None]) -> Dataset:

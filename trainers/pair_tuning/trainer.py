@@ -11,7 +11,6 @@ equation 2): less memory, a second forward pass, the same result. With `matryosh
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,15 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, saving_merged
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.common.inputs import (
     ModelLike,
-    check_texts,
     default_arguments,
+    in_order,
+    pair_columns,
     prepare_datasets,
     training_rows,
-    wrong_columns,
 )
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.query_route import (
@@ -56,6 +55,9 @@ from revela_hub.trainers.common.query_route import (
 )
 from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retriever
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
+
+LABELS = ("label", "labels", "score", "scores")
+"""Columns in which sentence-transformers looks for labels, in this order."""
 
 
 @dataclass
@@ -92,7 +94,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         model: Hub id, folder or GGUF file of a retriever or an encoder, or a loaded `SentenceTransformer`, which is trained in place.
         args: the run; by default into a folder named after the model.
         train_dataset: columns `anchor` and `positive`, and for hard negatives `negative_1`, `negative_2`, ...
-        loss: a loss of sentence-transformers for the same columns, instead of the contrastive one; its `label` column is kept.
+        loss: a loss of sentence-transformers for the same columns, instead of the contrastive one; the column of its labels, `label`,
+            `labels`, `score` or `scores`, is kept.
         peft_config: of the adapters, instead of LoRA as `args` says.
         model_init_kwargs: of `load_retriever`: `max_length`, `trust_remote_code`.
         **kwargs: of `SentenceTransformerTrainer`, and `retrieval_task`.
@@ -122,16 +125,21 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         args = copy(args) if args else default_arguments(PairsTrainingArguments, model, self.method)
         if train_dataset is None:
             raise UserError("train_dataset is missing: give a data set with the columns anchor and positive")
-        kwargs["train_dataset"] = train_dataset
-        prepare_datasets(kwargs, partial(_pairs, args=args, labels=loss is not None))
-        train_dataset = kwargs["train_dataset"]
-        if isinstance(train_dataset, IterableDataset) and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
-            args.say(
-                "train_dataset is a stream: a batch may contain equal texts, which are then negatives of each other"
-            )
-            args.batch_sampler = BatchSamplers.BATCH_SAMPLER
-        texts = [name for name in train_dataset.column_names if name != "label"]
         retriever = load_retriever(model, **(model_init_kwargs or {}))
+        prompts: dict[str, str] = {}  # of the columns of all data sets, some of which may have more negatives
+        routes: dict[str, str] = {}
+        own_prompts = retriever.prompts
+
+        def prepared(rows: Any) -> Dataset | IterableDataset:
+            pairs = _pairs(rows, args, labels=loss is not None)
+            for name in in_order(pairs.column_names):
+                routes[name] = QUERY if name == "anchor" else DOCUMENT
+                prompts[name] = own_prompts.get(routes[name]) or ""
+            return pairs
+
+        kwargs["train_dataset"] = train_dataset
+        prepare_datasets(kwargs, prepared)
+        _allow_stream(kwargs["train_dataset"], args)
         if args.query_only:
             retriever = with_query_route(retriever)
             self.documents = identity_of_documents(str(model)) if isinstance(model, (str, Path)) else None
@@ -141,15 +149,14 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             backbone = _adapted_backbone(retriever, query_only=args.query_only)
             if adapters := peft_config or args.lora_config(backbone):
                 self.adapters = add_adapters(backbone, adapters)
-                saving_merged(retriever, self.adapters)
         freeze_pooler(retriever)
-        prompts = retriever.prompts
-        if args.prompts is None:
-            args.prompts = {name: prompts.get("query" if name == "anchor" else "document") or "" for name in texts}
         if isinstance(retriever[0], Router):
-            args.router_mapping = {name: QUERY if name == "anchor" else DOCUMENT for name in texts}
+            args.router_mapping = routes
         made = self._contrastive(retriever, args) if loss is None else _given_loss(loss, retriever, args)
+        given, args.prompts = args.prompts, prompts if args.prompts is None else args.prompts
         super().__init__(model=retriever, args=args, loss=made, **kwargs)
+        if given is None:  # the collator has all; in the run's settings, evaluation data change nothing
+            args.prompts = {name: prompts[name] for name in in_order(kwargs["train_dataset"].column_names)}
 
     def _contrastive(self, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
         cosine = similarity_of(retriever, "the retriever") == "cosine"
@@ -165,7 +172,9 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             )
         else:  # the same loss without a second forward pass
             loss = MultipleNegativesRankingLoss(retriever, **settings)
-        if dims := args.checked_dims(retriever.get_embedding_dimension(), similarity_of(retriever, "the retriever")):
+        with retriever.truncate_embeddings(None):  # vectors are whole in training
+            size = retriever.get_embedding_dimension()
+        if dims := args.checked_dims(size, similarity_of(retriever, "the retriever")):
             loss = MatryoshkaLoss(retriever, loss, dims, [1 / len(dims)] * len(dims))
         return loss
 
@@ -200,6 +209,12 @@ def _given_loss(loss: Any, retriever: SentenceTransformer, args: PairsTrainingAr
     return made
 
 
+def _allow_stream(rows: Dataset | IterableDataset, args: PairsTrainingArguments) -> None:
+    if isinstance(rows, IterableDataset) and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
+        args.say("train_dataset is a stream: a batch may contain equal texts, which are then negatives of each other")
+        args.batch_sampler = BatchSamplers.BATCH_SAMPLER
+
+
 def _note_small_rate(retriever: SentenceTransformer, args: PairsTrainingArguments) -> None:
     if trained_backbone(retriever) is None and args.learning_rate < 1e-3:
         args.say(f"static embeddings hardly change at a learning rate of {args.learning_rate:g}: 1e-2 suits them")
@@ -221,12 +236,6 @@ def _adapted_backbone(retriever: SentenceTransformer, *, query_only: bool) -> Pr
 def _pairs(rows: Any, args: PairsTrainingArguments, *, labels: bool) -> Dataset | IterableDataset:
     """Return the columns of a data set that the loss reads: anchor, positive, negatives, and with `labels` the label."""
     rows = training_rows(rows, args)
-    columns = rows.column_names
-    texts = ["anchor", "positive", *(name for name in columns if name.startswith("negative"))]
-    if not {"anchor", "positive"} <= set(columns):
-        raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
-    check_texts(rows, texts)
-    selected: Dataset | IterableDataset = rows.select_columns(
-        [*texts, *(["label"] if labels and "label" in columns else [])]
-    )
+    label = [name for name in LABELS if labels and name in rows.column_names][:1]
+    selected: Dataset | IterableDataset = rows.select_columns([*pair_columns(rows), *label])
     return selected

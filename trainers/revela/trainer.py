@@ -211,11 +211,11 @@ class RevelaTrainer(MethodTrainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the Trainer's optimizer, with separate parameter groups for the retriever and the biases of joint reading."""
+        if self.optimizer is not None:  # passed to the constructor, or left by an interrupted `train`
+            return super().create_optimizer(model)
         optimizer = super().create_optimizer(model)
         trained = self.model if model is None else model
         assert trained is not None  # the Trainer sets it in its constructor
-        if any("is_retriever" in group for group in optimizer.param_groups):  # that of an interrupted `train`
-            return optimizer
         for part, rate in (("retriever", self.args.retriever_learning_rate), ("reading_bias", BIAS_LEARNING_RATE)):
             of_part = {id(p) for n, p in trained.named_parameters() if part in n.split(".")}
             for group in list(optimizer.param_groups):

@@ -119,6 +119,17 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
         decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 4000)
 
 
+def test_scores_of_ra_dit_are_in_float32_under_autocast(retriever_folder: Path) -> None:
+    retriever = open_retriever(str(retriever_folder)).eval()
+    query, passages = torch.randint(5, 50, (2, 4)), torch.randint(5, 50, (2, 3, 6))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        scores = retriever(query, torch.ones_like(query), passages, torch.ones_like(passages))
+        queries_BE = retriever.embed(query, torch.ones_like(query), query=True).float()
+        flat = passages.flatten(0, 1)
+        passages_BCE = retriever.embed(flat, torch.ones_like(flat), query=False).float().view(2, 3, -1)
+    torch.testing.assert_close(scores, torch.einsum("be,bce->bc", queries_BE, passages_BCE), rtol=1e-6, atol=1e-6)
+
+
 def test_ra_dit_rejects_a_retriever_that_excludes_its_prompts_from_pooling(retriever_folder: Path) -> None:
     model = SentenceTransformer(str(retriever_folder), device="cpu")
     model[1].include_prompt = False

@@ -1,6 +1,7 @@
 """The model exported at the end of training is the one in memory, and the same file by file as an export of its checkpoint."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,29 @@ def test_the_export_from_memory_is_that_of_the_checkpoint(
                 assert all(torch.allclose(value, others[key], atol=1e-6) for key, value in vectors.items())
                 continue
             assert (one / file).read_bytes() == (other / file).read_bytes(), (part, file, _difference(one, other, file))
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("revela", "save_pretrained"), ("nvembed", "save"), ("imprag", "save_pretrained")]
+)
+def test_a_model_with_adapters_is_saved_with_them_merged(
+    tmp_path: Path, name: str, method: str, retriever_folder: Path, llama_folder: Path
+) -> None:
+    folders = {"retriever": str(retriever_folder), "llama": str(llama_folder)}
+    settings = {"output_dir": str(tmp_path), "max_steps": 1, "report_to": "none", "bf16": False, "disable_tqdm": True}
+    trainer: Any = trainer_of(f"{name}-adapters", folders, settings)
+    for parameter, value in trainer.model.named_parameters():
+        if "lora_B" in parameter:
+            torch.nn.init.normal_(value, std=0.1)
+    expected = trainer.exportable().model.state_dict()
+    copies = {"first": trainer.model if name == "nvembed" else getattr(trainer, name)}
+    copies["copy"] = deepcopy(copies["first"])
+    for folder, model in copies.items():
+        getattr(model, method)(str(tmp_path / folder))
+        saved = load_file(tmp_path / folder / "model.safetensors")
+        assert saved.keys() <= expected.keys() and len(saved) > len(expected) / 2
+        assert all(torch.equal(value, expected[parameter]) for parameter, value in saved.items())
+    assert any("lora_B" in parameter for parameter, _ in trainer.model.named_parameters())
 
 
 def test_an_interrupted_export_leaves_the_earlier_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from datasets import Dataset
 from fork_server import launch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
@@ -114,7 +114,7 @@ def test_a_row_is_embedded_in_training_as_it_is_encoded_with_its_prompt(
         trained = run.loss._embed(features, 0, len(features["input_ids"]))[place]
     assert type(run.model[1]) is Pooling
     for at, row in enumerate(rows):
-        for column, name in enumerate(run.columns):
+        for column, name in enumerate(text_columns(mixture)):
             prompt = row["anchor_prompt" if name == "anchor" else "document_prompt"]
             expected = run.model.encode([row[name]], prompt=prompt, convert_to_tensor=True)[0]
             torch.testing.assert_close(trained[at, column], expected, rtol=0, atol=1e-5)
@@ -123,7 +123,7 @@ def test_a_row_is_embedded_in_training_as_it_is_encoded_with_its_prompt(
 def test_a_text_is_in_a_batch_once_for_each_prompt(llama_folder: Path, mixture: Dataset) -> None:
     row = mixture[1] | {"anchor": "river", "positive": "sea", "negative_1": "fox", "negative_2": "sea"}
     rows = [row, row | {"positive": "river", "negative_1": "river", "document_prompt": PROMPTS["sts"]}]
-    batch = NVEmbedCollator(encoder(llama_folder), text_columns(mixture))(rows)
+    batch = NVEmbedCollator(encoder(llama_folder))(rows)
     place, number = batch["label"].unbind(-1)
     assert len(batch["text_input_ids"]) == 5  # river (asked), sea, fox; river and sea with the instruction
     assert place[0, 1] == place[0, 3] != place[1, 3]
@@ -151,7 +151,7 @@ def test_no_duplicates_looks_at_the_texts_alone(tmp_path: Path, llama_folder: Pa
     batches = list(run.get_train_dataloader().batch_sampler)
     assert len(batches) == 14 and {len(batch) for batch in batches} == {4}
     for batch in batches:
-        texts = [{both[i][name] for name in run.columns} for i in batch]
+        texts = [{both[i][name] for name in text_columns(mixture)} for i in batch]
         assert len(set.union(*texts)) == sum(map(len, texts))
 
 
@@ -378,7 +378,7 @@ def test_an_instruction_that_leaves_room_for_one_token_is_fine(llama_folder: Pat
     model = encoder(llama_folder)
     length = len(model.tokenizer(PROMPTS["sts"])["input_ids"]) - 1
     for room, fits in ((1, False), (2, True)):
-        collator = NVEmbedCollator(model, text_columns(mixture))
+        collator = NVEmbedCollator(model)
         collator.max_length = length + room
         if fits:
             collator.check_prompts(mixture)
@@ -413,13 +413,9 @@ def python_trainer(folder: Path, model: Path, rows: Dataset, **options: Any) -> 
 
 def test_hard_negatives_are_in_numbered_columns_or_in_one(tmp_path: Path, llama_folder: Path) -> None:
     texts = ["sea"] * 4
-    assert python_trainer(tmp_path, llama_folder, pairs(negative=texts)).columns == ["anchor", "positive", "negative"]
-    numbered = {f"negative_{number}": texts for number in (10, 2, 1)}
-    assert python_trainer(tmp_path, llama_folder, pairs(**numbered)).columns[2:] == [
-        "negative_1",
-        "negative_2",
-        "negative_10",
-    ]
+    for names in (["negative"], ["negative_1", "negative_2", "negative_10"]):
+        run = python_trainer(tmp_path, llama_folder, pairs(**dict.fromkeys(reversed(names), texts)))
+        assert text_columns(run.train_dataset) == ["anchor", "positive", *names]
     for name in ("negatives", "negative_score", "negative_1b"):
         with pytest.raises(UserError, match=f"rename or remove '{name}'"):
             python_trainer(tmp_path, llama_folder, pairs(negative_1=texts, **{name: texts}))
@@ -453,6 +449,33 @@ def test_pairs_without_negatives_need_in_batch_negatives(tmp_path: Path, llama_f
     python_trainer(tmp_path, llama_folder, pairs(negative=["sea"] * 4), in_batch_negatives=False)
 
 
+def test_data_sets_may_have_different_numbers_of_negatives(tmp_path: Path, llama_folder: Path) -> None:
+    one, two = pairs(), pairs(negative_1=["sea"] * 4, negative_2=["river"] * 4)
+    losses = []
+    for rows, other in ((one, two), (two, one)):
+        args = NVEmbedTrainingArguments(str(tmp_path), bf16=False, report_to="none", lora_rank=2)
+        run = NVEmbedTrainer(str(llama_folder), args, train_dataset=rows, eval_dataset=other)
+        losses.append(run.evaluate()["eval_loss"])
+        assert run.evaluate(rows)["eval_loss"] != losses[-1] == run.predict(other).metrics["test_loss"]
+    assert losses[0] > losses[1]
+    with pytest.raises(UserError, match="no negatives, and in_batch_negatives is false"):
+        python_trainer(tmp_path, llama_folder, two, in_batch_negatives=False).evaluate(one)
+
+
+def test_a_loaded_decoder_of_sentence_transformers(tmp_path: Path, llama_folder: Path, retriever_folder: Path) -> None:
+    args = NVEmbedTrainingArguments(str(tmp_path), bf16=False, report_to="none", lora_rank=2)
+    transformer = Transformer(str(llama_folder))
+    model = SentenceTransformer(modules=[transformer, Pooling(32, "lasttoken")], device="cpu")
+    run = NVEmbedTrainer(model, args, train_dataset=pairs())
+    assert run.nvembed.embedding_model is transformer.auto_model
+    assert (
+        NVEmbedTrainer(run.model, NVEmbedTrainingArguments(str(tmp_path), lora_rank=0), train_dataset=pairs()).model
+        is run.model
+    )
+    with pytest.raises(UserError, match="is an encoder: NV-Embed needs a decoder"):
+        NVEmbedTrainer(SentenceTransformer(str(retriever_folder), device="cpu"), args, train_dataset=pairs())
+
+
 def test_a_model_keeps_its_query_instruction(tmp_path: Path, llama_folder: Path) -> None:
     first = python_trainer(tmp_path, llama_folder, pairs())
     assert first.model.prompts["query"] == query_prompt("Given a question, retrieve passages that answer the question")
@@ -472,6 +495,8 @@ def test_a_model_keeps_its_query_instruction(tmp_path: Path, llama_folder: Path)
         ({"temperature": 0.0}, "temperature"),
         ({"mini_batch_size": 0}, "mini_batch_size"),
         ({"mini_batch_num_tokens": 0}, "mini_batch_num_tokens"),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "remove use_reentrant"),
+        ({"gradient_checkpointing_kwargs": '{"use_reentrant": true}'}, "remove use_reentrant"),
     ],
 )
 def test_arguments_out_of_range(tmp_path: Path, option: dict[str, Any], message: str) -> None:

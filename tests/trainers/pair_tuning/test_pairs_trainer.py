@@ -11,10 +11,14 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MultipleNegativesRankingLoss
+from transformers import TrainerCallback
 
+from revela_hub.data import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly
+from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 from revela_hub.trainers.revela.trainer import RevelaTrainer
@@ -64,9 +68,11 @@ def test_the_loss_is_the_equation_with_the_prompts_and_hard_negatives(
         ({"anchor": ["a", None], "positive": ["c", "d"]}, "train_dataset:1: 'anchor' is null"),
     ],
 )
-def test_columns_that_are_not_text(columns: dict[str, list[Any]], message: str, tmp_path: Path) -> None:
+def test_columns_that_are_not_text(
+    columns: dict[str, list[Any]], message: str, retriever_folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=message):
-        trainer(tmp_path, Path("not/loaded"), Dataset.from_dict(columns))
+        trainer(tmp_path, retriever_folder, Dataset.from_dict(columns))
 
 
 def test_a_loaded_model_with_adapters_is_saved_with_them_merged(retriever_folder: Path, tmp_path: Path) -> None:
@@ -81,10 +87,11 @@ def test_a_loaded_model_with_adapters_is_saved_with_them_merged(retriever_folder
         bf16=False,
     )
     PairsTrainer(model, args, train_dataset=pairs()).train()
-    model.save_pretrained(str(tmp_path / "saved"))
-    saved = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     expected = model.eval().encode(WORDS)
-    assert abs(saved.encode(WORDS) - expected).max() < 1e-5
+    for save in (model.save, model.save_pretrained, model[0].auto_model.save_pretrained):
+        save(str(tmp_path / "saved"))
+        saved = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+        assert abs(saved.encode(WORDS) - expected).max() < 1e-5
     assert abs(SentenceTransformer(str(retriever_folder), device="cpu").encode(WORDS) - expected).max() > 1e-3
 
 
@@ -98,6 +105,73 @@ def test_arguments_are_not_changed_and_losses_may_be_made_before(retriever_folde
         PairsTrainer(str(retriever_folder), args, train_dataset=pairs(), loss=loss)
     with pytest.raises(UserError, match="train_dataset has the splits a: pass one of them"):
         PairsTrainer(model, args, train_dataset={"a": pairs()})
+
+
+@pytest.mark.parametrize("query_only", [False, True])
+def test_negatives_may_be_in_the_evaluation_data_only(query_only: bool, retriever_folder: Path, tmp_path: Path) -> None:
+    args = PairsTrainingArguments(str(tmp_path), report_to=[], bf16=False, query_only=query_only)
+    more = pairs(negatives=2).add_column("source", ["wiki"] * 16)
+    both = PairsTrainer(str(retriever_folder), args, train_dataset=more, eval_dataset=more)
+    expected = both.evaluate()["eval_loss"]
+    without = PairsTrainer(str(retriever_folder), args, train_dataset=pairs(), eval_dataset={"a": pairs(), "b": more})
+    assert without.evaluate()["eval_b_loss"] == pytest.approx(expected)
+    assert both.evaluate(pairs())["eval_loss"] < expected
+    run = PairsTrainer(str(retriever_folder), args, train_dataset=pairs())
+    assert run.evaluate(more)["eval_loss"] == pytest.approx(expected) == run.predict(more).metrics["test_loss"]
+    assert run.args.prompts == {"anchor": "Query: ", "positive": "Passage: "} == without.args.prompts
+
+
+@pytest.mark.parametrize("column", ["label", "score"])
+def test_a_loss_gets_its_labels(column: str, retriever_folder: Path, tmp_path: Path) -> None:
+    rows = pairs().add_column(column, [1.0] * 16).add_column("scores", [0.0] * 16)
+    args = PairsTrainingArguments(str(tmp_path), report_to=[], bf16=False)
+    run = PairsTrainer(str(retriever_folder), args, train_dataset=rows, loss=CosineSimilarityLoss)
+    assert run.train_dataset.column_names == ["anchor", "positive", column]
+    assert run.evaluate(rows)["eval_loss"] > 0
+
+
+@pytest.mark.parametrize("evaluation", [None, pairs(8), {"a": pairs(8), "b": pairs(12)}])
+@pytest.mark.parametrize(
+    "evaluator", [None, InformationRetrievalEvaluator({"a": "b"}, {"c": "d"}, {"a": {"c"}}, name="own")]
+)
+def test_retrieval_is_measured_once_next_to_the_loss(
+    evaluator: Any, evaluation: Any, retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, float]] = []
+    ranked: list[None] = []
+
+    class Watch(TrainerCallback):
+        def on_evaluate(self, *args: Any, metrics: dict[str, float], **kwargs: Any) -> None:
+            seen.append(dict(metrics))
+
+    def rank(*given: Any) -> Any:
+        ranked.append(None)
+        return rank_together(*given)
+
+    monkeypatch.setattr("revela_hub.trainers.common.trainer.rank_together", rank)
+    corpus = {str(number): text for number, text in enumerate(pairs()["positive"])}
+    task = RetrievalTask(corpus, {"q": corpus["1"]}, {"q": {"1": 1}}, "tiny")
+    args = PairsTrainingArguments(str(tmp_path), report_to=[], bf16=False, eval_strategy="steps", eval_steps=1)
+    given: dict[str, Any] = {"eval_dataset": evaluation, "evaluator": evaluator, "callbacks": [Watch()]}
+    run = PairsTrainer(str(retriever_folder), args, train_dataset=pairs(), retrieval_task=task, **given)
+    metrics = run.evaluate()
+    assert len(ranked) == 1 and 0 < metrics["eval_ndcg_at_10"] <= 1
+    assert [index for index, logged in enumerate(seen) if "eval_ndcg_at_10" in logged] == [0]
+    assert [index for index, logged in enumerate(run.state.log_history) if "eval_ndcg_at_10" in logged] == [0]
+    wanted = {"eval_a_loss", "eval_b_loss"} if isinstance(evaluation, dict) else {"eval_loss"} if evaluation else set()
+    assert {name for name in metrics if name.endswith("loss")} == wanted
+    assert any("own" in name for name in metrics) == (evaluator is not None)
+    assert not any("ndcg_at_10" in name for name in run.predict(pairs(8)).metrics)
+
+
+def test_resuming_without_a_usable_checkpoint_is_an_error(retriever_folder: Path, tmp_path: Path) -> None:
+    run = trainer(tmp_path, retriever_folder, pairs(), max_steps=1)
+    with pytest.raises(UserError, match="has no complete checkpoint to resume from. Leave out resume_from_checkpoint"):
+        run.train(resume_from_checkpoint=True)
+    trainer(tmp_path, retriever_folder, pairs(), max_steps=1, save_strategy="steps", save_steps=1).train()
+    (tmp_path / "checkpoint-1" / "optimizer.pt").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"to resume from; checkpoint-1: optimizer.pt has 1 bytes of \d+\. Leave out"):
+        run.train(resume_from_checkpoint=True)
 
 
 def test_models_of_peft_are_refused(retriever_folder: Path, llama_folder: Path, tmp_path: Path) -> None:

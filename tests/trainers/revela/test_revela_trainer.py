@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import shutil
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -327,6 +328,22 @@ def test_the_retriever_waits_for_its_start_and_then_warms_up(
     assert [moved(weights) for weights, _, _ in seen] == [False, False, True, True, True, True]
     assert [rate for _, rate, _ in seen] == pytest.approx([0, 5e-4, 1e-3, 1e-3, 1e-3, 1e-3])
     assert seen[-1][2] == pytest.approx(1e-2)
+
+
+def test_an_optimizer_that_is_passed_is_used_as_it_is(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
+    backbones = load_backbones(str(llama_folder), str(llama_folder), group_size=4, temperature=0.1)
+    optimizer = torch.optim.SGD(backbones.model.parameters(), lr=0.1)
+    given: dict[str, Any] = {"train_dataset": groups, "max_length": 32, "optimizers": (optimizer, None)}
+    settings = {"output_dir": str(tmp_path), "max_steps": 2, "bf16": False, "report_to": "none", "disable_tqdm": True}
+    with pytest.raises(
+        UserError, match="the optimizer has frozen weights and lacks weights to train, such as new adapters"
+    ):
+        RevelaTrainer(deepcopy(backbones.model), RevelaTrainingArguments(**settings), **given)
+    run = RevelaTrainer(backbones.model, RevelaTrainingArguments(**settings, lora_rank=0), **given)
+    before = trained(run.model)
+    run.train()
+    assert len(optimizer.param_groups) == 1
+    assert any(not torch.equal(value, before[name]) for name, value in trained(run.model).items())
 
 
 def test_the_warm_up_of_a_late_start_may_be_a_share(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
