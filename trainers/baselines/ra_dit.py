@@ -46,7 +46,7 @@ from revela_hub.trainers.common.prompts import (
     refuse_excluded_prompts,
     tokenize_prompts,
 )
-from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
+from revela_hub.trainers.common.pseudo_labels import check_ranking, rank_passages, top_rows
 from revela_hub.trainers.common.query_route import refuse_routes
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
@@ -447,6 +447,7 @@ def _ranked(
 ) -> NDArray[np.int32]:
     """Return the given rankings, or those of the given retriever."""
     if not isinstance(pseudo_labels, str):
+        check_ranking(pseudo_labels, len(prompts), len(passages))
         return pseudo_labels
     depth = args.num_candidates
     if depth > len(passages):

@@ -37,7 +37,7 @@ from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, refuse_eval_dataset, tokenize_prompts
-from revela_hub.trainers.common.pseudo_labels import rank_passages
+from revela_hub.trainers.common.pseudo_labels import check_ranking, rank_passages
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.common.settings import rows_digest
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -122,6 +122,8 @@ class ImpRAGTrainer(MethodTrainer):
             wanted = args.retrieval_warmup_epochs > 0 or args.retrieval_only_steps > 0
             queries = train_dataset["input"]
             pseudo_labels = rank_passages(ranker, queries, passages, depth, **how) if wanted else None
+        elif pseudo_labels is not None:
+            check_ranking(pseudo_labels, len(train_dataset), len(passages))
         # The rankings of the rows that were kept.
         self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
         if args.retrieval_only_steps and args.ddp_find_unused_parameters is None:
