@@ -7,7 +7,6 @@ marked folder that is named explicitly.
 
 import os
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatch
 from pathlib import Path
 
 from revela_hub.data.sources.source import Source
@@ -74,9 +73,8 @@ def check_apart(sources: Iterable[Source], output: Path, option: str = "--output
         folder = Path(source.path).expanduser()
         if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
             continue
-        parts = output.resolve().relative_to(folder.resolve()).parts
-        names = {*parts, *("/".join(parts[:end]) for end in range(1, len(parts) + 1))}  # as in sources.files
-        names |= {(folder / name).as_posix() for name in names}
-        if not any(fnmatch(name, pattern) for name in names for pattern in source.exclude):
+        inside = output.resolve().relative_to(folder.resolve())
+        if not any(source.excluding(folder / part, part) for part in (inside, *inside.parents)):
+            parts = inside.parts
             remedy = f", or exclude it: --exclude {parts[0]}" if parts and option == "--output_dir" else ""
             raise UserError(f"{option} {output} is inside the data folder {folder}: choose another one{remedy}")

@@ -193,15 +193,10 @@ def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Docume
     candidates = (
         (passage.document, kind, each.removed) for passage in passages for kind, each in passage.candidates.items()
     )
-    copies = [
-        # A title may also occur in its own text.
-        [
-            each.id
-            for each in documents
-            if each.text.count(text) > (each.id == own) and (kind, each.id) != ("title", own)
-        ]
-        for own, kind, text in islice(candidates, SEARCHED_FOR_COPIES)
-    ]
+    copies = []
+    for own, kind, text in islice(candidates, SEARCHED_FOR_COPIES):
+        others = (each for each in documents if kind != "title" or each.id != own)  # a title may recur in its own text
+        copies.append([each.id for each in others if each.text.count(text) > (each.id == own)])
     if sum(map(bool, copies)) > len(copies) / 2:
         ((name, _),) = Counter(chain.from_iterable(copies)).most_common(1)
         return (
@@ -266,7 +261,7 @@ def _ask(
     everything = "\0".join(" ".join(document.text.split()) for document in documents)
     seen, taken, asked = NearDuplicates(), set[int](), dict[str, _Asked]()
 
-    def fits(offer: _Asked) -> bool:
+    def fits(kind: ProbeKind, offer: _Asked) -> bool:
         """Return whether the query is new, and its text (of a title, the whole heading) occurs only where it is removed."""
         if taken.intersection(offer.passages) or offer.candidate.text in seen:
             return False
@@ -281,7 +276,7 @@ def _ask(
 
     while offers and len(asked) < settings.queries:
         for kind, candidates in list(offers.items()):
-            offer = next(filter(fits, candidates), None)
+            offer = next((each for each in candidates if fits(kind, each)), None)
             if offer is None:
                 del offers[kind]
             elif len(asked) < settings.queries:

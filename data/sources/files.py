@@ -9,7 +9,6 @@ or judgements` of a BEIR folder.
 import glob
 import os
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 
 from revela_hub.data.own_folder import is_ours
@@ -87,8 +86,7 @@ def _beir_corpus(folder: Path) -> Path | None:
 
 
 def _skipped(path: Path, relative: Path, source: Source, report: ReadReport) -> bool:
-    names = (path.name, relative.as_posix(), path.as_posix())
-    if patterns := [each for each in source.exclude if any(fnmatch(name, each) for name in names)]:
+    if patterns := source.excluding(path, relative):
         reason = "excluded"
         report.patterns.update(patterns)
     elif path.name.startswith("."):

@@ -16,7 +16,9 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatch
 from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import unquote
 
@@ -103,6 +105,11 @@ class Source:
     def text_columns(self) -> tuple[str, ...]:
         """The names in `text_column`."""
         return (self.text_column,) if isinstance(self.text_column, str) else self.text_column
+
+    def excluding(self, path: Path, inside: Path) -> list[str]:
+        """Return the patterns of `exclude` that match a file or folder: its name, its path, or its path `inside` the source."""
+        names = path.name, inside.as_posix(), path.as_posix()
+        return [pattern for pattern in self.exclude if any(fnmatch(name, pattern) for name in names)]
 
 
 SourceLike: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Source

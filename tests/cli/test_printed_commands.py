@@ -107,7 +107,10 @@ def test_the_search_that_adapt_prints_reads_the_same_text(
     rows: Any = {"path": "rows.jsonl", "text_column": "body"}
     (notes,) = Path("my notes").iterdir()
     for data in (["code"], ["code", rows, str(notes)]):
-        adapt.print_commands(tmp_path, adapt.Arguments(data=data, exclude=["vendor/", "*.min.js"], kind="code"))
+        given = adapt.Arguments(data=data, exclude=["vendor/", "*.min.js"], kind="code")
+        if adapt.has_mappings(given):
+            adapt.write_corpus(tmp_path, given)
+        adapt.print_commands(tmp_path, given)
         command, _ = printed(capsys.readouterr().out)
         arguments = search.Arguments(**read(command))
         search._check_corpus(arguments)

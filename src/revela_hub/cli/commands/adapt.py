@@ -130,18 +130,25 @@ def say(line: object) -> None:
 
 def print_commands(output: Path, arguments: Arguments) -> None:
     """Print what to do with the result."""
-    from revela_hub.retrieval.disk import write_text
-
-    corpus: list[Any] = ["--corpus", *arguments.data]
-    if not all(isinstance(source, str) for source in arguments.data):  # mappings of a configuration file
-        corpus = ["--config", output / CORPUS]
-        text = json.dumps({"corpus": arguments.data}, indent=2, ensure_ascii=False)  # is YAML, too
-        write_text(output / CORPUS, f"{text}\n", "--output_dir")
+    corpus: list[Any] = ["--config", output / CORPUS] if has_mappings(arguments) else ["--corpus", *arguments.data]
     for name in sorted(given(arguments) & {"exclude", "kind", "text_column"}):
         value = getattr(arguments, name)
         corpus += [f"--{name}", *([value] if isinstance(value, str) else value)]
     print(f"search with it:  {command_line('search', output, 'your query', *corpus)}")
     print(f"publish it:      {command_line('publish', output, 'OWNER/NAME')}")
+
+
+def has_mappings(arguments: Arguments) -> bool:
+    """Return whether the text has sources that a command line cannot name: mappings of a configuration file."""
+    return not all(isinstance(source, str) for source in arguments.data)
+
+
+def write_corpus(output: Path, arguments: Arguments) -> None:
+    """Write a configuration file with which `search` reads the same text."""
+    from revela_hub.retrieval.disk import write_text
+
+    text = json.dumps({"corpus": arguments.data}, indent=2, ensure_ascii=False)  # is YAML, too
+    write_text(output / CORPUS, f"{text}\n", "--output_dir")
 
 
 def seconds_of(budget: str) -> float:
@@ -273,6 +280,8 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length:
         verdict=verdict.sentence(),
         figures=(Figure(str(output / FIGURE), "Difference from the base retriever with BM25, on the test half"),),
     )
+    if has_mappings(arguments):
+        write_corpus(output, arguments)
     with writing(output, "--output_dir"):
         verdict.draw(output / FIGURE)
         write_card(folder, metadata)
@@ -288,4 +297,5 @@ def _portable(arguments: Arguments) -> dict[str, Any]:
     for name in MODELS_AND_FILES:
         if settings[name] and Path(settings[name]).exists():
             settings[name] = Path(settings[name]).name
+    settings["exclude"] = [each for each in settings["exclude"] if not Path(each).expanduser().is_absolute()]
     return {name: value for name, value in settings.items() if value not in (None, [], False)}
