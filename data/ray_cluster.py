@@ -67,10 +67,12 @@ class RayCluster:
     def _connect(self) -> None:
         import ray
 
-        where = self.address or os.environ.get("RAY_ADDRESS")
+        where, reached = self.address or os.environ.get("RAY_ADDRESS"), False
         try:
             if found := _HOST_AND_PORT.fullmatch(where or ""):  # ray.init waits for many minutes
                 socket.create_connection((found[1], int(found[2])), timeout=CONNECT_SECONDS).close()
+                reached = True
             ray.init(address=self.address, logging_level=logging.ERROR, log_to_driver=False)
         except (OSError, RuntimeError, ValueError) as error:
-            raise UserError(f"no Ray cluster answers at --address {where} ({first_line(error)})") from error
+            hint = "; the port is open: does the cluster need a token (RAY_AUTH_TOKEN)?" if reached else ""
+            raise UserError(f"no Ray cluster answers at --address {where} ({first_line(error)}{hint})") from error

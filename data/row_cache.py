@@ -192,8 +192,6 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
         held_out = read_held_out(source.held_out) if source.held_out else None
         values = asdict(replace(source, rows=None)) | ({"held_out": held_out} if held_out else {})
         del values["rows"]
-        if not source.metadata_columns:  # so that rows cached by earlier versions are found
-            del values["metadata_columns"]
         digest.update(json.dumps(values).encode())
         digest.update(fingerprint(source.rows).encode() if source.rows is not None else b"")
         for file in local_files(source):

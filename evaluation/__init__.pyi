@@ -9,7 +9,6 @@ from .question_answering import QAScores as QAScores
 from .question_answering import score_answers as score_answers
 from .retrieval import RetrievalScores as RetrievalScores
 from .retrieval import evaluate_bm25 as evaluate_bm25
-from .retrieval import evaluate_hybrid as evaluate_hybrid
 from .retrieval import evaluate_ranking as evaluate_ranking
 from .retrieval import evaluate_retrieval as evaluate_retrieval
 from .retrieval import run_of as run_of

@@ -5,6 +5,7 @@ Three measurements, each of which compares the new text with the old one:
     quality   nDCG@10 of the retriever and of BM25 on a probe of each text, with the same number of passages and the same mix of queries
     words     fraction of words that one half of the old text does not contain: in its other half, and in the new text
     vectors   energy distance of the passages' vectors (Szekely and Rizzo 2013), with its distribution if documents are exchanged at random
+              (of long documents: sections)
 
 RE-TRAIN: the retriever is worse on the new text, and lost more than BM25, so the text is not merely harder.
 RE-INDEX: words or vectors changed, but quality did not. Statistics of BM25 and the cells of an approximate index are those of the old text.
@@ -34,6 +35,8 @@ MOVED = 0.02
 """Smallest excess of the energy distance over the largest by chance (97.5%) that counts as a change."""
 MORE_UNSEEN = 0.02
 """Smallest increase in the fraction of unseen words that counts as a change."""
+SECTIONS = 8
+"""A document that has more than an eighth of its text's passages is exchanged in sections of that size."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Drift:
         beyond_bm25: the retriever's difference minus that of BM25.
         unseen: fraction of words that one half of the old text does not contain: in its other half, and in the new text.
         distance: energy distance of the vectors, as a fraction of the mean distance between old and new passages.
-        by_chance: 95% interval of that distance if documents are exchanged at random.
+        by_chance: 95% interval of that distance if documents (long ones: their sections) are exchanged at random.
         p_value: of the permutation test.
         remarks: what was skipped or replaced in each text.
     """
@@ -250,11 +253,11 @@ def _energy(
 ) -> tuple[float, tuple[float, float], float]:
     """Return the energy distance of two samples of unit vectors, its interval under exchange of documents, and the p-value.
 
-    Passages of a document stay together, because they resemble each other.
+    Passages of a document stay together, because they resemble each other; of a long one, those of a section (`_sections`).
     """
     both = np.concatenate(vectors)
     distance_NN = np.sqrt(np.maximum(0, 2 - 2 * both @ both.T))
-    names = [(part, name) for part, of_text in enumerate(documents) for name in of_text]
+    names = [(part, name) for part, of_text in enumerate(documents) for name in _sections(of_text)]
     number = {name: place for place, name in enumerate(dict.fromkeys(names))}
     document_N = np.array([number[name] for name in names])
     sizes = np.bincount(document_N)
@@ -270,6 +273,19 @@ def _energy(
     p_value = (1 + (drawn >= observed - 1e-9).sum()) / (PERMUTATIONS + 1)
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(observed), (float(low), float(high)), float(p_value)
+
+
+def _sections(documents: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the document and section of each passage, so that a text has eight sections or more to exchange.
+
+    >>> _sections([*"aaaaaaaaaabbcccc"])[8:]
+    [('a', 4), ('a', 4), ('b', 0), ('b', 0), ('c', 0), ('c', 0), ('c', 1), ('c', 1)]
+    """
+    size, before, names = max(1, len(documents) // SECTIONS), Counter[str](), []
+    for document in documents:
+        names.append((document, before[document] // size))
+        before[document] += 1
+    return names
 
 
 def _energies(distance_NN: NDArray[np.float32], groups_NP: NDArray[np.float32]) -> NDArray[np.float64]:

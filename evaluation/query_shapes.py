@@ -103,8 +103,12 @@ def resembling(queries: Mapping[str, str], examples: Sequence[str], passages: Se
 
     The examples take turns, and each takes the query nearest to it in four numbers, scaled by their spread over all shapes: length,
     fraction of function words, rarity of the other words, and lexical overlap with the passage that BM25 ranks first. Queries are
-    sentences or docstrings by id, which the passages do not contain; examples are real queries without labels.
+    sentences or docstrings by id, which the passages do not contain; examples are real queries without labels, of which at most as many
+    are used as there are queries, a random sample.
     """
+    if not queries:
+        return {}
+    examples = random.Random(0).sample(list(examples), min(len(examples), len(queries)))  # a file may be sorted
     pool = [(id_, text) for shape in SHAPES for id_, text in in_shape(shape, queries, passages).items()]
     numbers_QF = _numbers([*(text for _, text in pool), *examples], passages)
     pool_PF, examples_EF = numbers_QF[: len(pool)], numbers_QF[len(pool) :]

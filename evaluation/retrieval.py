@@ -91,31 +91,6 @@ def bm25_run(task: RetrievalTask, settings: BM25Settings | None = None, *, show_
     return ranking_run(task, RankerSettings(mode="bm25", bm25=bm25, show_progress_bar=show_progress_bar))
 
 
-def evaluate_hybrid(
-    encoder: Encoder,
-    task: RetrievalTask,
-    batch_size: int = 32,
-    *,
-    fusion: str = "minmax",
-    weights: tuple[float, float] | None = None,
-    show_progress_bar: bool = False,
-) -> RetrievalScores:
-    """Score a hybrid of an encoder and BM25.
-
-    Args:
-        encoder: As for `evaluate_retrieval`.
-        task: As for `evaluate_retrieval`.
-        batch_size: Texts per forward pass.
-        fusion: "minmax", "sum" or "rrf" (`revela_hub.retrieval.hybrid`).
-        weights: The weights of the encoder and of BM25 (default: as in `RankerSettings`).
-        show_progress_bar: Whether to show progress bars on standard error.
-    """
-    settings = RankerSettings(
-        mode="hybrid", fusion=fusion, weights=weights, batch_size=batch_size, show_progress_bar=show_progress_bar
-    )
-    return evaluate_ranking(task, settings, dense=encoder)
-
-
 def evaluate_ranking(
     task: RetrievalTask,
     settings: RankerSettings,

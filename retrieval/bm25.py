@@ -117,10 +117,7 @@ class BM25:
 
         source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
-        values = asdict(self.settings)
-        if not self.settings.split_identifiers:  # so that indexes of earlier versions are found
-            del values["split_identifiers"]
-        self.key = key_of("bm25 of letters, marks and single characters", values, source.fingerprint)
+        self.key = key_of("bm25 of letters, marks and single characters", asdict(self.settings), source.fingerprint)
         self._bm25s: Any = bm25s
         self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
         self._show_progress_bar = show_progress_bar

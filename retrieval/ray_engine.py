@@ -52,7 +52,7 @@ class RayEngine:
             encoded = ray.data.from_numpy(blocks).map_batches(
                 _Actor,
                 fn_constructor_args=(self.load, store, texts, batch_size, prompt),
-                batch_size=None,  # a whole block
+                batch_size=size,  # a whole block; Ray requires a number for actors with GPUs
                 compute=ray.data.ActorPoolStrategy(size=min(actors.number, len(blocks))),
                 num_gpus=actors.num_gpus,
             )

@@ -175,7 +175,8 @@ class PassageStore:
                 f" the queries would get: search it {with_server if built else 'without --endpoint'}"
             )
         length = self.metadata.max_length
-        if self.metadata.fingerprint.removesuffix(f":{length}").partition(":")[0] == fingerprint.partition(":")[0]:
+        own = self.metadata.fingerprint.removesuffix(f":{length}").partition(":")[0]
+        if own in {one.partition(":")[0] for one in (fingerprint, documents) if one}:
             remedy = "leave out --max_length" if length is None else f"add --max_length {length}"
             raise UserError(f"{self.folder} was built with this model and another maximum length: {remedy}")
         raise UserError(
@@ -326,21 +327,22 @@ def build_store(
     open_index(vectors, settings.index, folder=folder, option="--output_dir", fields=fields)
     write_text(folder / METADATA, metadata.to_json(), "--output_dir")
     if earlier is not None and earlier.texts != metadata.texts:
-        _delete_replaced(folder, earlier, written, vectors.key)
+        keys = [vectors.key[:16], *([fields.bm25.key[:16]] if fields and fields.bm25 else [])]
+        _delete_replaced(folder, earlier, written, keys)
     return PassageStore(folder, settings.identity, model)
 
 
-def _delete_replaced(folder: Path, earlier: IndexMetadata, written: float, key: str) -> None:
+def _delete_replaced(folder: Path, earlier: IndexMetadata, written: float, keys: list[str]) -> None:
     """Delete the texts of the replaced index and its other files, so that removed passages do not stay on the disk.
 
     Searches that have opened these files can still read them. Texts newer than the replaced `index.json` are kept:
-    another process is building an index of them in this folder.
+    another process is building an index of them in this folder. Files whose name has one of the keys belong to the new index.
     """
     texts = f"texts-{earlier.texts}.", f"canary-{earlier.canary}."
     for path in sorted(folder.iterdir()):
         with contextlib.suppress(FileNotFoundError):  # another process deleted it
             old = path.name.startswith(texts) and path.stat().st_mtime <= written
-            if old or (_DERIVED.fullmatch(path.name) and key[:16] not in path.name):
+            if old or (_DERIVED.fullmatch(path.name) and not any(key in path.name for key in keys)):
                 remove(path)
 
 

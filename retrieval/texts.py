@@ -111,7 +111,7 @@ class Texts:
         self._order_N: NDArray[np.int64] | None = None  # the sorting order of the keys
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Texts, (self.path,)  # where the texts are, not the texts
+        return Texts, (self.path.absolute(),)  # where the texts are, not the texts
 
     def __len__(self) -> int:
         return len(self.keys_N)

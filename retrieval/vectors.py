@@ -95,7 +95,7 @@ class VectorStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         folder, identity, dtype, option = self._arguments  # where the store is, not what it holds
-        return partial(VectorStore, folder, identity, dtype=dtype, option=option), ()
+        return partial(VectorStore, Path(folder).absolute(), identity, dtype=dtype, option=option), ()
 
     def refresh(self) -> None:
         """Reads which vectors other processes have added."""

@@ -187,21 +187,18 @@ class SyntheticFolder:
         return begun
 
     def _open(self, begun: dict[str, Any]) -> None:
-        """Opens the files; raises UserError for different settings, and stores those an earlier release lacks."""
-        pairs = sum(self.pairs.values(), [])
-        if pairs:
-            begun.setdefault("model", pairs[0].model)
-        elif not any(self.tasks.values()):  # nothing was written yet
+        """Opens the files; raises UserError for different settings."""
+        if not any((*self.pairs.values(), *self.tasks.values())):  # nothing was written yet
             begun = {}
-        for name, value in self._settings.items():
-            if begun.get(name, value) != value:
-                what = _HASHED.get(name, f"--{name} {_SHORT.repr(begun[name])}, not {_SHORT.repr(value)}")
+        for name, value in self._settings.items() if begun else ():
+            if begun.get(name) != value:
+                what = _HASHED.get(name, f"--{name} {_SHORT.repr(begun.get(name))}, not {_SHORT.repr(value)}")
                 raise UserError(
                     f"{self.path} was created with {what}; choose another --output_dir, or start over with --overwrite"
                 )
-        if begun != self._settings:
+        if not begun:
             draft = self.path / f"{SETTINGS}.{uuid.uuid4().hex}.tmp"  # machines may share the disk
-            draft.write_text(json.dumps(self._settings | begun, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            draft.write_text(json.dumps(self._settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             os.replace(draft, self.path / SETTINGS)
         self._files = {name: self._opened.enter_context((self.path / name).open("ab")) for name in _LINES}
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,17 @@ def test_the_output_of_adapt(adapted: Path) -> None:
     assert "long long" not in page
     assert "the passages of the evaluation set: 2 passages" in page
     assert str(adapted.parent) not in page + html
+
+
+def test_an_adaptation_without_its_evaluation_set(adapted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo._documents(demo.Arguments(model="adapted"), adapted)[1] == "the passages of the evaluation set"
+    assert not capsys.readouterr().err
+    shutil.rmtree(adapted / "work")
+    assert demo._documents(demo.Arguments(model="adapted"), adapted)[1] == "the built-in sample"
+    assert (
+        "has no evaluation set in work/probe: the page searches the built-in sample, or your text with --corpus\n"
+        in (capsys.readouterr().err)
+    )
 
 
 def test_the_base_model_is_gone(adapted: Path, capsys: pytest.CaptureFixture[str]) -> None:

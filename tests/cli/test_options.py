@@ -145,6 +145,22 @@ def test_an_option_of_transformers_without_effect_is_accepted_with_a_note(capsys
     assert "do_eval" not in capsys.readouterr().out
 
 
+def test_numbers_in_mappings_of_a_file_are_those_of_json(tmp_path: Path) -> None:
+    """PyYAML reads 1e-6 as text."""
+    file = tmp_path / "options.yaml"
+    file.write_text(
+        "learning_rate_mapping: {embeddings: 1e-6, head: 2.5E5, '1e5': .5e+1}\n"
+        "deepspeed: {optimizer: {betas: [0.9, 1e-8]}, words: [nan, inf, e5, 1e, 1e-6x, 12, true]}\n"
+        "lr_scheduler_kwargs: '{\"min_lr\": 1e-6}'\n"
+    )
+    values = parser_of("train pairs").read(["--config", str(file), "--retriever", "x"])
+    assert values is not None
+    assert values["learning_rate_mapping"] == {"embeddings": 1e-6, "head": 2.5e5, "1e5": 5.0}
+    words = ["nan", "inf", "e5", "1e", "1e-6x", 12, True]
+    assert values["deepspeed"] == {"optimizer": {"betas": [0.9, 1e-8]}, "words": words}
+    assert values["lr_scheduler_kwargs"] == '{"min_lr": 1e-6}'
+
+
 @pytest.mark.parametrize("old", RENAMED)
 def test_an_old_name_is_accepted_with_a_note(old: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new, seen = RENAMED[old], 0

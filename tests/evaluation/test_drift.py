@@ -10,7 +10,7 @@ import pytest
 
 from revela_hub.cli.main import main
 from revela_hub.errors import UserError
-from revela_hub.evaluation.drift import Change, Drift, _energies, compare_texts
+from revela_hub.evaluation.drift import MOVED, Change, Drift, _energies, compare_texts
 from revela_hub.evaluation.probe import ProbeSettings
 
 SETTINGS = ProbeSettings(queries=40, passages=60, kinds=("sentence",))
@@ -71,6 +71,19 @@ def test_new_words_that_the_retriever_handles_need_a_new_index(tmp_path: Path) -
     assert found.answer.startswith("RE-INDEX"), str(found)
     assert found.unseen[0] < 0.1 and found.unseen[1] == 1
     assert found.p_value <= 0.01
+
+
+def test_texts_of_one_document_each(tmp_path: Path) -> None:
+    """Sections of a long document are exchanged: exchanging whole documents would give only the observed division."""
+    files = []
+    for seed, start in enumerate("oon"):
+        rows = Path(write(tmp_path, f"{start}{seed}", vocabulary(start), seed)).read_text().splitlines()
+        files.append(tmp_path / f"{seed}.md")
+        files[-1].write_text("".join(f"# Part {n}\n\n{json.loads(row)['text']}\n\n" for n, row in enumerate(rows)))
+    same, other = (compare_texts(str(files[0]), str(file), Words("o", "n"), SETTINGS) for file in files[1:])
+    assert same.passages == other.passages == 60
+    assert same.answer.startswith("NO DRIFT") and same.p_value > 0.01, str(same)
+    assert other.distance - other.by_chance[1] > MOVED and other.p_value <= 0.01, str(other)
 
 
 def test_a_retriever_that_fails_on_new_text_needs_training(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from revela_hub.evaluation.docstrings import documented_functions
 from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, question_prompt, write_questions
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.probe_queries import passages_of_each
-from revela_hub.evaluation.query_shapes import SHAPES, QueryShape
+from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, resembling
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 
 FUNCTION = '''def make_{name}(value):
@@ -447,6 +447,17 @@ def test_the_shape_changes_sentences_only(shape: QueryShape, text: Path, probe: 
             if kind_of(query) == "sentence" and shape != "whole"
             else found == whole
         )
+
+
+def test_a_sorted_file_of_many_example_queries() -> None:
+    passages = [f"The {numeral(n)} river flows past the {numeral(n)} town, which has a market." for n in range(40)]
+    queries = {f"s{n}": f"People of the {numeral(n)} town say that the {numeral(n)} river is cold." for n in range(40)}
+    examples = [*(f"{numeral(n)} river" for n in range(100)), *(f"{text} So it is." for text in queries.values())]
+    chosen = resembling(queries, examples, passages)
+    assert list(chosen) == list(queries)
+    lengths = [len(text.split()) for text in chosen.values()]
+    assert min(lengths) <= 4 and max(lengths) == 12
+    assert resembling({}, examples, passages) == {}
 
 
 def test_example_queries_choose_the_shape(text: Path, probe: Probe) -> None:

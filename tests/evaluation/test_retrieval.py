@@ -9,7 +9,8 @@ import torch
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.evaluation import evaluate_bm25, evaluate_hybrid, evaluate_retrieval, score_run
+from revela_hub.evaluation import evaluate_bm25, evaluate_ranking, evaluate_retrieval, score_run
+from revela_hub.retrieval.ranking import RankerSettings
 from revela_hub.retrieval.top_k import best_hits, stable_top_k
 
 
@@ -87,13 +88,14 @@ def test_search_is_exact(similarity: str) -> None:
 
 def test_an_encoder_says_how_its_vectors_are_compared() -> None:
     """By cosine the shorter vector is the better one, by dot product the longer one."""
+    hybrid = RankerSettings(mode="hybrid", weights=(1.0, 0.0))
     encoder = Table({"x": [1.0, 0.0]}, {"right": [5.0, 5.0], "wrong": [1.0, 0.0]})
     task = RetrievalTask({"a": "right", "b": "wrong"}, {"q": "x"}, {"q": {"a": 1}}, "lengths")
     assert evaluate_retrieval(encoder, task).mrr_at_10 == 0.5  # one that does not say: cosine
     for name, expected in (("dot", 1.0), ("cosine", 0.5)):
         encoder.similarity_fn_name = name
         assert evaluate_retrieval(encoder, task).mrr_at_10 == expected
-        assert evaluate_hybrid(encoder, task, weights=(1.0, 0.0)).mrr_at_10 == expected
+        assert evaluate_ranking(task, hybrid, dense=encoder).mrr_at_10 == expected
     encoder.similarity_fn_name = "euclidean"
     with pytest.raises(UserError, match="compares by euclidean distance"):
         evaluate_retrieval(encoder, task)
@@ -142,8 +144,9 @@ def test_an_encoder_with_bm25() -> None:
     task = RetrievalTask(corpus, {"q1": "river", "q2": "pets"}, {"q1": {"a": 1}, "q2": {"c": 1}}, "both")
     assert evaluate_retrieval(encoder, task).mrr_at_10 == 0.75
     assert evaluate_bm25(task).mrr_at_10 == 0.5
-    assert evaluate_hybrid(encoder, task, weights=(0.4, 0.6)).mrr_at_10 == 1.0
-    assert evaluate_hybrid(encoder, task, weights=(1.0, 0.0)).mrr_at_10 == 0.75
+    for weights, expected in (((0.4, 0.6), 1.0), ((1.0, 0.0), 0.75)):
+        settings = RankerSettings(mode="hybrid", weights=weights)
+        assert evaluate_ranking(task, settings, dense=encoder).mrr_at_10 == expected
 
 
 def test_stable_top_k_prefers_lower_columns_among_equals() -> None:

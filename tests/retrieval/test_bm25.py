@@ -19,8 +19,6 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation import docstring_task, evaluate_bm25
 from revela_hub.retrieval import ANSERINI, BM25, BM25Settings
 from revela_hub.retrieval.bm25 import bm25_settings
-from revela_hub.retrieval.disk import key_of
-from revela_hub.retrieval.texts import TextList
 
 WORDS = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
 
@@ -214,12 +212,6 @@ def test_identifiers_are_also_indexed_by_their_parts(tmp_path: Path) -> None:
     assert BM25(names, folder=tmp_path).search(["header"], 6).rows_QK.tolist() == [[5]]  # another index on disk
     assert [(s, e) for s, e in index.matches("headers", "def parse_header(x):")] == [(4, 16)]
     assert BM25(names).matches("headers", "def parse_header(x):") == []
-
-
-def test_the_index_of_an_earlier_version_is_found() -> None:
-    values = {"k1": 1.5, "b": 0.75, "stemmer": "english", "stopwords": "en", "method": "lucene"}
-    source = TextList(["river"])
-    assert BM25(source).key == key_of("bm25 of letters, marks and single characters", values, source.fingerprint)
 
 
 def test_split_identifiers_help_on_code() -> None:

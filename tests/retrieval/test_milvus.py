@@ -182,6 +182,19 @@ def test_a_partition_key_divides_the_collection(
     assert "rows.jsonl:2:1-1 has no value in this column" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_an_updated_index_keeps_its_own_bm25(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    build = ["index", MODEL, "--corpus", "rows.jsonl", "--output_dir", "index", "--index_type", "milvus"]
+    build += ["--milvus_uri", server, "--device", "cpu", "--milvus_bm25", "true"]
+    for rows in (ROWS[1:], ROWS):
+        Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert main(build) == 0
+        [folder] = Path("index").glob("bm25-*")
+        index = PassageStore("index").index
+        assert isinstance(index, milvus.MilvusIndex) and index.bm25 is not None
+        assert folder.name == f"bm25-{index.bm25.key[:16]}"
+
+
 def test_a_hybrid_in_milvus_ranks_as_the_one_here(index: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     model, folder = index
     store = PassageStore(folder)

@@ -27,11 +27,11 @@ TEXTS = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:8] for c in WORDS[:4]]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Two workers, which know the code of the tests."""
+    """Two workers, which know the code of the tests. Ray only counts GPUs: as with real ones, each actor needs one."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     for module in (word_encoder, sys.modules[__name__]):
         ray.cloudpickle.register_pickle_by_value(module)
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -126,6 +126,10 @@ def test_vectors_of_another_model_are_refused(tmp_path: Path) -> None:
         build(tmp_path / "index", identity="folder@4567")
     with pytest.raises(UserError, match=r"vectors of dimension 16, but the queries have the shape \(1, 3\)"):
         PassageStore(tmp_path / "index").search(np.ones((1, 3)), 1)
+    # A model trained with --query_only, whose documents are those of the model that built the index.
+    with pytest.raises(UserError, match="another maximum length: leave out --max_length"):
+        PassageStore(tmp_path / "index", "folder@4567:9", "other", documents="folder@0123:9")
+    assert len(PassageStore(tmp_path / "index", "folder@4567", "other", documents="folder@0123")) == len(TEXTS)
 
 
 def test_what_is_no_index(tmp_path: Path) -> None:

@@ -33,8 +33,6 @@ class Record:
         written: time of writing, in seconds since 1970.
         files: size of every file of the checkpoint, in bytes.
         finished: whether this is the record of a finished run instead of a checkpoint.
-        places: how settings identify local files and folders: `content` (name and digest), or `name` in records of older
-            versions.
     """
 
     settings: dict[str, Any]
@@ -42,7 +40,6 @@ class Record:
     written: float = 0.0
     files: dict[str, int] = field(default_factory=dict)
     finished: bool = False
-    places: str = "name"
 
     @classmethod
     def read(cls, folder: Path) -> "Record | None":
@@ -58,7 +55,6 @@ class Record:
         if not self.finished:
             self.files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
         self.written = time.time() if written is None else written
-        self.places = "content"
         part = folder / f"{RECORD}.part"
         part.write_text(json.dumps(self.__dict__, indent=1) + "\n", encoding="utf-8")
         os.replace(part, folder / RECORD)

@@ -46,8 +46,10 @@ def check_early(arguments: TrainingArguments) -> None:
     for name in CONTRARY:
         if getattr(arguments, name, False):
             raise ValueError(f"--{name} true is not supported: {CONTRARY[name]}; remove the option")
-    for pattern in getattr(arguments, "learning_rate_mapping", None) or ():
+    for pattern, rate in (getattr(arguments, "learning_rate_mapping", None) or {}).items():
         _try("learning_rate_mapping", partial(re.compile, pattern))
+        if not isinstance(rate, (int, float)):
+            raise ValueError(f"--learning_rate_mapping: expected a number for {pattern!r}, not {rate!r}")
     if arguments.load_best_model_at_end and arguments.eval_strategy == "no":
         raise ValueError("load_best_model_at_end needs an evaluation during training: set eval_corpus")
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)

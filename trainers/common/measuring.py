@@ -56,9 +56,9 @@ class _History:
 
     @classmethod
     def read(cls, file: Path, task: str) -> "_History":
-        """Return the stored scores if they are of this task; older versions did not store its identity."""
+        """Return the stored scores if they are of this task."""
         values = json.loads(file.read_text(encoding="utf-8"))
-        if values.get("task", task) != task:
+        if values["task"] != task:
             return cls(task)
         return cls(task, {int(step): scores for step, scores in values["scores"].items()}, values["best"])
 
@@ -95,6 +95,7 @@ class BestWeights(TrainerCallback):
         averages: whether the average of the base model's and the best weights may be exported.
         resumed: whether the run resumes, so that earlier evaluations count.
         main: whether this process writes files.
+        say: logs a line.
     """
 
     def __init__(
@@ -108,9 +109,10 @@ class BestWeights(TrainerCallback):
         averages: bool = False,
         resumed: bool = False,
         main: bool = True,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.model, self.encoder, self.task, self.latest = model, encoder, task, latest
-        self.averages = averages
+        self.averages, self.say = averages, say
         self.folder, self.main = folder / KEPT, main
         self.dev, self.test = halves(task.queries)
         file = self.folder / SCORES
@@ -133,6 +135,7 @@ class BestWeights(TrainerCallback):
             averages=trainer.adapts_retriever,
             resumed=resumed,
             main=trainer.args.should_save,
+            say=trainer.args.say,
         )
 
     def record(self, step: int, scores: RetrievalScores, rankings: Rankings) -> None:
@@ -166,8 +169,15 @@ class BestWeights(TrainerCallback):
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Record an evaluation, and stop the run if it got significantly worse."""
         self.record(state.global_step, *self.latest())
-        if self._significantly_worse():
-            control.should_training_stop = True
+        best = self._best_so_far()
+        if not self._significantly_worse(best):
+            return
+        if state.global_step < state.max_steps and not control.should_training_stop:
+            self.say(
+                f"stopped at step {state.global_step} of {state.max_steps}: the last {PATIENCE} evaluations are significantly"
+                f" worse than {f'step {best}' if best else 'the base model'}"
+            )
+        control.should_training_stop = True
 
     def finish(self, step: int, *, keep_worse: bool = False) -> Outcome:
         """Load the weights to export into the model and return the results of the run.
@@ -238,8 +248,12 @@ class BestWeights(TrainerCallback):
         lost = np.array([of_best[query] - of_average[query] for query in sorted(self.dev)])
         return bool(lost.mean() <= lost.std(ddof=1) / len(lost) ** 0.5)
 
-    def _significantly_worse(self) -> bool:
-        reference = max({0, self.history.best} & self.history.scores.keys(), key=self._dev_mean)
+    def _best_so_far(self) -> int:
+        """Return the best step, or 0 if the base model is better than all."""
+        return max({0, self.history.best} & self.history.scores.keys(), key=self._dev_mean)
+
+    def _significantly_worse(self, reference: int) -> bool:
+        """Whether the last evaluations are significantly worse than that of the step `reference`."""
         last = sorted(self.history.scores)[-PATIENCE:]
         if len(last) < PATIENCE or reference in last:
             return False

@@ -32,7 +32,7 @@ from revela_hub.retrieval.encoder import (
 from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.common.adapters import refuse_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of
-from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone, trained_transformer
+from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import refuse_fused, refuse_remote_code
@@ -186,9 +186,6 @@ class RetrieverTrainer(MethodTrainer):
             if self.adapters is None:  # otherwise only adapters are read
                 saved = encoder(SentenceTransformer, str(folder), device="cpu")
                 self.retriever.load_state_dict(saved.state_dict())
-                # Runs of older versions may have started with a tokenizer that does not append EOS.
-                if trained_backbone(self.retriever) is not None:
-                    trained_transformer(self.retriever).processor = trained_transformer(saved).processor
             if extra := self._extra_weights():
                 weights = load_file(folder / EXTRA_WEIGHTS)
                 for name, value in extra.items():

@@ -1,5 +1,6 @@
 """Frame of a training run: locks the output folder, finds the checkpoint to resume from, trains, exports and reports."""
 
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import datasets
 from filelock import FileLock, Timeout
-from transformers import set_seed
+from transformers import TrainerState, set_seed
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
@@ -297,14 +298,17 @@ def _start_from_scratch(arguments: RunArguments, output: Path, *, owns: bool) ->
 
 def _has_finished(run: Run, checkpoint: Path | None) -> str | None:
     """Return why a run has nothing left to do, export included; None if it has."""
-    limit = run.arguments.max_steps
+    limit, epochs = run.arguments.max_steps, run.arguments.num_train_epochs
     if checkpoint is not None and 0 < limit < step_of(checkpoint):
         return f"{checkpoint.name} is beyond --max_steps {limit}"
     record = Record.read(run.output)
     if record is None or not record.finished:
         return None
+    if checkpoint is not None and limit <= 0:
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        if (state.epoch or 0) > math.ceil(epochs):  # a fraction of an epoch is rounded up to whole steps
+            return f"{checkpoint.name} is beyond --num_train_epochs {epochs:g}"
     same_length = all(record.settings.get(name) == run.settings[name] for name in LENGTH)
-    by_name = record.places == "name"
-    if same_length and not changes(record.settings, run.settings, run.method, type(run.arguments), by_name=by_name):
+    if same_length and not changes(record.settings, run.settings, run.method, type(run.arguments)):
         return f"the run in {run.output} finished" + (f" at step {step_of(checkpoint)}" if checkpoint else "")
     return None

@@ -114,13 +114,10 @@ def model_settings(config: PreTrainedConfig) -> dict[str, Any]:
     return dict(leaves(config.to_dict(), ""))
 
 
-def changes(
-    before: dict[str, Any], now: dict[str, Any], method: Method, arguments: type, *, by_name: bool = False
-) -> dict[str, tuple[Any, Any]]:
+def changes(before: dict[str, Any], now: dict[str, Any], method: Method, arguments: type) -> dict[str, tuple[Any, Any]]:
     """Return the settings whose values differ: name -> (before, now). Settings of only one of the two runs are ignored.
 
-    `arguments` is the class that has the old names of settings. With `by_name`, the record of the run before, written by an
-    older version, identifies files and folders by name only.
+    `arguments` is the class that has the old names of settings.
     """
     renamed = {old: new for old, new in old_names(arguments).items() if old not in now}
     before = {renamed.get(name, name): value for name, value in before.items()}
@@ -128,9 +125,7 @@ def changes(
     return {
         name: (before[name], now[name])
         for name in before
-        if name in now
-        and name not in ignored
-        and before[name] != (_map_strings(now[name], lambda text: text.partition(_HASH)[0]) if by_name else now[name])
+        if name in now and name not in ignored and before[name] != now[name]
     }
 
 

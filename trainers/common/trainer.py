@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from peft import PeftModel
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
@@ -116,6 +116,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         super().__init__(*args, **kwargs)
         self._check_weights()
         self._check_noise()
+        self._check_sampling()
         plain: Any = self.accelerator.unwrap_model(self.model)
         if self.args.load_best_model_at_end and not isinstance(
             plain, PreTrainedModel | PeftModel | SentenceTransformer
@@ -169,6 +170,17 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
                 f"{type(self).__name__} does not support --neftune_noise_alpha: remove the option"
             ) from error
 
+    def _check_sampling(self) -> None:
+        """Raise a `UserError` if rows without tokens are to be grouped by length."""
+        strategy, rows = self.args.train_sampling_strategy, self.train_dataset
+        if strategy not in ("group_by_length", "batch_rebalance") or not isinstance(rows, Dataset | dict):
+            return
+        if not {"input_ids", self.args.length_column_name}.intersection(getattr(rows, "column_names", ())):
+            raise UserError(
+                f"{type(self).__name__} does not support --train_sampling_strategy {strategy}, because its rows are not"
+                " tokenized: remove the option"
+            )
+
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do nothing, unlike sentence-transformers' trainer: `hub_cards` writes the card after the run."""
 
@@ -214,6 +226,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         """
         if self._to_log is not None:  # `Trainer.evaluate` calls this method for each of several data sets
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        began = time.monotonic()
         eval_dataset = self._prepared(eval_dataset)
         metrics = self._retrieval_metrics(metric_key_prefix)
         self._to_log = metrics
@@ -225,6 +238,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             return metrics
         finally:
             self._to_log = None
+            self._logged_at += time.monotonic() - began  # not part of `tokens_per_second`
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
         """Return the Trainer's result, with the retrieval metrics, so that they are logged and callbacks see them."""
@@ -327,6 +341,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             if self.saves_copy and self._hollow is None:
                 self._hollow = hollow_copy(model, self.adapters)
         try:
+            self._logged_at = time.monotonic()
             with varying_shapes():
                 result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
         finally:
@@ -406,8 +421,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         before = Record.read(checkpoint)
         assert before is not None  # checked by `whats_missing`
         self.record.changes = before.changes
-        by_name = before.places == "name"
-        changed = changes(before.settings, self.record.settings, self.method, type(self.args), by_name=by_name)
+        changed = changes(before.settings, self.record.settings, self.method, type(self.args))
         if not changed:
             return
         listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))

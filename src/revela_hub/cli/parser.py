@@ -42,6 +42,7 @@ MAY_BE_EMPTY = (
 )  # in the name of a text option for which an empty text means something
 
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|mlu|musa|xla)(:\d+)?")
+EXPONENTIAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 NEGATIVE_NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # a value, not an option
 MANY = 20
 """`--help` of a command with more options lists the required ones and those that its classes name in `basic_options`."""
@@ -380,7 +381,18 @@ class CommandParser(TrlParser):
             items = value if isinstance(value, list) else [value]
             return [item if isinstance(item, dict) else _from_item(action, item) for item in items]
         kinds = {get_origin(kind) or kind for kind in (hint, *get_args(hint))}
-        return value if isinstance(value, (list, dict)) and type(value) in kinds else _from_item(action, value)
+        if isinstance(value, (list, dict)) and type(value) in kinds:
+            return _with_numbers(value)
+        return _from_item(action, value)
+
+
+def _with_numbers(value: Any) -> Any:
+    """Convert the numbers in a mapping or list that PyYAML reads as text, such as 1e-6."""
+    if isinstance(value, dict):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    return float(value) if isinstance(value, str) and EXPONENTIAL.fullmatch(value) else value
 
 
 def _from_item(action: Any, value: Any) -> Any:

@@ -235,21 +235,6 @@ def test_a_run_is_not_resumed_with_another_model_or_other_settings(
     assert len(rows(tmp_path / "pairs.jsonl")) == 10
 
 
-def test_a_folder_of_an_earlier_release_is_resumed_with_its_model_alone(
-    tmp_path: Path, settings: SynthesisSettings
-) -> None:
-    """It wrote down four settings; the model is in the examples."""
-    synthesize(Model(), tmp_path, replace(settings, count=10))
-    file = tmp_path / "settings.json"
-    kept = json.loads(file.read_text())
-    names = ("examples_per_task", "languages", "domains", "seed")
-    file.write_text(json.dumps({name: kept[name] for name in names}))
-    with pytest.raises(UserError, match="was created with --model 'm', not 'n'"):
-        synthesize(Model(), tmp_path, replace(settings, model="n"))
-    assert synthesize(Model(), tmp_path, settings).pairs.total() == 20
-    assert json.loads(file.read_text()) == kept
-
-
 def test_earlier_examples_are_deleted_when_the_first_reply_is_there(
     tmp_path: Path, settings: SynthesisSettings
 ) -> None:

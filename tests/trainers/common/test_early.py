@@ -1,18 +1,23 @@
 """Missing packages and invalid options are reported before a model is loaded, not after the training."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from parsed_arguments import parse_arguments
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines import contriever_command, replug_command
+from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.imprag import command as imprag_command
 from revela_hub.trainers.nvembed import command as nvembed_command
+from revela_hub.trainers.pair_tuning.trainer import PairsTrainingArguments
 from revela_hub.trainers.revela import command as revela_command
 
 COMMANDS: dict[str, tuple[Any, list[str]]] = {
@@ -47,8 +52,6 @@ def test_what_measuring_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, m
     with pytest.raises(UserError, match="not installed: pip install"):
         parse("contriever", tmp_path)
     parse("contriever", tmp_path, "--probe", "none")
-    from revela_hub.trainers.common.trainer import MethodTrainer
-
     with pytest.raises(UserError, match="not installed: pip install"):  # of a program, too
         MethodTrainer(torch.nn.Linear(1, 1), retrieval_task=RetrievalTask({}, {}, {}, "t"))
 
@@ -92,6 +95,21 @@ def test_what_an_index_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_options_of_transformers_that_do_not_work(tmp_path: Path, more: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse("contriever", tmp_path, *more)
+
+
+@pytest.mark.parametrize("rate", ["1e-6", None])
+def test_learning_rates_of_layers_are_numbers(tmp_path: Path, rate: Any) -> None:
+    with pytest.raises(ValueError, match="--learning_rate_mapping: expected a number for 'embeddings', not "):
+        PairsTrainingArguments(str(tmp_path), report_to=[], learning_rate_mapping={"embeddings": rate})
+
+
+@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
+def test_rows_without_tokens_are_not_grouped_by_length(tmp_path: Path, strategy: str) -> None:
+    args = RunArguments(str(tmp_path), report_to=[], use_cpu=True, train_sampling_strategy=strategy)
+    for column, rejected in (("text", True), ("input_ids", False), ("length", False)):
+        rows = Dataset.from_dict({column: [[1], [2]]})
+        with pytest.raises(UserError, match=strategy) if rejected else nullcontext():
+            MethodTrainer(torch.nn.Linear(1, 1), args, train_dataset=rows)
 
 
 @pytest.mark.parametrize(

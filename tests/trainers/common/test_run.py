@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, Trainer
 from revela_hub.cli.main import main
 from revela_hub.trainers.common.checkpoints import Record, last_complete
 from revela_hub.trainers.common.run import LOCK, TRAINING_CURVE
+from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.retromae import command as train_retromae
 
 SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
@@ -194,6 +197,19 @@ def test_a_finished_run_stays_as_it_is(words: list[str], tmp_path: Path, capsys:
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != LOCK}
 
 
+def test_a_run_of_more_epochs_stays_as_it_is(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words += ["--max_steps", "-1", "--save_strategy", "epoch", "--num_train_epochs"]
+    assert main([*words, "2"]) == 0
+    written = (tmp_path / "out" / "encoder" / "model.safetensors").stat().st_mtime_ns
+    for epochs, said in (("2", "finished at step"), ("1", "is beyond --num_train_epochs 1\n")):
+        capsys.readouterr()
+        assert main([*words, epochs, *LAST]) == 0
+        assert said in capsys.readouterr().out
+    assert (tmp_path / "out" / "encoder" / "model.safetensors").stat().st_mtime_ns == written
+
+
 def test_a_run_that_was_killed_before_its_export_is_exported(words: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(words) == 0
@@ -339,6 +355,35 @@ def test_a_run_says_what_it_is_and_leaves_its_curve(
     assert main([*words, "--overwrite", "true", "--quiet", "true"]) == 0
     quiet = capsys.readouterr()
     assert quiet.out.strip().splitlines()[0].startswith("encoder: ") and "step " not in quiet.out
+
+
+def test_the_speed_is_that_of_training(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a second; preparing the run, and each evaluation, takes an hour."""
+    seconds, trainers = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: seconds[0], time=time.time)
+    monkeypatch.setattr("revela_hub.trainers.common.trainer.time", clock)
+    settings = MethodTrainer.settings
+
+    def prepared(self: MethodTrainer) -> dict[str, object]:
+        seconds[0] += 3600
+        trainers[:] = [self]
+        return settings(self)
+
+    def metrics(self: MethodTrainer, prefix: str) -> dict[str, float]:
+        seconds[0] += 3600
+        return {f"{prefix}_ndcg_at_10": 0.5}
+
+    class Step(TrainerCallback):
+        def on_step_begin(self, *_: object, **__: object) -> None:
+            seconds[0] += 1
+            trainers[0].evaluate()
+
+    monkeypatch.setattr(MethodTrainer, "settings", prepared)
+    monkeypatch.setattr(MethodTrainer, "_retrieval_metrics", metrics)
+    run(words, Step())
+    history = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
+    speeds = [entry["tokens_per_second"] for entry in history if "loss" in entry]
+    assert len(speeds) == 6 and min(speeds) > 10 and seconds[0] > 7 * 3600
 
 
 @pytest.mark.parametrize("option", [("--max_steps", "0"), ("--num_train_epochs", "0", "--max_steps", "-1")])

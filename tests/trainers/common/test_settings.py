@@ -26,8 +26,8 @@ def run_settings(given: Arguments) -> dict[str, Any]:
     return settings_of(given, CONTRIEVER)
 
 
-def changes(before: dict[str, Any], now: dict[str, Any], **options: Any) -> dict[str, tuple[Any, Any]]:
-    return changes_of(before, now, CONTRIEVER, Arguments, **options)
+def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return changes_of(before, now, CONTRIEVER, Arguments)
 
 
 def arguments(folder: Path, **options: Any) -> Arguments:
@@ -126,22 +126,6 @@ def test_a_card_names_no_place_that_is_a_pattern_or_gone(tmp_path: Path) -> None
         arguments(tmp_path), method=replace(RA_IT, models=("retriever",)), summary="", sources=(), record=record
     ).config
     assert "# from step 5 on: corpus ['gone.jsonl'] (before: ['*.txt'])" in config
-
-
-def test_a_record_of_before_has_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("a/model").mkdir(parents=True)
-    Path("a/model/config.json").write_text("{}")
-    now = run_settings(arguments(tmp_path, retriever="a/model"))
-    old = Record({"retriever": "model", "seed": 42, "dataloader": 1, "quiet": True, "logging_steps": 3})
-    (tmp_path / "run.json").write_text(json.dumps({k: v for k, v in old.__dict__.items() if k != "places"}))
-    read = Record.read(tmp_path)
-    assert read is not None and read.places == "name"
-    assert not changes(read.settings, now, by_name=True)
-    assert set(changes(read.settings | {"seed": 7, "retriever": "other"}, now, by_name=True)) == {"seed", "retriever"}
-    replace(old, settings=now).write(tmp_path)
-    again = Record.read(tmp_path)
-    assert again is not None and again.places == "content" and not changes(again.settings, now)
 
 
 def test_a_changed_file_is_another_place(tmp_path: Path) -> None:

@@ -187,6 +187,10 @@ def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document],
         return documents, ", ".join([*names, "..."] if len(sources) > 3 else names)
     if (probe := folder / PROBE / "corpus.jsonl").is_file():
         return read_documents([str(probe)]), "the passages of the evaluation set"
+    if (folder / REPORT).is_file():
+        note(
+            f"{folder} has no evaluation set in {PROBE}: the page searches the built-in sample, or your text with --corpus"
+        )
     return sample_documents(), "the built-in sample"
 
 
