@@ -195,8 +195,9 @@ def make_readable(folder: Path) -> None:
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, *, max_length: int | None = None) -> None:
     """Save a copy of the tokenizer without its origin, and without the padding and truncation of the last batch."""
     tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
+    if tokenizer.is_fast:  # a slow one keeps neither
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
     for key in ("is_local", "local_files_only", "name_or_path", *_OF_A_BATCH):
         tokenizer.init_kwargs.pop(key, None)
     for key, default in {"truncation_side": "right", "pad_token_type_id": 0}.items():

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 from typing import Any
 
 from tokenizers import processors
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoder import text_positions
@@ -57,7 +58,25 @@ def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         after = processors.Sequence([])
         after.__setstate__(json.dumps(_ending_with(before, tokenizer.eos_token, tokenizer.eos_token_id)).encode())
         backend.post_processor = after
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            kept = ends_texts(type(tokenizer).from_pretrained(folder))
+        if not kept:  # the classes of GPT-NeoX, Code Llama and XGLM make their own post-processor when they are loaded
+            names = tokenizer.model_input_names
+            tokenizer = plain(tokenizer, chat_template=tokenizer.chat_template, model_input_names=names)
     return tokenizer
+
+
+def plain(tokenizer: PreTrainedTokenizerBase, **options: Any) -> PreTrainedTokenizerBase:
+    """Return a tokenizer of the plain class, which loads its tokenizer.json without changes; it pads and truncates on the right."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        model_max_length=tokenizer.model_max_length,
+        padding_side="right",
+        truncation_side="right",
+        **options,
+        **tokenizer.special_tokens_map,
+    )
 
 
 def never_without_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -117,7 +117,9 @@ class BM25:
 
         source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
-        self.key = key_of("bm25 of letters, marks and single characters", asdict(self.settings), source.fingerprint)
+        self.key = key_of(
+            "bm25 of letters, marks, single characters and dotted capitals", asdict(self.settings), source.fingerprint
+        )
         self._bm25s: Any = bm25s
         self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
         self._show_progress_bar = show_progress_bar
@@ -201,7 +203,7 @@ class BM25:
         found: list[tuple[int, int]] = []
         for word in _WORD_OR_PAIR.finditer(text):
             start, end = word.start(), word.end() + (len(word[0]) == 1)
-            piece = unicodedata.normalize("NFKC", text[start:end])
+            piece = _one_form(text[start:end])
             pieces = [piece, *_parts(piece)] if self.settings.split_identifiers else [piece]
             if any(
                 (p if self._stemmer is None else self._stemmer.stemWord(p)) in stems for p in map(str.lower, pieces)
@@ -261,9 +263,12 @@ def _spaced(text: str) -> str:
     """Return the text in one Unicode form (NFKC), with runs of scripts without spaces rewritten as pairs of characters."""
     if text.isascii():
         return text
-    return _UNSPACED_RUN.sub(
-        lambda run: f" {' '.join(map(''.join, pairwise(run[0]))) or run[0]} ", unicodedata.normalize("NFKC", text)
-    )
+    return _UNSPACED_RUN.sub(lambda run: f" {' '.join(map(''.join, pairwise(run[0]))) or run[0]} ", _one_form(text))
+
+
+def _one_form(text: str) -> str:
+    """Return the text in NFKC; the lower case of the Turkish capital would have a combining mark, and be another word."""
+    return unicodedata.normalize("NFKC", text).replace("İ", "i")
 
 
 def _parts(word: str) -> list[str]:

@@ -84,6 +84,9 @@ class Hybrid:
         self.weights = part_weights(weights, len(parts), fusion)
         self.depth = depth
         self.key = key_of("hybrid", [part.key for part in parts], fusion, self.weights, depth)
+        # A part with weight 0 would add hits with score 0.
+        used = [(part, weight) for part, weight in zip(self.parts, self.weights, strict=True) if weight]
+        self.parts, self.weights = [part for part, _ in used], [weight for _, weight in used]
 
     def encode(self, queries: Sequence[str]) -> HybridQueries:
         """See `Ranker`."""

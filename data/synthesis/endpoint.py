@@ -106,9 +106,11 @@ class Endpoint:
         tries = f"({counted(self.retries + 1, 'time')}); run again without --overwrite to resume"
         schema = None if self._refused_schema else request.schema
         try:
-            choices = getattr(self._complete(request, schema), "choices", None)
-            if not choices:
-                raise TypeError("it has no choices")
+            completion = self._complete(request, schema)
+            choices = getattr(completion, "choices", None)
+            if not choices:  # gateways such as OpenRouter report errors with status 200
+                said = getattr(completion, "error", None)
+                raise TypeError(f"it answers {said}" if said else "it has no choices")
             choice = choices[0]
             text = choice.message.content or ""
             if not isinstance(text, str):

@@ -19,7 +19,7 @@ from revela_hub.data.text.ngram_overlap import words
 
 TASK_MIN_WORDS, TASK_MAX_WORDS = 3, 80
 
-_THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>|^.*?</think(?:ing)?>", re.DOTALL)
+_THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)|^.*?</think(?:ing)?>", re.DOTALL)
 _BULLET = r"(?:[-*•]|\(?\d+[.):])\s*"
 # `1. text`, `- text`, `"text",`: an item that begins with a quote must end with one, or it was cut off
 _LIST_ITEM = re.compile(rf"""^\s*(?:(?:{_BULLET})?(?:"(.+)"|'(.+)')\s*,?|{_BULLET}([^"'\s].*?))\s*$""")

@@ -206,13 +206,15 @@ class LanguageModelQueries:
             for number, passage in enumerate(passages)
             for again in range(self.queries)
         )
-        replies = [without_thoughts(reply.text) for _, reply in self.backend.replies(requests)]
-        unfinished = [reply.startswith("<think") for reply in replies]
+        texts = [reply.text for _, reply in self.backend.replies(requests)]
+        replies = [without_thoughts(text) for text in texts]
+        unfinished = [
+            text.lstrip().startswith("<think") and not reply for text, reply in zip(texts, replies, strict=True)
+        ]
         if replies and all(unfinished):
             raise UserError(
                 "the language model thinks before it writes, and its replies end before a query: choose another"
             )
-        replies = ["" if thinks else reply for reply, thinks in zip(replies, unfinished, strict=True)]
         written = [reply.splitlines()[0].strip(' "“”') if reply else "" for reply in replies]
         ends = range(0, len(written) + 1, self.queries)
         return [[query for query in written[a:b] if query] for a, b in pairwise(ends)]

@@ -50,6 +50,11 @@ def any_text() -> Iterator[None]:
             stream.reconfigure(errors=errors)
 
 
+def is_utf8() -> bool:
+    """Return whether standard output takes any text; JSON of other encodings is ASCII, because `any_text` escapes otherwise."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
 def is_quiet() -> bool:
     """Return whether `quiet` is active in this process or was when this process was started."""
     return os.environ.get(QUIET) == "1"

@@ -22,3 +22,13 @@ def test_a_run_continues_with_the_time_of_the_checkpoint_that_it_resumes_from(tm
     resumed = TimeLimit(tmp_path, 1000.0)
     resumed.on_train_begin(arguments, TrainerState(global_step=10), TrainerControl())
     assert 100 <= resumed.spent < 200
+
+
+def test_a_checkpoint_that_ctrl_c_asked_for_has_its_time(tmp_path: Path) -> None:
+    arguments: Any = None
+    limit = TimeLimit(tmp_path, 1000.0)
+    limit.on_train_begin(arguments, TrainerState(global_step=0), TrainerControl())
+    limit.spent = 100.0
+    limit.on_step_end(arguments, TrainerState(global_step=10), TrainerControl())
+    limit.on_save(arguments, TrainerState(global_step=10), TrainerControl())
+    assert json.loads((tmp_path / FILE).read_text())["10"] >= 100

@@ -177,6 +177,22 @@ def test_ctrl_c_while_a_candidate_is_measured(
     assert {"natural pairs", "distillation"} <= {*systems}
 
 
+def test_a_candidate_that_is_refused_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(inputs: candidates.Inputs, seconds: float) -> Path:
+        raise UserError("it compares by dot product") from cause
+
+    monkeypatch.setattr(adapt, "TRAIN", {"natural_pairs": refuse})
+    inputs: Any = SimpleNamespace(output=tmp_path, labels=None, lm=None, static=False)
+    said: list[str] = []
+    adaptation = adapt.Adaptation(inputs, 1.0, said.append, [])
+    cause: Exception | None = None
+    adaptation.try_candidates()
+    assert said[-1] == "natural pairs: skipped, because it compares by dot product"
+    cause = OSError(errno.ENOSPC, "no space left")  # the verdict could not be written either
+    with pytest.raises(UserError):
+        adaptation.try_candidates()
+
+
 def test_ctrl_c_while_candidates_are_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

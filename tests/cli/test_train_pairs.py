@@ -94,6 +94,7 @@ def test_labelled_pairs_are_held_out_mined_for_and_exported(tmp_path: Path, caps
         (["--pairs", "p.jsonl", "--data", "d"], "give either --pairs FILE"),
         (["--pairs", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--pairs", "p.jsonl", "--per_device_train_batch_size", "1"], "a batch of one pair has no negatives"),
+        (["--pairs", "p.jsonl", "--prompts", '{"anchor": "q: "}'], "prompts would be missing from the exported model"),
     ],
 )
 def test_mistakes_are_one_line(

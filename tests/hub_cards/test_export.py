@@ -11,7 +11,15 @@ import torch
 from fork_server import python
 from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
 from torch.nn import functional as F
-from transformers import AutoModel, AutoTokenizer, BertModel, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertModel,
+    GPTNeoXTokenizer,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import export_retriever, save_backbone
@@ -198,6 +206,15 @@ def test_with_eos(kind: str, tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerB
         pair = tokenizer("the fox", "the fox")["input_ids"]
         assert pair == 2 * [*before["the fox"], eos]
         assert tokenizer("the fox", add_special_tokens=False)["input_ids"][-1] != eos
+
+
+def test_classes_that_make_their_own_post_processor(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
+    bpe_tokenizer.save_pretrained(tmp_path / "given")
+    tokenizer = GPTNeoXTokenizer.from_pretrained(tmp_path / "given")
+    with_eos(tokenizer).save_pretrained(tmp_path / "saved")
+    found = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert found("the fox")["input_ids"] == [*tokenizer("the fox")["input_ids"], tokenizer.eos_token_id]
+    assert list(found("the fox")) == list(tokenizer("the fox"))
 
 
 def test_with_eos_keeps_another_end(bpe_tokenizer: PreTrainedTokenizerBase) -> None:

@@ -39,6 +39,8 @@ class Table:
 
 def plain(tables: list[np.ndarray], query: int, depth: int, fusion: str, weights: list[float]) -> dict[int, float]:
     """The header's equations, a text at a time."""
+    used = [(table, weight) for table, weight in zip(tables, weights, strict=True) if weight]
+    tables, weights = [table for table, _ in used], [weight for _, weight in used]
     hits = []
     for table in tables:
         ranked = sorted(range(table.shape[1]), key=lambda row: (-table[query, row], row))
@@ -130,3 +132,10 @@ def test_fuse_pads_and_keeps_the_lower_row_first() -> None:
 def test_mistakes(fusion: str, weights: list[float] | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fuse([Hits.none(1), Hits.none(1)], 3, fusion, weights)
+
+
+@pytest.mark.parametrize("fusion", ["sum", "minmax", "rrf"])
+def test_a_part_without_weight_finds_nothing(fusion: str) -> None:
+    words, dense = np.full((1, 8), -np.inf), np.arange(8.0)[None]
+    hybrid = Hybrid([Table(dense), Table(words)], fusion, [0.0, 1.0])
+    assert (hybrid.search(hybrid.encode(["0"]), 3).rows_QK < 0).all()

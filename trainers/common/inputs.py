@@ -173,10 +173,10 @@ def as_dataset(rows: Any, remedy: str = "") -> Any:
     """
     if isinstance(rows, dict):
         raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
-    if isinstance(rows, str | Path | list):
+    if rows is not None and not isinstance(rows, Dataset | IterableDataset):
         raise UserError(
-            f"train_dataset is a {type(rows).__name__}, not a data set: load a file with datasets.load_dataset, or a list with"
-            " Dataset.from_list"
+            f"train_dataset is a {type(rows).__name__}, not a data set: load a file with datasets.load_dataset, a list with"
+            " Dataset.from_list, and others with Dataset.from_generator or Dataset.from_pandas"
         )
     if isinstance(rows, Dataset) and not len(rows):
         raise UserError("train_dataset has no rows")

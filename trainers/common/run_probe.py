@@ -63,11 +63,19 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | 
     from revela_hub.data.sources.beir import write_beir
     from revela_hub.evaluation.probe_folder import read_probe_task
 
+    run: Any = arguments
     if arguments.eval_corpus or arguments.probe != "auto":
         is_folder = not arguments.eval_corpus and arguments.probe != "none"
         given = read_probe_task(arguments.probe) if is_folder else _given_task(arguments)
-        return HeldOut(without_queries(rows, given.queries.values()) if given else rows, given)
-    run: Any = arguments
+        left = without_queries(rows, given.queries.values()) if given else rows
+        name = "--eval_corpus" if arguments.eval_corpus else "--probe"
+        if len(left) < min(2, len(rows)):
+            raise UserError(
+                f"{name} asks {len(rows) - len(left)} of the {len(rows)} training queries: too few are left to train on"
+            )
+        if len(left) < len(rows):
+            run.say(f"{len(rows) - len(left):,} of {len(rows):,} training rows are left out: {name} asks their queries")
+        return HeldOut(left, given)
     found = hold_out(rows, arguments.probe_queries, arguments.probe_passages, among)
     if (task := found.task) is None:
         arguments.disable_evaluation()

@@ -18,12 +18,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import normalizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
-from revela_hub.hub_cards.tokenizers import text_length, with_eos
+from revela_hub.hub_cards.tokenizers import plain, text_length, with_eos
 from revela_hub.internals import transformer_around
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
 from revela_hub.scratch import scratch_folder
@@ -66,13 +66,7 @@ def nvembed_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
         backend.normalizer = normalizers.Sequence([strip, *before])
     # The plain class, because that of Llama and Mistral does not load the normalizer from tokenizer.json. It also has no chat
     # template, which sentence-transformers would apply to every text.
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=tokenizer.model_max_length,
-        padding_side="right",
-        truncation_side="right",
-        **tokenizer.special_tokens_map,
-    )
+    return plain(tokenizer)
 
 
 def nvembed_encoder(

@@ -81,6 +81,10 @@ class PairsTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArguments
         super().__post_init__()
         if self.per_device_train_batch_size * self.world_size < 2:
             raise ValueError("a batch of one pair has no negatives: raise per_device_train_batch_size")
+        if self.prompts:
+            raise ValueError(
+                "prompts would be missing from the exported model: set them in its config_sentence_transformers.json"
+            )
 
 
 class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignore[misc] # both declare their model

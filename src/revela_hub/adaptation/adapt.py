@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import UNTRAINED, candidates, combined
 from revela_hub.adaptation.inspection import Inspection
-from revela_hub.adaptation.labels import hold_out_labels
+from revela_hub.adaptation.labels import hold_out_labels, lines_with, write_others
 from revela_hub.adaptation.systems import (
     System,
     best_of,
@@ -30,8 +30,9 @@ from revela_hub.adaptation.systems import (
     split_by_document,
 )
 from revela_hub.adaptation.verdict import Verdict
+from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.errors import UserError
+from revela_hub.errors import DISK_FULL, UserError
 from revela_hub.evaluation.hybrid_weight import fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe
 from revela_hub.evaluation.probe_folder import write_probe
@@ -43,7 +44,6 @@ from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
-from revela_hub.trainers.pair_tuning.text_pairs import TooFewPairs
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -130,7 +130,13 @@ class Adaptation:
             left = self.work / LABELS
             kept = left if write else Path(os.devnull)
             if task := hold_out_labels(rows, probe.task.corpus, most, passages, kept, say=self.say):
-                probe = replace(probe, task=task)
+                held_out = lines_with(task.queries.values(), read_documents(sources, report=ReadReport()))
+                both = {
+                    name: probe.held_out.get(name, []) + held_out.get(name, []) for name in probe.held_out | held_out
+                }
+                probe = replace(probe, task=task, held_out=both)
+                self.inputs = replace(self.inputs, labels=str(left))
+            elif write_others(rows, probe.task.queries.values(), kept):
                 self.inputs = replace(self.inputs, labels=str(left))
         self.dev, self.test = split_by_document(probe)
         self.task = probe.task
@@ -198,7 +204,9 @@ class Adaptation:
                 with self._ending_on_ctrl_c():
                     try:
                         self._try(name, seconds)
-                    except TooFewPairs as error:
+                    except UserError as error:  # such as a retriever that a method does not support
+                        if isinstance(error.__cause__, OSError) and error.__cause__.errno in DISK_FULL:
+                            raise
                         self.say(f"{_title(name)}: skipped, because {error}")
 
     def _try(self, name: str, seconds: float) -> None:

@@ -45,11 +45,15 @@ class TimeLimit(TrainerCallback):
             self.done = part
             control.should_evaluate = control.should_save = True
             control.should_training_stop = part >= PARTS
-        if control.should_save:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            # The checkpoint is written after this, so an interrupted run may resume from an earlier one.
-            times = self._times() | {str(state.global_step): round(self.spent, 1)}
-            write_text(self.file, json.dumps(times), "--output_dir")
+        if (
+            control.should_save
+        ):  # the checkpoint is written after this, so an interrupted run may resume from an earlier one
+            self._write(state.global_step)
+
+    def _write(self, step: int) -> None:
+        """Write the seconds of training until a step."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.file, json.dumps(self._times() | {str(step): round(self.spent, 1)}), "--output_dir")
 
     def _times(self) -> dict[str, float]:
         """Return the seconds of training by the step of each checkpoint."""
@@ -59,7 +63,8 @@ class TimeLimit(TrainerCallback):
         return times
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Do not count evaluations and checkpoints, which come before this call."""
+        """Do not count evaluations and checkpoints, which come before this call; Ctrl-C saves without the call above."""
+        self._write(state.global_step)
         self.mark = time.monotonic()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -562,6 +562,7 @@ def test_examples_are_found_in_what_models_write(reply: str) -> None:
     [
         ("", "empty"),
         ("<think>hm</think> ", "empty"),
+        (f"<think>A draft: {json.dumps(GOOD)} It is too easy", "empty"),
         ("I'm sorry.", "not JSON"),
         (json.dumps(GOOD)[:-5], "not JSON"),
         (json.dumps({"query": 1}), "key missing"),

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from fork_server import launch
 from parsed_arguments import parse_arguments
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines import CONTRIEVER
@@ -15,7 +18,7 @@ from revela_hub.trainers.baselines import contriever_command as train_contriever
 from revela_hub.trainers.common.checkpoints import Record
 from revela_hub.trainers.common.measuring import claim_kept
 from revela_hub.trainers.common.run import open_run
-from revela_hub.trainers.common.run_probe import hold_out_text
+from revela_hub.trainers.common.run_probe import hold_out_rows, hold_out_text
 
 
 @pytest.fixture
@@ -157,3 +160,19 @@ def test_two_nodes_without_a_disk_in_common_have_one_probe_and_one_result(text: 
     first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
     assert first.pop("kept") and not second.pop("kept")
     assert first == second and first["skill"] == 60 and len(first["queries"]) == 20 and first["held_out"]
+
+
+def test_rows_whose_queries_are_evaluated_are_left_out_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(queries: int) -> RetrievalTask:
+        asked = {f"q{n}": f"question {n}" for n in range(queries)}
+        return RetrievalTask({"p": "passage"}, asked, {name: {"p": 1} for name in asked}, "labels")
+
+    rows = Dataset.from_list([{"anchor": f"question {n}", "positive": "a", "kind": "retrieval"} for n in range(4)])
+    said: list[str] = []
+    given: Any = SimpleNamespace(eval_corpus="beir", probe="auto", say=said.append)
+    monkeypatch.setattr("revela_hub.trainers.common.run_probe._given_task", lambda _: task(2))
+    assert hold_out_rows(given, rows).rows["anchor"][:] == ["question 2", "question 3"]
+    assert said == ["2 of 4 training rows are left out: --eval_corpus asks their queries"]
+    monkeypatch.setattr("revela_hub.trainers.common.run_probe._given_task", lambda _: task(3))
+    with pytest.raises(UserError, match="--eval_corpus asks 3 of the 4 training queries: too few are left"):
+        hold_out_rows(given, rows)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from revela_hub.errors import UserError
 from revela_hub.options import option
+from revela_hub.output import is_utf8
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run(arguments: Arguments) -> None:
         )
         for (_, prompt), answer in zip(batch, answers, strict=True):
             if arguments.json:
-                print(json_format.dumps({"prompt": prompt, **answer.to_dict()}, ensure_ascii=False), flush=True)
+                print(json_format.dumps({"prompt": prompt, **answer.to_dict()}, ensure_ascii=not is_utf8()), flush=True)
             else:
                 print("\n".join(_lines(answer)), flush=True)
         answered += len(batch)

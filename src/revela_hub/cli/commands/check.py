@@ -35,6 +35,7 @@ from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.cli.passage_options import ReadingOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
+from revela_hub.output import is_utf8
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _check_overlap(arguments: Arguments) -> None:
     documents = read_documents(arguments.data, report=report, held_out=arguments.held_out, **arguments.reading())
     found = query_overlap(read_queries(arguments.against or ""), documents, arguments.ngram)
     note("; ".join(report.remarks()))  # queries may occur in what was not read
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if arguments.json else found)
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=not is_utf8()) if arguments.json else found)
     if found.matches:
         raise SystemExit(1)
 

@@ -35,7 +35,7 @@ from revela_hub.cli.passage_options import ReadingOptions, refuse_reading_option
 from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models
 from revela_hub.errors import UserError
 from revela_hub.options import option
-from revela_hub.output import note, shows_progress
+from revela_hub.output import is_utf8, note, shows_progress
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
 from revela_hub.scratch import scratch_folder
@@ -106,7 +106,7 @@ def run(arguments: Arguments) -> None:
             if arguments.json:
                 record = {"query": text, "hits": [hit.to_dict() for hit in hits]}
                 record |= {"nothing_found": nothing} if nothing else {}
-                print(json_format.dumps(record, ensure_ascii=False), flush=True)
+                print(json_format.dumps(record, ensure_ascii=not is_utf8()), flush=True)
             else:
                 print("\n".join(_lines(hits)) or f"nothing found: {nothing}", flush=True)
 
