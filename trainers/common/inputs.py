@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -133,7 +134,20 @@ def training_rows(rows: Any, args: RunArguments) -> Any:
         config.dispatch_batches = False
     if rows.features is not None:
         return rows
-    return rows.cast(Dataset.from_list(first_rows(rows, FIRST_ROWS)).features)
+    features = Dataset.from_list(first_rows(rows, FIRST_ROWS)).features
+    whole = [name for name, feature in features.items() if getattr(feature, "dtype", None) == "int64"]
+    return (rows.map(partial(_with_whole_numbers, whole)) if whole else rows).cast(features)
+
+
+def _with_whole_numbers(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row; raise a `UserError` if the cast to whole numbers would change a value."""
+    for name in names:
+        if isinstance(row[name], float) and not row[name].is_integer():
+            raise UserError(
+                f"train_dataset: {name} is {row[name]}, but whole numbers in the first rows: give the stream features"
+                " (IterableDataset.from_generator(..., features=...))"
+            )
+    return row
 
 
 def first_rows(stream: IterableDataset, number: int) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from revela_hub.evaluation import probe
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_groups
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
-from revela_hub.trainers.common.inputs import as_dataset, endless
+from revela_hub.trainers.common.inputs import as_dataset, endless, training_rows
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
@@ -334,3 +334,14 @@ def test_the_command_line_trains_from_the_sources(
     assert "text that is read during training" in said and "probe: " in said
     assert (tmp_path / "out" / "probe" / "held_out.jsonl").is_file()
     assert not written(cache)
+
+
+def test_labels_of_a_stream_are_not_cut_to_whole_numbers(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield from ({"text": "a river", "label": 1} for _ in range(150))
+        yield {"text": "the sea", "label": 0.75}
+
+    args = RevelaTrainingArguments(str(tmp_path), max_steps=3, use_cpu=True, report_to="none")
+    stream = training_rows(datasets.IterableDataset.from_generator(rows), args)
+    with pytest.raises(UserError, match=r"label is 0.75, but whole numbers in the first rows"):
+        list(stream)

@@ -56,7 +56,9 @@ class Arguments(ReadingOptions):
         None,
         "Language model (a decoder) that writes queries for distillation and trains with Revela: Hub id or folder.",
     )
-    labels: str | None = option(None, "Labelled pairs: JSON lines with anchor and positive, or a BEIR folder.")
+    labels: str | None = option(
+        None, "Labelled pairs: JSON lines with anchor and positive, or a BEIR folder with qrels/train.tsv."
+    )
     example_queries: str | None = option(
         None, "Some real queries, which need no labels: the queries made from the text are shortened to resemble them."
     )
