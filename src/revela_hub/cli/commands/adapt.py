@@ -264,19 +264,20 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length:
         "command": "revela-hub adapt",
         "settings": _portable(arguments),
     }
+    asked = "labelled queries" if verdict.test.name == "labels" else "queries of the text"
     metadata = ModelCardMetadata(
         description=(
             "The base retriever, unchanged: no training on the text was significantly better."
             if verdict.chosen.name in UNTRAINED
-            else "A retriever adapted to a text without labels by `revela-hub adapt`."
+            else f"A retriever adapted to a text {'and labelled pairs' if arguments.labels else 'without labels'} by `revela-hub adapt`."
         ),
         base_model=None if Path(arguments.retriever).exists() else arguments.retriever,
-        training_data="Queries and passages made from raw text.",
+        training_data=f"Queries and passages made from raw text{', and labelled pairs' if arguments.labels else ''}.",
         training_run=verdict.cost(),
         command="revela-hub adapt",
         config=json.dumps(_portable(arguments), indent=2),
         results=[
-            Result("held-out queries of the text (test half)", {"ndcg_at_10": mean}, model=name)
+            Result(f"held-out {asked} (test half)", {"ndcg_at_10": mean}, model=name)
             for name, mean in verdict.for_card().items()
         ],
         verdict=verdict.sentence(),
