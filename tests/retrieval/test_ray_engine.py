@@ -27,11 +27,11 @@ TEXTS = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:8] for c in WORDS[:4]]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Two workers, which know the code of the tests. Ray only counts GPUs: as with real ones, each actor needs one."""
+    """Two workers, which know the code of the tests."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     for module in (word_encoder, sys.modules[__name__]):
         ray.cloudpickle.register_pickle_by_value(module)
-    ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -80,6 +80,21 @@ def test_an_error_of_a_worker_is_one_line(cluster: None, tmp_path: Path) -> None
     texts = write_texts(TEXTS, tmp_path)
     with pytest.raises(UserError, match=r"^this model cannot be loaded$"):
         encode(texts, tmp_path, RayEngine(failing_encoder))
+
+
+def test_actors_with_gpus_have_a_batch_size(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray rejects actors with GPUs without one."""
+    map_batches = ray.data.Dataset.map_batches
+
+    def build(self: Any, *given: Any, **options: Any) -> Any:
+        assert options["num_gpus"] == 1
+        map_batches(self, *given, **options)  # raises its errors now, and runs nothing
+        raise UserError("built")
+
+    monkeypatch.setattr(ray.data.Dataset, "map_batches", build)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": 1.0})
+    with pytest.raises(UserError, match="^built$"):
+        encode(write_texts(TEXTS, tmp_path), tmp_path, RayEngine(word_encoder.Encoder))
 
 
 def test_texts_travel_as_their_place(tmp_path: Path) -> None:
