@@ -32,7 +32,7 @@ from revela_hub.adaptation.systems import (
 from revela_hub.adaptation.verdict import Verdict
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.errors import DISK_FULL, UserError
+from revela_hub.errors import DISK_FULL, UserError, causes, os_error
 from revela_hub.evaluation.hybrid_weight import fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe
 from revela_hub.evaluation.probe_folder import write_probe
@@ -205,7 +205,7 @@ class Adaptation:
                     try:
                         self._try(name, seconds)
                     except UserError as error:  # such as a retriever that a method does not support
-                        if isinstance(error.__cause__, OSError) and error.__cause__.errno in DISK_FULL:
+                        if any(os_error(cause) in DISK_FULL for cause in causes(error)):
                             raise
                         self.say(f"{_title(name)}: skipped, because {error}")
 
