@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import tempfile
 from typing import Any
 
 from tokenizers import processors
@@ -16,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTo
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoder import text_positions
+from revela_hub.scratch import scratch_folder
 
 
 def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -58,7 +58,7 @@ def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         after = processors.Sequence([])
         after.__setstate__(json.dumps(_ending_with(before, tokenizer.eos_token, tokenizer.eos_token_id)).encode())
         backend.post_processor = after
-        with tempfile.TemporaryDirectory() as folder:
+        with scratch_folder("tokenizer") as folder:
             tokenizer.save_pretrained(folder)
             kept = ends_texts(type(tokenizer).from_pretrained(folder))
         if not kept:  # the classes of GPT-NeoX, Code Llama and XGLM make their own post-processor when they are loaded

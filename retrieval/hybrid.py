@@ -14,7 +14,7 @@ Letters in names: Q queries, K hits, P pairs or parts, U texts among the hits of
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.top_k import Hits
 
 Fusion = Literal["sum", "minmax", "rrf"]
+PartT = TypeVar("PartT")
 
 RRF_CONSTANT = 60
 BM25_WEIGHT = 0.3
@@ -47,7 +48,8 @@ def fuse(
     Raises:
         UserError: An unknown fusion, or not one weight per part.
     """
-    return _best(*_union(parts), k, fusion, part_weights(weights, len(parts), fusion))
+    parts, weights = _used(parts, part_weights(weights, len(parts), fusion))
+    return _best(*_union(parts), k, fusion, weights)
 
 
 @dataclass
@@ -84,9 +86,7 @@ class Hybrid:
         self.weights = part_weights(weights, len(parts), fusion)
         self.depth = depth
         self.key = key_of("hybrid", [part.key for part in parts], fusion, self.weights, depth)
-        # A part with weight 0 would add hits with score 0.
-        used = [(part, weight) for part, weight in zip(self.parts, self.weights, strict=True) if weight]
-        self.parts, self.weights = [part for part, _ in used], [weight for _, weight in used]
+        self.parts, self.weights = _used(self.parts, self.weights)
 
     def encode(self, queries: Sequence[str]) -> HybridQueries:
         """See `Ranker`."""
@@ -154,6 +154,12 @@ def part_weights(weights: Sequence[float] | None, parts: int, fusion: str) -> li
             f" {' '.join(map(str, weights))}"
         )
     return [float(weight) for weight in weights]
+
+
+def _used(parts: Sequence[PartT], weights: Sequence[float]) -> tuple[list[PartT], list[float]]:
+    """Return the parts with a weight above 0, and their weights: other parts would add hits with score 0."""
+    used = [(part, weight) for part, weight in zip(parts, weights, strict=True) if weight]
+    return [part for part, _ in used], [weight for _, weight in used]
 
 
 def _union(parts: Sequence[Hits]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

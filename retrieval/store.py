@@ -327,7 +327,7 @@ def build_store(
     open_index(vectors, settings.index, folder=folder, option="--output_dir", fields=fields)
     write_text(folder / METADATA, metadata.to_json(), "--output_dir")
     if earlier is not None and earlier.texts != metadata.texts:
-        keys = [vectors.key[:16], *([fields.bm25.key[:16]] if fields and fields.bm25 else [])]
+        keys = [each.key[:16] for each in (vectors, fields and fields.bm25) if each]
         _delete_replaced(folder, earlier, written, keys)
     return PassageStore(folder, settings.identity, model)
 

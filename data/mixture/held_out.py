@@ -8,6 +8,7 @@ hard negatives of their rows, then passages of the remaining rows.
 import hashlib
 import heapq
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from revela_hub.data.sources.beir import RetrievalTask
@@ -32,7 +33,7 @@ def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500, among: "D
     """Hold out questions of a mixture.
 
     Args:
-        rows: The rows of `revela_hub.data.Mixture.dataset`.
+        rows: The rows of `revela_hub.data.Mixture.dataset`, or pairs.
         queries: Maximum number of questions, further limited to one in ten questions of the retrieval rows.
         passages: Maximum size of the corpus, unless the questions have more passages.
         among: The rows to choose the questions from, such as `Mixture.retrieval`. None: `rows`.
@@ -55,7 +56,7 @@ def without_queries(rows: "Dataset", queries: Iterable[str]) -> "Dataset":
 
 
 def _without(rows: "Dataset", keys: set[int]) -> "Dataset":
-    out = set(_rows_with(rows, keys))
+    out = set(_rows_with(rows, keys)) if keys else set()
     return rows.select([index for index in range(len(rows)) if index not in out]) if out else rows
 
 
@@ -65,11 +66,16 @@ def _rows_with(rows: "Dataset", keys: set[int]) -> list[int]:
 
 def _retrieval_keys(rows: "Dataset") -> Iterator[tuple[int, int]]:
     """Yield the position of each retrieval row, and a hash of its question."""
-    index = 0
-    for batch in rows.select_columns(["anchor", "kind"]).iter(batch_size=4096):
-        for anchor, kind in zip(batch["anchor"], batch["kind"], strict=True):
+    return ((index, text_key(anchor)) for index, anchor in _of_retrieval(rows, "anchor"))
+
+
+def _of_retrieval(rows: "Dataset", column: str) -> Iterator[tuple[int, str]]:
+    """Yield the position and a text of each retrieval row: every row, unless a column `kind` says something else."""
+    columns, index = [column, "kind"] if "kind" in rows.column_names else [column], 0
+    for batch in rows.select_columns(columns).iter(batch_size=1024):
+        for text, kind in zip(batch[column], batch.get("kind") or repeat("retrieval")):  # noqa: B905 (repeat is endless)
             if kind == "retrieval":
-                yield index, text_key(anchor)
+                yield index, text
             index += 1
 
 
@@ -103,5 +109,4 @@ def _others(held: "Dataset", left: "Dataset") -> Iterator[str]:
     negatives = [name for name in held.column_names if name.startswith("negative_")]
     for row in held:
         yield from (row[name] for name in negatives)
-    for batch in left.select_columns(["positive", "kind"]).iter(batch_size=256):
-        yield from (text for text, kind in zip(batch["positive"], batch["kind"], strict=True) if kind == "retrieval")
+    yield from (text for _, text in _of_retrieval(left, "positive"))

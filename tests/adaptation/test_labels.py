@@ -5,8 +5,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from revela_hub.adaptation.labels import hold_out_labels, lines_with, write_others
-from revela_hub.data import read_documents
+from revela_hub.adaptation.labels import hold_out_labels
 
 
 def rows(queries: int, per_passage: int = 1) -> Dataset:
@@ -90,19 +89,3 @@ def test_few_labels_are_all_trained_on(tmp_path: Path) -> None:
         "labelled queries: 199, fewer than 200",
         "labelled queries: 400, in 4 groups without a common passage, fewer than 100",
     ]
-
-
-def test_no_training_asks_the_questions_of_the_verdict(tmp_path: Path) -> None:
-    left = tmp_path / "left.jsonl"
-    assert write_others(rows(9), ["QUESTION 3", "question 40"], left) == 1
-    assert [json.loads(line)["anchor"] for line in left.read_text().splitlines()] == [
-        f"question {n}" for n in range(9) if n != 3
-    ]
-    assert write_others(rows(9), ["question 40"], tmp_path / "none") == 0 and not (tmp_path / "none").exists()
-
-    faq = [
-        {"_id": str(n), "title": f"Question {n}", "text": f"An answer.\n\n## question 1{n}\n\nMore."} for n in range(3)
-    ]
-    (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in faq))
-    found = lines_with(["question 1", "question 12"], read_documents(str(tmp_path / "faq.jsonl")))
-    assert sorted(found.values()) == [["Question 1"], ["question 12"]]

@@ -18,6 +18,8 @@ from revela_hub.adaptation import adapt, candidates
 from revela_hub.adaptation.adapt import training_length
 from revela_hub.cli.commands.adapt import seconds_of
 from revela_hub.cli.main import main
+from revela_hub.data.sources.queries import read_queries
+from revela_hub.data.sources.source import parse_sources
 from revela_hub.demo.report import read_report
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_folder import read_probe_task
@@ -26,6 +28,7 @@ from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.disk import claim_folder
 from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.common.run import LOCK, lock_output
+from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 
 VERDICT = re.compile(
     r"VERDICT: (BETTER|WORSE|NO DIFFERENCE) [+-]\d\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\] nDCG@10 \| retriever \S+ \| bm25_weight \d\.\d"
@@ -219,6 +222,36 @@ def test_labels_of_few_passages_are_not_held_out(
     labels = ["--labels", str(tmp_path / "pairs.jsonl"), "--dry_run"]
     assert main(options(code, retriever_folder, tmp_path / "out", *labels)) == 0
     assert "the verdict is on queries made from the text" in capsys.readouterr().out
+
+
+def test_no_training_asks_the_labelled_queries_of_the_verdict(
+    code: Path, retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"anchor": f"the area number {n} of part {part} of a field.", "positive": f"area {n} {part}"}
+        for n in range(60)
+        for part in range(2)
+    ] + [{"anchor": f"question {n}", "positive": f"passage {n}"} for n in range(120)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trained: dict[str, list[str]] = {}
+
+    def natural_pairs(inputs: candidates.Inputs, seconds: float) -> Path:
+        sources = parse_sources(inputs.data, held_out=str(inputs.probe))
+        trained["natural"] = build_text_pairs(sources, cache_dir=tmp_path / "cache")["anchor"][:]
+        trained["labelled"] = [
+            json.loads(line)["anchor"] for line in Path(inputs.labels or "").read_text().splitlines()
+        ]
+        trained["asked"] = list(read_queries(inputs.probe).values())
+        raise UserError("not trained in this test")
+
+    monkeypatch.setattr(adapt, "TRAIN", {"natural_pairs": natural_pairs})
+    output = tmp_path / "out"
+    assert main(options(code, retriever_folder, output, "--labels", str(tmp_path / "pairs.jsonl"))) == 0
+    asked = {*trained["asked"]}
+    assert len(asked & {row["anchor"] for row in rows[:120]}) > 10 and len(trained["natural"]) > 10
+    assert not asked & {anchor.lower() for anchor in trained["natural"]} and not asked & {*trained["labelled"]}
+    card = (output / "retriever" / "README.md").read_text()
+    assert "held-out labelled queries (test half)" in card and "raw text, and labelled pairs" in card
 
 
 def test_the_language_of_bm25_is_delivered_and_used(

@@ -262,11 +262,13 @@ def test_lone_surrogates_in_a_task(
 
 def test_a_text_that_the_output_has_not_is_escaped(tmp_path: Path) -> None:
     """A stream of bytes in ASCII, as under LC_ALL=C: the result is there all the same."""
-    (tmp_path / "docs.jsonl").write_text('{"_id": "d", "text": "rivers \\u5ddd"}\n{"_id": "e", "text": "stones"}')
+    (tmp_path / "docs.jsonl").write_text(
+        '{"_id": "d", "text": "rivers \\u00e9 \\ud83d\\ude00"}\n{"_id": "e", "text": "stones"}'
+    )
     words = [sys.executable, "-m", "revela_hub", "search", "bm25", "rivers", "--corpus", "docs.jsonl", "--json"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["hits"][0]["text"] == "rivers \u5ddd"
+    assert json.loads(done.stdout)["hits"][0]["text"] == "rivers \u00e9 \U0001f600"
 
 
 def test_an_adapted_retriever_is_searched_with_its_own_bm25(

@@ -398,6 +398,7 @@ def test_a_server_that_goes_away(server: Server) -> None:
         (400, {"error": {"message": "unknown field seed"}}, "HTTP 400 .*unknown field seed.*--extra_body"),
         (422, {"detail": [{"msg": "no such field"}]}, "HTTP 422 .*no such field"),
         (422, ["what", "is", "this"], "HTTP 422 .*--extra_body"),
+        (200, {"error": {"message": "no credits left", "code": 402}}, "it answers .*no credits left"),
     ],
 )
 def test_what_cannot_work_fails_at_once(server: Server, status: int, answer: Any, message: str) -> None:

@@ -7,9 +7,9 @@ from sentence_transformers import SentenceTransformer
 from word_encoder import WORDS, Encoder
 
 from revela_hub.data.sources.source import Document
-from revela_hub.demo.search import Collection, Retriever, hybrid
+from revela_hub.demo.search import Collection, Retriever
 from revela_hub.errors import UserError
-from revela_hub.retrieval import BM25, RankerSettings, TextList, build_ranker, fuse
+from revela_hub.retrieval import RankerSettings, build_ranker
 from revela_hub.retrieval.hybrid import Hybrid
 
 TEXTS = [" ".join(WORDS[place : place + 3]) for place in range(len(WORDS) - 2)]
@@ -88,13 +88,6 @@ def test_weights_0_and_1_are_the_parts_alone(collection: Collection) -> None:
         columns = {column.title: column for column in collection.search("river sea", weight, 3)}
         alone, both = columns[title], columns[f"hybrid, BM25 weight {weight:.1f}"]
         assert [row.text for row in both.rows] == [row.text for row in alone.rows]
-
-
-def test_hybrid_keeps_as_many_hits_as_wanted() -> None:
-    texts = TextList(["a river", "a sea", "river sea"])
-    hits = BM25(texts).search(["river sea"], 3)
-    assert hybrid(hits, hits, 0.5, 2).rows_QK.shape == (1, 2)
-    assert hybrid(hits, hits, 0.5, 2).rows_QK.tolist() == fuse([hits, hits], 2).rows_QK.tolist()
 
 
 def test_folders_of_this_machine_are_not_shown(collection: Collection) -> None:

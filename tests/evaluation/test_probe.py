@@ -15,7 +15,7 @@ import pytest
 from revela_hub.cli.commands.probe import Arguments, _questions
 from revela_hub.cli.main import main
 from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
-from revela_hub.data.sources.source import Document
+from revela_hub.data.sources.source import Document, Source
 from revela_hub.data.synthesis.backends import Reply, Request
 from revela_hub.errors import UserError
 from revela_hub.evaluation.doc_comments import commented_functions
@@ -376,6 +376,26 @@ def test_sentences_end_as_each_script_ends_them(tmp_path: Path, between: str, wo
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     probe = build_probe(str(tmp_path / "rows.jsonl"), ProbeSettings(queries=20, passages=40))
     assert probe.kinds == {"sentence": 20}
+
+
+def test_pairs_that_ask_a_query_of_the_evaluation_are_left_out(tmp_path: Path) -> None:
+    """Labelled queries have no text that is held out: `adapt` writes them to its probe, with judgements or without."""
+    rows = [
+        {"title": f"What is number {n}?", "text": "It follows another one in order. It has a name here. " * 5}
+        for n in range(20)
+    ]
+    (tmp_path / "faq.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    probe = tmp_path / "probe"
+    probe.mkdir()
+    (probe / "held_out.jsonl").write_text("")
+    (probe / "queries.jsonl").write_text('{"_id": "a", "text": "what is  number 3?"}\n{"_id": "b", "text": "Other"}\n')
+    source = Source(str(tmp_path / "faq.jsonl"), held_out=str(probe))
+    anchors = build_text_pairs(source, cache_dir=tmp_path / "cache", report=(report := ReadReport()))["anchor"][:]
+    assert anchors == [f"What is number {n}?" for n in range(20) if n != 3] and report.held_out == 1
+    lines = (json.dumps({"_id": str(n), "text": row["title"]}) + "\n" for n, row in enumerate(rows[1:]))
+    (probe / "queries.jsonl").write_text("".join(lines))
+    with pytest.raises(UserError, match="the evaluation asks all but 1 of the 20 natural pairs"):
+        build_text_pairs(source, cache_dir=tmp_path / "cache")
 
 
 THAI = "แม่น้ำเจ้าพระยาเป็นแม่น้ำสายสำคัญ ไหลผ่านกรุงเทพมหานครออกสู่ทะเล ชาวบ้านต่าง ๆ ใช้เรือเดินทางทุกวัน"

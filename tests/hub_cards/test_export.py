@@ -15,6 +15,7 @@ from transformers import (
     AutoModel,
     AutoTokenizer,
     BertModel,
+    ByT5Tokenizer,
     GPTNeoXTokenizer,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -22,7 +23,7 @@ from transformers import (
 )
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.export import export_retriever, save_backbone
+from revela_hub.hub_cards.export import export_retriever, save_backbone, save_tokenizer
 from revela_hub.hub_cards.tokenizers import ends_texts, with_eos
 
 PROMPTS = {"query": "Query: ", "document": "Passage: "}
@@ -215,6 +216,11 @@ def test_classes_that_make_their_own_post_processor(tmp_path: Path, bpe_tokenize
     found = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert found("the fox")["input_ids"] == [*tokenizer("the fox")["input_ids"], tokenizer.eos_token_id]
     assert list(found("the fox")) == list(tokenizer("the fox"))
+
+
+def test_a_slow_tokenizer_is_saved(tmp_path: Path) -> None:
+    save_tokenizer(ByT5Tokenizer(), tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("a fox")["input_ids"] == ByT5Tokenizer()("a fox")["input_ids"]
 
 
 def test_with_eos_keeps_another_end(bpe_tokenizer: PreTrainedTokenizerBase) -> None:

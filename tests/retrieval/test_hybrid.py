@@ -139,3 +139,5 @@ def test_a_part_without_weight_finds_nothing(fusion: str) -> None:
     words, dense = np.full((1, 8), -np.inf), np.arange(8.0)[None]
     hybrid = Hybrid([Table(dense), Table(words)], fusion, [0.0, 1.0])
     assert (hybrid.search(hybrid.encode(["0"]), 3).rows_QK < 0).all()
+    hits = [Hits(np.ones((1, 1), dtype=np.float32), np.array([[row]])) for row in (5, 7)]
+    assert fuse(hits, 3, fusion, [0, 1]).rows_QK.tolist() == [[7]]

@@ -61,13 +61,15 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | 
     """Split labelled rows into training rows and an evaluation task, whose questions are chosen among other rows, if given."""
     from revela_hub.data.mixture.held_out import HeldOut, hold_out, without_queries
     from revela_hub.data.sources.beir import write_beir
+    from revela_hub.data.sources.queries import read_queries
     from revela_hub.evaluation.probe_folder import read_probe_task
 
     run: Any = arguments
     if arguments.eval_corpus or arguments.probe != "auto":
         is_folder = not arguments.eval_corpus and arguments.probe != "none"
         given = read_probe_task(arguments.probe) if is_folder else _given_task(arguments)
-        left = without_queries(rows, given.queries.values()) if given else rows
+        asked = read_queries(arguments.probe) if is_folder else given.queries if given else {}
+        left = without_queries(rows, asked.values())
         name = "--eval_corpus" if arguments.eval_corpus else "--probe"
         if len(left) < min(2, len(rows)):
             raise UserError(

@@ -108,11 +108,10 @@ def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | Non
     if pairs:
         columns = {"anchor_column": arguments.anchor_column, "positive_column": arguments.positive_column}
         rows, said = run.read("reading the pairs", lambda: read_labelled_pairs(pairs, **columns, split=arguments.split))
-        kind = rows.add_column("kind", ["retrieval"] * len(rows))
-        left, task = hold_out_rows(arguments, kind)
+        left, task = hold_out_rows(arguments, rows)
         if len(left) < len(rows):
             said = f"{said}, of which {len(left):,} are trained on"
-        return left.remove_columns("kind"), task, said
+        return left, task, said
     report = ReadReport()
     kept: dict[str, Any] = {"seed": arguments.seed, "cache_dir": arguments.cache_dir}
     task = _hold_out(arguments, run, kept)

@@ -1,7 +1,7 @@
 """Natural pairs of a text: a docstring and its function, a title and its section, a sentence and the rest of its passage.
 
 They are made as the queries of a probe are (`revela_hub.evaluation.probe_queries`), from all documents. The queries of the probe that
-measures the run are held out of the sources, so they are not among the pairs.
+measures the run are held out of the sources, and pairs that ask one of them are left out, such as titles that are labelled queries.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,9 +11,12 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from revela_hub.data.mixture.held_out import without_queries
 from revela_hub.data.row_cache import document_rows
+from revela_hub.data.sources.beir import is_beir
+from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import Document, SourceLike
+from revela_hub.data.sources.source import Document, SourceLike, parse_sources
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import KINDS
 from revela_hub.evaluation.probe_queries import Passage, passages_of_each
@@ -46,7 +49,15 @@ def build_text_pairs(
     text = datasets.Value("string")
     features = {"anchor": text, "positive": text}
     made_with = {"format": _FORMAT, "sentencex": version("sentencex"), "seed": seed}
-    return document_rows("text-pairs", sources, features, made_with, partial(_rows, seed), cache_dir, report)
+    sources = parse_sources(sources)
+    rows = document_rows("text-pairs", sources, features, made_with, partial(_rows, seed), cache_dir, report)
+    probes = sorted({source.held_out for source in sources if source.held_out and is_beir(source.held_out)})
+    left = without_queries(rows, (query for probe in probes for query in read_queries(probe).values()))
+    if len(left) < 2:
+        raise TooFewPairs(f"the evaluation asks all but {len(left)} of the {len(rows)} natural pairs of the text")
+    if report is not None:
+        report.held_out += len(rows) - len(left)
+    return left
 
 
 class TooFewPairs(UserError):

@@ -157,10 +157,10 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if isinstance(retriever[0], Router):
             args.router_mapping = routes
         made = self._contrastive(retriever, args) if loss is None else _given_loss(loss, retriever, args)
-        given, args.prompts = args.prompts, prompts if args.prompts is None else args.prompts
+        args.prompts = prompts
         super().__init__(model=retriever, args=args, loss=made, **kwargs)
-        if given is None:  # the collator has all; in the run's settings, evaluation data change nothing
-            args.prompts = {name: prompts[name] for name in in_order(kwargs["train_dataset"].column_names)}
+        # The collator has all; in the run's settings, evaluation data change nothing.
+        args.prompts = {name: prompts[name] for name in in_order(kwargs["train_dataset"].column_names)}
 
     def _contrastive(self, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
         cosine = similarity_of(retriever, "the retriever") == "cosine"

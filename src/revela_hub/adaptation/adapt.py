@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import UNTRAINED, candidates, combined
 from revela_hub.adaptation.inspection import Inspection
-from revela_hub.adaptation.labels import hold_out_labels, lines_with, write_others
+from revela_hub.adaptation.labels import hold_out_labels
 from revela_hub.adaptation.systems import (
     System,
     best_of,
@@ -30,7 +30,6 @@ from revela_hub.adaptation.systems import (
     split_by_document,
 )
 from revela_hub.adaptation.verdict import Verdict
-from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.errors import DISK_FULL, UserError, causes, os_error
 from revela_hub.evaluation.hybrid_weight import fit_weight
@@ -130,21 +129,18 @@ class Adaptation:
             left = self.work / LABELS
             kept = left if write else Path(os.devnull)
             if task := hold_out_labels(rows, probe.task.corpus, most, passages, kept, say=self.say):
-                held_out = lines_with(task.queries.values(), read_documents(sources, report=ReadReport()))
-                both = {
-                    name: probe.held_out.get(name, []) + held_out.get(name, []) for name in probe.held_out | held_out
-                }
-                probe = replace(probe, task=task, held_out=both)
-                self.inputs = replace(self.inputs, labels=str(left))
-            elif write_others(rows, probe.task.queries.values(), kept):
+                probe = replace(probe, task=task)
                 self.inputs = replace(self.inputs, labels=str(left))
         self.dev, self.test = split_by_document(probe)
         self.task = probe.task
         if write:
             self._check_same_text()
             if not self.inputs.probe.exists():
+                # With all queries, although only some have judgements: runs train on no pair that asks one of them.
+                measured = measured_in_training(self.dev)
+                measured = replace(measured, queries=measured.queries | probe.task.queries)
                 with whole_path(self.inputs.probe, "--output_dir") as part, writing(self.work, "--output_dir"):
-                    write_probe(replace(probe, task=measured_in_training(self.dev)), part)
+                    write_probe(replace(probe, task=measured), part)
         return probe
 
     def _check_same_text(self) -> None:

@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from revela_hub.data.mixture.held_out import text_key
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.data.sources.source import Document
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -62,7 +61,8 @@ def hold_out_labels(
             held += of_group[group]
     asked = set(held)
     kept = [row for row in rows if spelling[text_key(row["anchor"])] not in asked]
-    _write(kept, left)
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
     asked_for = dict.fromkeys(text for query in held for text in positives[query])
     relevant = {text_key(text) for text in asked_for}
     searched = {*(row["positive"] for row in kept), *corpus.values()}
@@ -71,31 +71,6 @@ def hold_out_labels(
     queries = {f"labelled-{place}": query for place, query in enumerate(held)}
     qrels = {name: {names[text]: 1 for text in positives[query]} for name, query in queries.items()}
     return RetrievalTask({name: text for text, name in names.items()}, queries, qrels, "labels")
-
-
-def write_others(rows: "Dataset", queries: Iterable[str], left: Path) -> int:
-    """Write the pairs whose query is none of these, if one is; return the number of the others, which are not trained on."""
-    asked = {text_key(query) for query in queries}
-    kept = [row for row in rows if text_key(row["anchor"]) not in asked]
-    if len(kept) < len(rows):
-        _write(kept, left)
-    return len(rows) - len(kept)
-
-
-def lines_with(queries: Iterable[str], documents: Iterable[Document]) -> dict[str, list[str]]:
-    """Return the titles, headings and other lines that are one of the queries, by document, so that no training asks them."""
-    asked = {text_key(query) for query in queries}
-    found: dict[str, list[str]] = {}
-    for document in documents:
-        lines = (line.strip("#*_ \t\r") for line in document.text.split("\n"))
-        if same := list(dict.fromkeys(line for line in lines if line and text_key(line) in asked)):
-            found[document.id] = same
-    return found
-
-
-def _write(rows: Iterable[dict[str, Any]], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def _groups(positives: dict[str, list[str]]) -> dict[str, str]:

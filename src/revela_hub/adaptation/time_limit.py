@@ -45,9 +45,8 @@ class TimeLimit(TrainerCallback):
             self.done = part
             control.should_evaluate = control.should_save = True
             control.should_training_stop = part >= PARTS
-        if (
-            control.should_save
-        ):  # the checkpoint is written after this, so an interrupted run may resume from an earlier one
+        if control.should_save:
+            # The checkpoint is written after this, so an interrupted run may resume from an earlier one.
             self._write(state.global_step)
 
     def _write(self, step: int) -> None:

@@ -134,7 +134,8 @@ class Collection:
         sizes = {"": self.bm25.bytes}
         columns.append(self._column("BM25", query, bm25, top_k, bm25_seconds, sizes, base, nothing))
         began = time.perf_counter()
-        both = self._late_interaction(query, hybrid(dense, bm25, weight, max(top_k, OWN_DEPTH)))
+        fused = fuse([dense, bm25], max(top_k, OWN_DEPTH), "minmax", [1 - weight, weight])
+        both = self._late_interaction(query, fused)
         seconds += bm25_seconds + time.perf_counter() - began
         title = f"hybrid, BM25 weight {weight:.1f}" + (", late interaction" if self.reranker else "")
         columns.append(self._column(title, query, both, top_k, seconds, {}, base, nothing))
@@ -179,14 +180,6 @@ class Collection:
             for rank, (number, hit) in enumerate(zip(numbers, found, strict=True), start=1)
         )
         return Column(title, rows, 1000 * seconds, sizes, "" if rows else nothing)
-
-
-def hybrid(dense: Hits, bm25: Hits, weight: float, top_k: int) -> Hits:
-    """Return (1 - weight) * dense + weight * bm25, min-max normalised; with weight 0 or 1 the hits of one alone."""
-    if weight in (0, 1):
-        one = bm25 if weight else dense
-        return Hits(one.scores_QK[:, :top_k], one.rows_QK[:, :top_k])
-    return fuse([dense, bm25], top_k, "minmax", [1 - weight, weight])
 
 
 def ranks_of(hits: Hits) -> list[int]:

@@ -10,7 +10,7 @@ from datasets import Dataset
 from fork_server import launch
 from parsed_arguments import parse_arguments
 
-from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.sources.beir import RetrievalTask, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines import CONTRIEVER
@@ -167,7 +167,7 @@ def test_rows_whose_queries_are_evaluated_are_left_out_with_a_line(monkeypatch: 
         asked = {f"q{n}": f"question {n}" for n in range(queries)}
         return RetrievalTask({"p": "passage"}, asked, {name: {"p": 1} for name in asked}, "labels")
 
-    rows = Dataset.from_list([{"anchor": f"question {n}", "positive": "a", "kind": "retrieval"} for n in range(4)])
+    rows = Dataset.from_list([{"anchor": f"question {n}", "positive": "a"} for n in range(4)])
     said: list[str] = []
     given: Any = SimpleNamespace(eval_corpus="beir", probe="auto", say=said.append)
     monkeypatch.setattr("revela_hub.trainers.common.run_probe._given_task", lambda _: task(2))
@@ -176,3 +176,14 @@ def test_rows_whose_queries_are_evaluated_are_left_out_with_a_line(monkeypatch: 
     monkeypatch.setattr("revela_hub.trainers.common.run_probe._given_task", lambda _: task(3))
     with pytest.raises(UserError, match="--eval_corpus asks 3 of the 4 training queries: too few are left"):
         hold_out_rows(given, rows)
+
+
+def test_labelled_pairs_that_ask_any_query_of_a_probe_are_left_out(tmp_path: Path) -> None:
+    """Also a query without judgements: `adapt` measures its runs on some of its queries."""
+    task = RetrievalTask({"p": "passage"}, {"q0": "question 0", "q1": "question 1"}, {"q0": {"p": 1}}, "probe")
+    write_beir(task, tmp_path)
+    rows = Dataset.from_list([{"anchor": f"question {n}", "positive": "a"} for n in range(4)])
+    given: Any = SimpleNamespace(eval_corpus=None, probe=str(tmp_path), say=lambda line: None)
+    left, found = hold_out_rows(given, rows)
+    assert left["anchor"][:] == ["question 2", "question 3"]
+    assert found is not None and found.queries == {"q0": "question 0"}

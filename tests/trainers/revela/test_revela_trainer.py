@@ -504,6 +504,16 @@ def test_retrievers_with_other_similarities_are_rejected(llama_folder: Path, ret
         load_backbones(model, str(llama_folder))
 
 
+def test_the_retriever_of_a_run_is_found_in_its_folder(
+    tmp_path: Path, llama_folder: Path, retriever_folder: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    retriever_folder.rename(tmp_path / "run" / "retriever")
+    found, expected = (load_backbones(str(tmp_path / name), str(llama_folder)) for name in ("run", "run/retriever"))
+    assert found.model.config.to_dict() == expected.model.config.to_dict()
+    assert found.model.config.pooling == "mean"
+
+
 def test_backbones_that_do_not_fit_are_rejected(
     tmp_path: Path, llama_folder: Path, bert_folder: Path, tiny_sparse_folder: Path, tiny_llama: LlamaForCausalLM
 ) -> None:
