@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 MIN_LABELLED = 200
-"""Labelled queries from which a half is held out. With fewer, all are trained on: a quarter of them could not prove anything."""
+"""Labelled queries from which a half is held out. With fewer, they are trained on: a quarter of them could not prove anything."""
 MIN_GROUPS = MIN_LABELLED // 2
 """Groups of queries from which a half is held out; queries that share a passage are in the same group, which is not split."""
 
@@ -53,7 +53,7 @@ def hold_out_labels(
             number = (
                 f"{len(positives):,}, in {len(of_group):,} groups without a common passage, fewer than {MIN_GROUPS}"
             )
-        say(f"labelled queries: {number}; all are trained on, and the verdict is on queries made from the text")
+        say(f"labelled queries: {number}; they are trained on, and the verdict is on queries made from the text")
         return None
     held: list[str] = []
     for group in sorted(of_group, key=_digest):
