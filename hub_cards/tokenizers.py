@@ -60,7 +60,8 @@ def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         backend.post_processor = after
         with scratch_folder("tokenizer") as folder:
             tokenizer.save_pretrained(folder)
-            kept = ends_texts(type(tokenizer).from_pretrained(folder))
+            SameTokenizer = type(tokenizer)  # noqa: N806 (a class)
+            kept = ends_texts(SameTokenizer.from_pretrained(folder))
         if not kept:  # the classes of GPT-NeoX, Code Llama and XGLM make their own post-processor when they are loaded
             names = tokenizer.model_input_names
             tokenizer = plain(tokenizer, chat_template=tokenizer.chat_template, model_input_names=names)
