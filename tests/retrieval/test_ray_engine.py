@@ -19,6 +19,7 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval.ranking import RankerSettings, document_vectors
 from revela_hub.retrieval.ray_engine import RayEngine
 from revela_hub.retrieval.texts import Rows, Texts, write_texts
+from revela_hub.retrieval.vectors import VectorStore
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
 WORDS = word_encoder.WORDS
@@ -97,12 +98,17 @@ def test_actors_with_gpus_have_a_batch_size(cluster: None, tmp_path: Path, monke
         encode(write_texts(TEXTS, tmp_path), tmp_path, RayEngine(word_encoder.Encoder))
 
 
-def test_texts_travel_as_their_place(tmp_path: Path) -> None:
-    texts = write_texts(TEXTS, tmp_path)
+def test_texts_and_vectors_travel_as_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts, store = write_texts(TEXTS, Path()), VectorStore(Path("vectors"), "words")
     packed = ray.cloudpickle.dumps(Rows(texts, 5, 9))
     assert len(packed) < 1000
-    assert ray.cloudpickle.loads(packed).read([0, 3]) == texts.read([5, 8])
-    assert isinstance(ray.cloudpickle.loads(ray.cloudpickle.dumps(texts)), Texts)
+    both = ray.cloudpickle.dumps((texts, store))
+    expected = texts.read([5, 8]), store.folder.resolve()
+    monkeypatch.chdir("/")  # workers have their own working directory
+    assert ray.cloudpickle.loads(packed).read([0, 3]) == expected[0]
+    found, vectors = ray.cloudpickle.loads(both)
+    assert isinstance(found, Texts) and vectors.folder == expected[1]
 
 
 def test_encode_and_mine_on_a_cluster(
