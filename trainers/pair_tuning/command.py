@@ -20,13 +20,15 @@ Examples:
 """
 
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.documents import HELD_OUT, read_held_out
+from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.options import option
@@ -38,7 +40,7 @@ from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import Run, open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
-from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
+from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs, without_held_out
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
@@ -109,6 +111,7 @@ def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | Non
         columns = {"anchor_column": arguments.anchor_column, "positive_column": arguments.positive_column}
         rows, said = run.read("reading the pairs", lambda: read_labelled_pairs(pairs, **columns, split=arguments.split))
         left, task = hold_out_rows(arguments, rows)
+        left = _without_held_out(left, arguments)
         if len(left) < len(rows):
             said = f"{said}, of which {len(left):,} are trained on"
         return left, task, said
@@ -118,6 +121,19 @@ def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | Non
     kept["report"] = report
     rows, said = run.read("reading the text", lambda: (build_text_pairs(arguments.sources(), **kept), report))
     return rows, task, said
+
+
+def _without_held_out(rows: Dataset, arguments: Arguments) -> Dataset:
+    """Return the rows without the text that an existing probe holds out, as it is removed from raw text."""
+    probe = Path(arguments.probe)
+    if arguments.eval_corpus or arguments.probe in ("auto", "none") or not (probe / HELD_OUT).is_file():
+        return rows
+    left, removed = without_held_out(rows, chain.from_iterable(read_held_out(probe).values()))
+    if len(left) < 2:
+        raise UserError(f"--probe holds out the passages of all but {len(left)} training rows: too few to train on")
+    if removed:
+        arguments.say(f"{counted(removed, 'text')} of the probe held out of the training rows")
+    return left
 
 
 def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> "RetrievalTask | None":

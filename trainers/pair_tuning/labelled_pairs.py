@@ -1,21 +1,23 @@
 """Labelled query-passage pairs, read into the columns that sentence-transformers' losses expect."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from revela_hub.data.mixture.pairs import KnownPairs
+from revela_hub.data.mixture.pairs import KnownPairs, one_line
 from revela_hub.data.sources.beir import is_beir, read_beir_pairs
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
 from revela_hub.data.sources.source import SourceLike, parse_source
+from revela_hub.data.text.ngram_overlap import MIN_CONTAINED_WORDS, words
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 NEGATIVE = re.compile(r"negative(_\d+|s)?")
+SYNTHETIC = "synthetic/"  # as in `data.synthesis.store`, which needs an extra
 
 
 @dataclass
@@ -26,6 +28,8 @@ class PairReport:
     negatives: int = 0
     empty: int = 0
     repeated: int = 0
+    labels: int = 0
+    """Examples of `revela-hub synthesize` with a label as the positive."""
     wrong: int = 0
     """Pairs with a hard negative that is a positive of the same query."""
 
@@ -33,7 +37,12 @@ class PairReport:
         """For example `2,000 pairs with 3 hard negatives each; skipped: 12 empty, 3 repeated`."""
         text = counted(self.pairs, "pair")
         text += f" with {counted(self.negatives, 'hard negative')} each" if self.negatives else ""
-        names = {"empty": "empty", "repeated": "repeated", "wrong": "with a positive as a hard negative"}
+        names = {
+            "empty": "empty",
+            "repeated": "repeated",
+            "labels": "with a label as the passage (kind: other)",
+            "wrong": "with a positive as a hard negative",
+        }
         skipped = [f"{count:,} {words}" for name, words in names.items() if (count := getattr(self, name))]
         return text + (f"; skipped: {', '.join(skipped)}" if skipped else "")
 
@@ -45,7 +54,8 @@ def read_labelled_pairs(
 
     A positive may be a list of texts: each makes a pair. Columns named `negative`, `negative_1`, `negative_2`, ... hold hard
     negatives, as `revela-hub mine` writes them. Pairs with a hard negative that is a positive of the same query, except for
-    white space, are skipped.
+    white space, are skipped, and so are the examples of kind "other" that `revela-hub synthesize` writes: their positives are
+    labels, and the label of another text may be right, too.
 
     `split` selects the qrels of a BEIR folder. Return the rows (`anchor`, `positive`, `negative_1`, ...) and the report.
 
@@ -57,11 +67,11 @@ def read_labelled_pairs(
     if anchor_column == positive_column:
         raise UserError(f"--anchor_column and --positive_column are both {anchor_column!r}: name two different columns")
     parsed = parse_source(source)
+    report = PairReport()
     if not parsed.is_dataset and is_beir(parsed.path):
         found: Iterator[tuple[str, ...]] = iter(read_beir_pairs(parsed.path, split))
     else:
-        found = _row_pairs(read_rows(parsed), anchor_column, positive_column)
-    report = PairReport()
+        found = _row_pairs(_without_labels(read_rows(parsed), report), anchor_column, positive_column)
     rows: dict[tuple[str, ...], None] = {}
     for texts in found:
         if not all(text.strip() for text in texts[:2]):
@@ -83,6 +93,36 @@ def read_labelled_pairs(
             raise UserError(f"{parsed.path}: all {column} are equal; training needs different ones, or hard negatives")
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
     return Dataset.from_dict(dict(zip(names, map(list, zip(*right, strict=True)), strict=True))), report
+
+
+def without_held_out(rows: "Dataset", texts: Iterable[str]) -> tuple["Dataset", int]:
+    """Remove texts from the passages, whatever the white space; return the rows, and the number of removals.
+
+    Texts of fewer than five words stay, because they are in unrelated passages, too. Rows with an empty passage are dropped.
+    """
+    from datasets import Dataset
+
+    held = {one_line(text) for text in texts if len(words(text)) >= MIN_CONTAINED_WORDS}
+    patterns = {text: re.compile(r"\s+".join(map(re.escape, text.split()))) for text in held}
+    left: list[dict[str, str]] = []
+    removed = 0
+    for row in rows:
+        for name in [name for name in row if name != "anchor"]:
+            line = one_line(row[name])
+            for text in [text for text in held if text in line]:
+                row[name], number = patterns[text].subn(" ", row[name])
+                removed += number
+        if all(text.strip() for text in row.values()):
+            left.append(row)
+    return (Dataset.from_list(left), removed) if removed else (rows, 0)
+
+
+def _without_labels(rows: Iterator[Row], report: PairReport) -> Iterator[Row]:
+    for row in rows:
+        if row.columns.get("kind") == "other" and str(row.columns.get("task")).startswith(SYNTHETIC):
+            report.labels += 1
+        else:
+            yield row
 
 
 def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) -> Iterator[tuple[str, ...]]:

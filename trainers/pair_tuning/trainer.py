@@ -8,6 +8,7 @@ equation 2): less memory, a second forward pass, the same result. With `matryosh
 (`MatryoshkaLoss`).
 """
 
+from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
         kwargs["train_dataset"] = train_dataset
         prepare_datasets(kwargs, prepared)
-        _allow_stream(kwargs["train_dataset"], args)
+        _check_batches(kwargs["train_dataset"], args)
         if args.query_only:
             retriever = with_query_route(retriever)
             self.documents = identity_of_documents(str(model)) if isinstance(model, (str, Path)) else None
@@ -187,6 +188,11 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         """The sentence-transformers model that is trained."""
         return self.accelerator.unwrap_model(self.model)
 
+    def get_batch_sampler(self, *given: Any, **options: Any) -> Any:
+        """Return the sampler of the base class, which shuffles with `data_seed`, if it is given, instead of `seed`."""
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return super().get_batch_sampler(*given, **options | {"seed": seed})
+
     def compute_loss(self, model: Any, *inputs: Any, **options: Any) -> Any:
         """Return the loss; a frozen document encoder has no dropout."""
         if self.args.query_only:
@@ -213,10 +219,57 @@ def _given_loss(loss: Any, retriever: SentenceTransformer, args: PairsTrainingAr
     return made
 
 
-def _allow_stream(rows: Dataset | IterableDataset, args: PairsTrainingArguments) -> None:
-    if isinstance(rows, IterableDataset) and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
-        args.say("train_dataset is a stream: a batch may contain equal texts, which are then negatives of each other")
-        args.batch_sampler = BatchSamplers.BATCH_SAMPLER
+def _check_batches(rows: Dataset | IterableDataset, args: PairsTrainingArguments) -> None:
+    """Allow equal texts in the batches of a stream, and check that other rows can be put into batches as `args` says."""
+    if isinstance(rows, IterableDataset):
+        if args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
+            args.say(
+                "train_dataset is a stream: a batch may contain equal texts, which are then negatives of each other"
+            )
+            args.batch_sampler = BatchSamplers.BATCH_SAMPLER
+        return
+    if args.train_sampling_strategy == "sequential":
+        raise UserError(
+            "--train_sampling_strategy sequential has no effect on pairs, whose batch sampler shuffles: remove the option"
+        )
+    if args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
+        _check_repeated_texts(rows, args)
+
+
+def _check_repeated_texts(rows: Dataset, args: PairsTrainingArguments) -> None:
+    """Log how many rows an epoch can use at most if it has fewer batches than the most frequent text has rows.
+
+    The sampler puts each text into a batch only once. Batches are then smaller, or with `dataloader_drop_last` missing, but an
+    epoch still ends after as many batches as if all were full.
+
+    Raises:
+        UserError: no batch can be full, and incomplete ones are dropped.
+    """
+    size, drop_last = args.train_batch_size, args.dataloader_drop_last
+    counts = [_rows_by_text(rows, name) for name in rows.column_names]
+    if drop_last and (fewest := min(map(len, counts))) < size:
+        raise UserError(
+            f"no batch of {size} rows without equal texts: a column has only {fewest} different ones, and incomplete batches"
+            " are dropped; lower --per_device_train_batch_size, or allow equal texts with --batch_sampler batch_sampler"
+        )
+    batches = len(rows) // size if drop_last else -(-len(rows) // size)
+    used = min(sum(min(number, batches) for number in texts.values()) for texts in counts)
+    most = max(max(texts.values()) for texts in counts)
+    if most > batches:
+        fitting = len(rows) // most
+        smaller = (
+            f"set --per_device_train_batch_size {fitting} or lower to have room for all, or " if fitting > 1 else ""
+        )
+        args.say(
+            f"an epoch uses at most {used:,} of the {len(rows):,} rows: one text is in {most:,} of them, but only once in each of"
+            f" the {batches:,} batches; {smaller}allow equal texts with --batch_sampler batch_sampler"
+        )
+
+
+def _rows_by_text(rows: Dataset, column: str) -> Counter[int]:
+    """Return the number of rows with each text of a column, by its hash."""
+    batches = rows.select_columns(column).iter(batch_size=1024)
+    return Counter(hash(str(text)) for batch in batches for text in batch[column])
 
 
 def _note_small_rate(retriever: SentenceTransformer, args: PairsTrainingArguments) -> None:

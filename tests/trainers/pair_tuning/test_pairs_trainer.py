@@ -2,7 +2,9 @@
 
 import json
 import math
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,12 @@ from sentence_transformers.sentence_transformer.losses import CosineSimilarityLo
 from transformers import TrainerCallback
 
 from revela_hub.data import RetrievalTask
+from revela_hub.data.sources.beir import write_beir
+from revela_hub.data.synthesis.store import TASK_PREFIX
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly
 from revela_hub.trainers.common.encoder_in_training import rank_together
+from revela_hub.trainers.pair_tuning import command
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 from revela_hub.trainers.revela.trainer import RevelaTrainer
@@ -242,6 +247,39 @@ def test_a_resumed_run_ends_with_the_same_weights(rank: int, retriever_folder: P
     )
 
 
+def test_rows_that_the_batches_of_an_epoch_cannot_hold_are_counted(
+    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = {"anchor": [f"query {n}" for n in range(60)], "positive": [f"passage {n % 4}" for n in range(60)]}
+
+    def rows_of_an_epoch(size: int, **options: Any) -> tuple[int, str]:
+        given = {"per_device_train_batch_size": size, "quiet": False, **options}
+        loader = trainer(tmp_path, retriever_folder, Dataset.from_dict(columns), **given).get_train_dataloader()
+        return len(
+            {row for batch in islice(loader.batch_sampler, len(loader)) for row in batch}
+        ), capsys.readouterr().out
+
+    assert rows_of_an_epoch(12) == (
+        20,
+        "an epoch uses at most 20 of the 60 rows: one text is in 15 of them, but only once in each of the 5 batches; set"
+        " --per_device_train_batch_size 4 or lower to have room for all, or allow equal texts with --batch_sampler batch_sampler\n",
+    )
+    assert rows_of_an_epoch(4) == rows_of_an_epoch(12, batch_sampler="batch_sampler") == (60, "")
+    with pytest.raises(UserError, match="no batch of 5 rows without equal texts: a column has only 4 different ones"):
+        rows_of_an_epoch(5, dataloader_drop_last=True)
+
+
+@pytest.mark.parametrize("sampler", ["no_duplicates", "batch_sampler"])
+def test_the_order_is_that_of_the_data_seed(sampler: str, retriever_folder: Path, tmp_path: Path) -> None:
+    def order(**options: Any) -> list[list[int]]:
+        run = trainer(tmp_path, retriever_folder, pairs(), batch_sampler=sampler, **options)
+        return list(run.get_train_dataloader().batch_sampler)
+
+    assert order(seed=1, data_seed=7) == order(seed=2, data_seed=7) != order(seed=2)
+    with pytest.raises(UserError, match="--train_sampling_strategy sequential has no effect on pairs"):
+        order(train_sampling_strategy="sequential")
+
+
 def test_an_interrupted_export_leaves_no_folder(
     retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +335,41 @@ def test_a_hard_negative_that_is_a_positive_is_not_trained_on(tmp_path: Path) ->
     found, report = read_labelled_pairs(write(tmp_path, rows))
     assert found.to_list() == rows[2:]
     assert str(report) == "2 pairs with 2 hard negatives each; skipped: 2 with a positive as a hard negative"
+
+
+def test_labels_of_synthetic_examples_are_not_trained_on(tmp_path: Path) -> None:
+    rows = [{"anchor": f"a {n}", "positive": f"b {n}", "kind": "other", "task": "own"} for n in range(2)]
+    rows += [{**rows[0], "positive": "label", "task": f"{TASK_PREFIX}long-short"}]
+    found, report = read_labelled_pairs(write(tmp_path, rows))
+    assert found["positive"][:] == ["b 0", "b 1"]
+    assert str(report) == "2 pairs; skipped: 1 with a label as the passage (kind: other)"
+
+
+def test_text_that_a_probe_holds_out_is_removed_from_the_passages(tmp_path: Path) -> None:
+    task = RetrievalTask({"p": "passage"}, {"q": "question 0"}, {"q": {"p": 1}}, "probe")
+    write_beir(task, tmp_path)
+    held = [{"document": "a.md", "text": text} for text in ("The Dart flows to the sea.", "River Dart")]
+    (tmp_path / "held_out.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in held))
+    passages = ["one", "The River Dart. The Dart flows\nto the sea. It is long.", "two", "The Dart flows to the sea."]
+    rows = [{"anchor": f"question {n}", "positive": text, "negative_1": "no"} for n, text in enumerate(passages)]
+    columns = {"anchor_column": "anchor", "positive_column": "positive", "split": "train"}
+    said: list[str] = []
+    given: Any = SimpleNamespace(**columns, eval_corpus=None, probe=str(tmp_path), say=said.append)
+    run: Any = SimpleNamespace(read=lambda what, work: work())
+    given.pairs = write(tmp_path, rows)
+    left, found, summary = command._read(given, run)
+    assert [" ".join(text.split()) for text in left["positive"]] == ["The River Dart. It is long.", "two"]
+    assert left["anchor"][:] == ["question 1", "question 2"] and left["negative_1"][:] == ["no", "no"] and found
+    assert said == [
+        "1 of 4 training rows are left out: --probe asks their queries",
+        "2 texts of the probe held out of the training rows",
+    ]
+    assert summary == "4 pairs with 1 hard negative each, of which 2 are trained on"
+    given.pairs = write(
+        tmp_path, [{**row, "positive": passages[n]} for n, row in zip((3, 3, 2), rows[1:], strict=True)]
+    )
+    with pytest.raises(UserError, match="--probe holds out the passages of all but 1 training rows: too few to train"):
+        command._read(given, run)
 
 
 @pytest.mark.parametrize(
