@@ -79,6 +79,22 @@ def test_a_frequent_passage_leaves_pairs_to_train_on(tmp_path: Path) -> None:
     assert len(left.read_text().splitlines()) == 150
 
 
+def test_chunks_that_share_most_of_their_text_with_an_answer_are_not_searched(tmp_path: Path) -> None:
+    words = {n: [f"w{n}x{place}" for place in range(40)] for n in range(300)}
+    pairs = [{"anchor": f"question {n}", "positive": " ".join(words[n])} for n in words]
+    chunks = {f"part {n}": " ".join(words[n][5:15] + words[n][20:35]) for n in words}  # a sentence became a query
+    chunks |= {
+        f"whole {n}": " ".join([*"abcdefgh", *words[n], *(f"more{n}y{place}" for place in range(90))]) for n in words
+    }
+    chunks |= {f"half {n}": " ".join(words[n][:20] + [f"other{n}y{place}" for place in range(20)]) for n in words}
+    task = hold_out_labels(Dataset.from_list(pairs), chunks, 100, 2000, tmp_path / "left.jsonl")
+    assert task is not None
+    relevant = {task.queries[query].split()[1] for query in task.qrels}
+    found = [name for name, text in chunks.items() if text in set(task.corpus.values())]
+    assert found == [name for name in chunks if name.startswith("half") or name.split()[1] not in relevant]
+    assert len(task.corpus) == 300 + 200 + 200 + 300
+
+
 def test_few_labels_are_all_trained_on(tmp_path: Path) -> None:
     left = tmp_path / "labels.jsonl"
     said: list[str] = []

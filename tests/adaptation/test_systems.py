@@ -59,8 +59,26 @@ def test_the_queries_of_a_document_are_in_one_half() -> None:
 
 
 def test_the_queries_of_a_single_document_are_split_one_by_one() -> None:
-    dev, test = split_by_document(Probe(task(), {}, documents_of=dict.fromkeys(task().corpus, "book")))
+    said: list[str] = []
+    dev, test = split_by_document(Probe(task(), {}, documents_of=dict.fromkeys(task().corpus, "book")), said.append)
     assert len(dev.queries) == len(test.queries) == QUERIES // 2
+    assert said == ["most queries share documents: some documents have queries in both the dev and the test half"]
+
+
+def test_queries_with_a_common_passage_are_in_one_half() -> None:
+    whole = task()
+    shared = {f"z{n}": f"shared {n}" for n in range(QUERIES // 3)}
+    qrels = {f"q{n}": {f"p{n}": 1, f"z{n % (QUERIES // 3)}": 1} for n in range(QUERIES)}  # of three queries each
+    said: list[str] = []
+    halves = split_by_document(Probe(replace(whole, corpus=whole.corpus | shared, qrels=qrels), {}), said.append)
+    dev, test = ({passage for gold in half.qrels.values() for passage in gold} for half in halves)
+    assert not dev & test and not said
+    assert abs(len(halves[0].queries) - len(halves[1].queries)) <= 3
+    # A chain of documents connects all queries: then those of the same first document.
+    chain = {f"q{n}": {f"p{n // 3 * 3:02}": 1, f"p{n // 3 * 3 + 3:02}": 1} for n in range(QUERIES)}
+    halves = split_by_document(Probe(replace(whole, qrels=chain), {}), said.append)
+    dev, test = ({min(half.qrels[query]) for query in half.queries} for half in halves)
+    assert not dev & test and len(said) == 1
 
 
 def test_the_weight_is_the_prior_without_evidence() -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import shutil
 import signal
 from dataclasses import replace
 from itertools import permutations
@@ -153,7 +154,8 @@ def test_ctrl_c_while_a_candidate_is_measured(
         return folder
 
     monkeypatch.setattr(adapt, "TRAIN", {"natural_pairs": trained, "distillation": trained})
-    output = tmp_path / "out"
+    monkeypatch.chdir(tmp_path)
+    output = Path("out")
 
     def run() -> tuple[str, list[str]]:
         assert main(options(code, retriever_folder, output)) == 0
@@ -178,6 +180,15 @@ def test_ctrl_c_while_a_candidate_is_measured(
     printed, systems = run()
     assert "natural pairs: training" not in printed and "distillation: training" in printed
     assert {"natural pairs", "distillation"} <= {*systems}
+
+    # The folder is complete in another place, and in another working directory.
+    verdict = [line.partition(" | ")[0] for line in printed.splitlines()[-1:]]
+    output = (tmp_path / "out").rename(tmp_path / "moved")
+    monkeypatch.chdir(code)
+    shutil.rmtree(output / "work" / "rankings")  # the retrievers are read again
+    printed, again = run()
+    assert "training for" not in printed and again == systems
+    assert [line.partition(" | ")[0] for line in printed.splitlines()[-1:]] == verdict
 
 
 def test_a_candidate_that_is_refused_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,8 +385,9 @@ def test_results_of_other_text_or_another_retriever_are_not_reused(
     capsys.readouterr()
     before = (code / "m3.py").read_text()
     (code / "m3.py").write_text(before.replace("The area number 3", "The size number 3"))
-    assert main(options(code, retriever_folder, output)) == 2
-    assert "the text or the labels have changed since the earlier run" in capsys.readouterr().err
+    for more in ([], ["--dry_run"]):
+        assert main(options(code, retriever_folder, output, *more)) == 2
+        assert "the text or the labels have changed since the earlier run" in capsys.readouterr().err
     assert (output / "adapt.json").read_bytes() == verdict
 
     (code / "m3.py").write_text(before)

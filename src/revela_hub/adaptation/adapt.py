@@ -131,19 +131,18 @@ class Adaptation:
             if task := hold_out_labels(rows, probe.task.corpus, most, passages, kept, say=self.say):
                 probe = replace(probe, task=task)
                 self.inputs = replace(self.inputs, labels=str(left))
-        self.dev, self.test = split_by_document(probe)
+        self.dev, self.test = split_by_document(probe, self.say)
         self.task = probe.task
-        if write:
-            self._check_same_text()
-            if not self.inputs.probe.exists():
-                # With all queries, although only some have judgements: runs train on no pair that asks one of them.
-                measured = measured_in_training(self.dev)
-                measured = replace(measured, queries=measured.queries | probe.task.queries)
-                with whole_path(self.inputs.probe, "--output_dir") as part, writing(self.work, "--output_dir"):
-                    write_probe(replace(probe, task=measured), part)
+        self._check_same_text(write=write)
+        if write and not self.inputs.probe.exists():
+            # With all queries, although only some have judgements: runs train on no pair that asks one of them.
+            measured = measured_in_training(self.dev)
+            measured = replace(measured, queries=measured.queries | probe.task.queries)
+            with whole_path(self.inputs.probe, "--output_dir") as part, writing(self.work, "--output_dir"):
+                write_probe(replace(probe, task=measured), part)
         return probe
 
-    def _check_same_text(self) -> None:
+    def _check_same_text(self, *, write: bool) -> None:
         """Check that the kept rankings are of this task: its ids are numbers, so those of another text would match silently."""
         known, digest = self._state("probe"), key_of(self.task.corpus, self.task.queries, self.task.qrels)
         if known.get("task", digest) != digest:
@@ -151,7 +150,7 @@ class Adaptation:
                 f"the text or the labels have changed since the earlier run in {self.work.parent}: restore them, or use a new"
                 " --output_dir"
             )
-        if "task" not in known:  # only now: the sizes are those of a run with these options
+        if write and "task" not in known:  # only now: the sizes are those of a run with these options
             self.work.mkdir(parents=True, exist_ok=True)
             self._remember("probe", self.sizes | {"task": digest})
 
@@ -196,7 +195,7 @@ class Adaptation:
     def try_candidates(self) -> None:
         """Train and score the candidates; Ctrl-C ends the current one and skips the rest."""
         for name, seconds in self.seconds().items():
-            if "folder" in self._state(name) or not self.stopped:
+            if self._folder(name) or not self.stopped:
                 with self._ending_on_ctrl_c():
                     try:
                         self._try(name, seconds)
@@ -206,15 +205,15 @@ class Adaptation:
                         self.say(f"{_title(name)}: skipped, because {error}")
 
     def _try(self, name: str, seconds: float) -> None:
-        state = self._state(name)
-        if "folder" not in state:
+        folder = self._folder(name)
+        if folder is None:
             self.say(f"{_title(name)}: training for {seconds / 60:.1f} min")
             started = time.monotonic()
             with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
                 folder = TRAIN[name](self.inputs, seconds)
-            state = {"folder": str(folder), "seconds": time.monotonic() - started}
-            self._remember(name, state)
-        self._add(_title(name), name, Path(state["folder"]), state["seconds"])
+            kept = str(folder.relative_to(self.work))
+            self._remember(name, {"folder": kept, "seconds": time.monotonic() - started})
+        self._add(_title(name), name, folder, self._state(name)["seconds"])
 
     @contextlib.contextmanager
     def _ending_on_ctrl_c(self) -> Iterator[None]:
@@ -236,10 +235,11 @@ class Adaptation:
             return
         with self._ending_on_ctrl_c():
             folder = self.work / "average" / RETRIEVER
-            if "folder" not in self._state("average"):
+            if self._folder("average") is None:
                 shutil.rmtree(folder, ignore_errors=True)
                 candidates.average([self._load(system.folder) for system in helped], folder)
-                self._remember("average", {"folder": str(folder), "of": [system.name for system in helped]})
+                kept = str(folder.relative_to(self.work))
+                self._remember("average", {"folder": kept, "of": [system.name for system in helped]})
             self._add("average of " + " and ".join(system.name for system in helped), "average", folder, 0.0)
 
     def verdict(self) -> Verdict:
@@ -314,6 +314,11 @@ class Adaptation:
 
     def _state(self, name: str) -> dict[str, Any]:
         return self._states().get(name, {})
+
+    def _folder(self, name: str) -> Path | None:
+        """Return the retriever of a finished step, or None; it is recorded relative to the work folder, which may be moved."""
+        kept = self._state(name).get("folder")
+        return self.work / kept if kept and (self.work / kept).is_dir() else None
 
     def _remember(self, name: str, values: dict[str, Any]) -> None:
         write_text(self.work / STATE, json.dumps(self._states() | {name: values}, indent=2), "--output_dir")

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.data.mixture.held_out import text_key
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.text.ngram_overlap import hash_words, ngram_hashes, words
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -16,6 +19,10 @@ MIN_LABELLED = 200
 """Labelled queries from which a half is held out. With fewer, they are trained on: a quarter of them could not prove anything."""
 MIN_GROUPS = MIN_LABELLED // 2
 """Groups of queries from which a half is held out; queries that share a passage are in the same group, which is not split."""
+
+NGRAM, COPIED = 5, 0.7
+"""Words of the n-grams by which chunks of the text are compared with labelled passages; the part from which they are the same text.
+Short n-grams: a chunk lacks the sentence that became its query, and with it all n-grams across that place."""
 
 
 def hold_out_labels(
@@ -32,7 +39,7 @@ def hold_out_labels(
 
     Args:
         rows: pairs with the columns `anchor` and `positive`.
-        corpus: passages of the text, which are searched besides the labelled ones.
+        corpus: passages of the text; those that are not a part of a relevant passage, or the reverse, are searched, too.
         most: maximum number of queries to hold out.
         passages: number of passages to search, if the relevant ones are not more.
         left: file for the pairs that are left to train on.
@@ -45,7 +52,7 @@ def hold_out_labels(
         positives.setdefault(query, []).append(passage)
     # Queries that share a passage are on the same side, so that no passage is both trained on and asked for.
     of_group: dict[str, list[str]] = {}
-    for query, group in _groups(positives).items():
+    for query, group in connected(positives).items():
         of_group.setdefault(group, []).append(query)
     if len(positives) < MIN_LABELLED or len(of_group) < MIN_GROUPS:
         number = f"{len(positives):,}, fewer than {MIN_LABELLED}"
@@ -65,15 +72,19 @@ def hold_out_labels(
     left.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
     asked_for = dict.fromkeys(text for query in held for text in positives[query])
     relevant = {text_key(text) for text in asked_for}
-    searched = {*(row["positive"] for row in kept), *corpus.values()}
-    others = sorted((text for text in searched if text_key(text) not in relevant), key=_digest)
-    names = {text: f"l{place}" for place, text in enumerate([*asked_for, *others[: max(0, passages - len(asked_for))]])}
+    labelled, is_copy = {row["positive"] for row in kept}, _copies_of(list(asked_for))
+    ordered = sorted((text for text in labelled.union(corpus.values()) if text_key(text) not in relevant), key=_digest)
+    # A chunk of the text that contains an answer, or a part of it, is no wrong answer.
+    others = (text for text in ordered if text in labelled or not is_copy(text))
+    names = {
+        text: f"l{place}" for place, text in enumerate([*asked_for, *islice(others, max(0, passages - len(asked_for)))])
+    }
     queries = {f"labelled-{place}": query for place, query in enumerate(held)}
     qrels = {name: {names[text]: 1 for text in positives[query]} for name, query in queries.items()}
     return RetrievalTask({name: text for text, name in names.items()}, queries, qrels, "labels")
 
 
-def _groups(positives: dict[str, list[str]]) -> dict[str, str]:
+def connected(positives: dict[str, list[str]]) -> dict[str, str]:
     """Return a passage by query, the same one for queries that are connected by common passages."""
     joined: dict[str, str] = {}
 
@@ -86,6 +97,28 @@ def _groups(positives: dict[str, list[str]]) -> dict[str, str]:
         for text in texts:
             joined[first(text)] = first(texts[0])
     return {query: first(texts[0]) for query, texts in positives.items()}
+
+
+def _copies_of(passages: list[str]) -> Callable[[str], bool]:
+    """Return a function: whether a text has most n-grams of one of these passages, or one of these most of the text's."""
+    sizes: list[int] = []
+    having: dict[int, list[int]] = defaultdict(list)  # n-gram to the numbers of passages
+    for number, passage in enumerate(passages):
+        grams = _ngrams(passage)
+        sizes.append(len(grams))
+        for gram in grams:
+            having[gram].append(number)
+
+    def is_copy(text: str) -> bool:
+        grams = _ngrams(text)
+        shared = Counter(number for gram in grams for number in having.get(gram, ()))
+        return any(count > COPIED * min(len(grams), sizes[number]) for number, count in shared.items())
+
+    return is_copy
+
+
+def _ngrams(text: str) -> set[int]:
+    return set(ngram_hashes(hash_words(words(text)), NGRAM).tolist())
 
 
 def _digest(text: str) -> bytes:

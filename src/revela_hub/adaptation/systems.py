@@ -1,19 +1,19 @@
 """Systems that `adapt` compares: a retriever combined with BM25 and late interaction, scored on the two halves of a probe.
 
-The dev half fits the weights and selects a system. The test half is scored once, at the end. Queries of one document are in
-the same half.
+The dev half fits the weights and selects a system. The test half is scored once, at the end. Queries with a common document
+are in the same half.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from revela_hub.adaptation.labels import connected
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fuse_runs
-from revela_hub.evaluation.hybrid_weight import halves as query_halves
 from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.evaluation.retrieval import Rankings, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
@@ -107,26 +107,42 @@ def _gain(before: System, after: System, dev: RetrievalTask, weight: float | Non
     return round(float(gain.mean()), 9), round(float(gain.std(ddof=1)) / len(gain) ** 0.5, 9)
 
 
-def split_by_document(probe: "Probe") -> tuple[RetrievalTask, RetrievalTask]:
-    """Split a probe's queries into a dev and a test task of about equal size, with the queries of a document in the same half.
+def split_by_document(
+    probe: "Probe", say: Callable[[str], None] = lambda line: None
+) -> tuple[RetrievalTask, RetrievalTask]:
+    """Split a probe's queries into a dev and a test task of about equal size.
 
-    If a few documents have most of the queries, the queries are split one by one.
+    Queries that are connected by common documents are in the same half. If most queries are, only those with the same first document
+    are; if these are most queries, they are split one by one. `say` is called with the reason.
     """
-    of_document: dict[str, list[str]] = {}
-    for query in probe.task.queries:
-        passage = min(probe.task.qrels[query])
-        of_document.setdefault(probe.documents_of.get(passage, passage), []).append(query)
-    halves: tuple[list[str], list[str]] = ([], [])
-
-    def order(document: str) -> tuple[int, bytes]:
-        return -len(of_document[document]), hashlib.sha256(document.encode()).digest()
-
-    for document in sorted(of_document, key=order):  # the largest first: this balances the halves
-        min(halves, key=len).extend(of_document[document])
-    if min(map(len, halves)) < len(probe.task.queries) // 3:
-        halves = tuple(map(sorted, query_halves(probe.task.queries)))  # type: ignore[assignment]
+    documents = {
+        query: [probe.documents_of.get(passage, passage) for passage in sorted(probe.task.qrels[query])]
+        for query in probe.task.queries
+    }
+    same_first = {query: names[0] for query, names in documents.items()}
+    separate = halves = _balanced(connected(documents))
+    for groups in (same_first, {query: query for query in documents}):
+        if min(map(len, halves)) < len(documents) // 3:
+            halves = _balanced(groups)
+    if halves is not separate:
+        say("most queries share documents: some documents have queries in both the dev and the test half")
     task, of_dev = probe.task, set(halves[0])
     return task.only(q for q in task.queries if q in of_dev), task.only(q for q in task.queries if q not in of_dev)
+
+
+def _balanced(group_of: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Split queries into halves of about equal size, with each group in one half."""
+    members: dict[str, list[str]] = {}
+    for query, group in group_of.items():
+        members.setdefault(group, []).append(query)
+    halves: tuple[list[str], list[str]] = ([], [])
+
+    def order(group: str) -> tuple[int, bytes]:
+        return -len(members[group]), hashlib.sha256(group.encode()).digest()
+
+    for group in sorted(members, key=order):  # the largest first: this balances the halves
+        min(halves, key=len).extend(members[group])
+    return halves
 
 
 def measured_in_training(dev: RetrievalTask) -> RetrievalTask:

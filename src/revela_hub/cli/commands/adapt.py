@@ -207,7 +207,8 @@ def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
 
     check_apart(parse_sources(arguments.data, **arguments.reading()), output, "--output_dir")
     file = output / SETTINGS
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("output_dir", "dry_run")}
+    free = ("output_dir", "cache_dir", "dry_run")
+    settings = {name: value for name, value in vars(arguments).items() if name not in free}
     paths = {name: Path(settings[name]).expanduser() for name in MODELS_AND_FILES if settings[name]}
     content = {name: content_identity(path) for name, path in paths.items() if path.exists()}
     if is_ours(output) and file.exists():
