@@ -27,7 +27,8 @@ _TYPE = re.compile(
     r"[ \t]*(?:\w+[ \t]+)*(?:class|enum|extension|impl|interface|module|namespace|object|package|protocol|record|struct|trait|union)\b"
 )
 _STATEMENT = re.compile(
-    r"[ \t]*(?:(?:case|catch|do|elif|elsif|else|export default|for|foreach|if|import|return|switch|try|unless|until|while|with)\b|[#{(\[]\s*\w*\s*$"
+    r"[ \t]*(?:(?:await|case|catch|do|elif|elsif|else|export default|for|foreach|if|import|raise|return|switch|throw|try|unless|until|while|with)\b"
+    r"|default\s*:|\}|[#{(\[]\s*\w*\s*$"
     r"|#[ \t]*(?:define|elif|else|endif|error|if|ifdef|ifndef|include|pragma|undef)\b)"
 )
 _ANNOTATION = re.compile(r"[ \t]*(?:@|#?\[|template\b)")
@@ -93,7 +94,11 @@ def _first_paragraph(lines: list[str]) -> str:
 
 def _declaration(lines: list[str], start: int) -> list[str]:
     """Return the lines of the declaration that starts at a line."""
-    if start == len(lines) or not lines[start].strip() or _STATEMENT.match(lines[start]):
+    if start == len(lines) or not lines[start].strip():
+        return []
+    if _STATEMENT.match(lines[start]) or _BLOCK_START.match(
+        lines[start]
+    ):  # another comment: often, the first was a licence
         return []
     named = next((line for line in lines[start : start + 5] if not _ANNOTATION.match(line)), "")
     if _TYPE.match(named):
@@ -105,7 +110,7 @@ def _declaration(lines: list[str], start: int) -> list[str]:
         if line.strip() and _indentation(line) <= depth:
             if _OPENS.match(line) or annotation:
                 annotation = _ANNOTATION.match(line)
-            elif _CLOSES.match(line):
+            elif _CLOSES.match(line) and _indentation(line) == depth:
                 return lines[start : end + 1]
             else:
                 break

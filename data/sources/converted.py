@@ -50,7 +50,7 @@ def as_text(content: bytes, path: Path) -> str:
     from huggingface_hub import constants
 
     suffix = path.suffix.lower()
-    digest = hashlib.sha256(f"2 {converter_version()}{suffix}".encode() + content).hexdigest()[:32]
+    digest = hashlib.sha256(f"3 {converter_version()}{suffix}".encode() + content).hexdigest()[:32]
     kept = Path(constants.HF_HOME) / "revela-hub" / "documents" / f"{digest}.txt"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if text := kept.read_text(encoding="utf-8"):  # empty after a crash of the machine
@@ -83,7 +83,8 @@ def _convert(content: bytes, suffix: str) -> str:
             raise ValueError(f"it unpacks to more than {MAX_UNPACKED:,} bytes")
         utf_8 = suffix in (".htm", ".html", ".ipynb")  # else it is guessed from the beginning
         info = StreamInfo(extension=suffix, charset="utf-8" if utf_8 else None)
-        result = _converter().convert_stream(io.BytesIO(content), stream_info=info, strip=["a"])
+        options = {"strip": ["a"], "escape_underscores": False, "escape_asterisks": False}  # of markdownify
+        result = _converter().convert_stream(io.BytesIO(content), stream_info=info, **options)
     except Exception as error:  # of any of the libraries
         raise ValueError(str(error)) from error
     text = result.markdown.encode(errors="replace").decode().strip()
@@ -108,10 +109,11 @@ def _pdf_text(content: bytes) -> str:
 
 
 _TITLES = ["h1", "h2", "h3", "h4", "h5", "h6", "dt", "summary"]
+_PERMALINKS = ("#", "§", "¶", "🔗")
 
 
 def _main_part(content: bytes) -> bytes:
-    """Return a page without its menus and footers: its `<main>`, if there is one."""
+    """Return a page without its menus, footers and links to its own headings: its `<main>`, if there is one."""
     from bs4 import BeautifulSoup
 
     page = BeautifulSoup(content, "html.parser")
@@ -119,6 +121,9 @@ def _main_part(content: bytes) -> bytes:
         is_title = tag.name == "button" and tag.find_parent(_TITLES)  # as the questions of an FAQ often are
         if not is_title:
             tag.decompose()
+    for link in page("a"):
+        if link.get_text().strip() in _PERMALINKS:
+            link.decompose()
     if page.body is not None and (main := page.select_one("main, [role=main]")):
         page.body.clear()
         page.body.append(main)

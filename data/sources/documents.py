@@ -55,6 +55,9 @@ CODE_EXTENSIONS = frozenset(
 )
 CODE_NAMES = frozenset({"BUILD", "CMakeLists.txt", "Dockerfile", "Jenkinsfile", "Makefile", "Rakefile", "WORKSPACE"})
 
+MARKDOWN = (".markdown", ".md", ".mdx")
+# A comment, which readers do not see; or a block of code, which is kept.
+_COMMENT = re.compile(r"(^```.*?^```)|<!--(?:(?!<!--).)*?-->", re.DOTALL | re.MULTILINE)
 _BINARY_PROBE = 8 * 1024
 _MIB = 1024 * 1024
 
@@ -168,6 +171,8 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
     text, is_valid = decoded(content)
     report.replaced += not is_valid
     is_code = path.suffix.lower() in CODE_EXTENSIONS or path.name in CODE_NAMES
+    if path.suffix.lower() in MARKDOWN and source.kind != "code":
+        text = _COMMENT.sub(lambda match: match[1] or "", text)
     return Document(name, text, name, source.kind or ("code" if is_code else "text"))
 
 

@@ -128,6 +128,31 @@ def test_a_comment_of_two_lines_and_arguments_of_two() -> None:
     assert found.code.startswith("template <typename T>") and found.code.endswith("times;\n}")
 
 
+def test_the_comment_next_to_the_function_counts_and_the_end_of_its_class_is_left_out() -> None:
+    [found] = commented_functions(
+        "/* A licence of some words that is no description. */\n"
+        "/* Adds all the rivers of a country. */\nint add(int a,\n        int b,\n        int c)\n{\n}\n"
+    )
+    assert found.query == "Adds all the rivers of a country." and found.code.startswith("int add(int a,")
+    [found] = commented_functions(
+        "class Rivers {\n    // Adds all the rivers of a country.\n    int add(int a,\n            int b,\n            int c);\n};\n"
+    )
+    assert found.code == "int add(int a,\n        int b,\n        int c);"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "throw new FetchError(\n  a,\n  b\n)",
+        "} else {\n  a()\n}",
+        "default:\n  a()\n  b()",
+        "await all([\n  a,\n  b\n])",
+    ],
+)
+def test_a_statement_below_a_comment_is_no_function(statement: str) -> None:
+    assert list(commented_functions(f"// A comment of more than five words.\n{statement}\n")) == []
+
+
 @pytest.mark.parametrize("text", ["", "/** never ends", "// a comment of five words at the end", "\n\n", "#", "/**/\n"])
 def test_text_without_functions(text: str) -> None:
     assert list(commented_functions(text)) == []

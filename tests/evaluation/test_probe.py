@@ -406,10 +406,13 @@ CHINESE = "长江是亚洲最长的河流。它发源于青藏高原，流入东
 @pytest.mark.parametrize(
     ("text", "query"), [(THAI, THAI.split(" ")[1]), (CHINESE, "它发源于青藏高原，流入东海。")], ids=["Thai", "Chinese"]
 )
-def test_prose_without_spaces_or_headings_has_natural_pairs(text: str, query: str, tmp_path: Path) -> None:
+def test_prose_without_spaces_or_headings_has_natural_pairs(
+    text: str, query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the sentence depends on the document's name
     rows = [{"text": text}] * 20
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pairs = build_text_pairs(str(tmp_path), cache_dir=tmp_path / "cache")
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = build_text_pairs("rows.jsonl", cache_dir=tmp_path / "cache")
     assert len(pairs) == 20
     assert query in pairs["anchor"]
     for pair in pairs:

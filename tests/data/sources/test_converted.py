@@ -101,6 +101,16 @@ def test_a_long_notebook_is_utf_8_to_its_end(tmp_path: Path) -> None:
     assert document.text.endswith("Das Caf\u00e9")
 
 
+def test_identifiers_and_headings_are_those_of_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("markitdown", reason="the extra documents is not installed")
+    page = (
+        "<h2><a>insert_all(*args)</a><a href='#x'> # </a></h2><p>See <a href='b'>a_b</a> \u00a7 5, C#.<a>\u00b6</a></p>"
+    )
+    (tmp_path / "a.html").write_text(page, encoding="utf-8")
+    [document] = read_documents(tmp_path)
+    assert document.text == "## insert_all(*args)\n\nSee a_b \u00a7 5, C#."
+
+
 def test_text_in_forms_and_buttons_is_kept(tmp_path: Path) -> None:
     pytest.importorskip("markitdown", reason="the extra documents is not installed")
     page = (

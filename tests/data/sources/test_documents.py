@@ -142,6 +142,17 @@ def test_byte_order_mark_goes_and_line_ends_stay(tmp_path: Path) -> None:
     assert next(read_documents(tmp_path)).text == "one\r\ntwo\x0c\r\n"
 
 
+def test_comments_in_markdown_are_not_text(tmp_path: Path) -> None:
+    text = "# Rivers\n<!-- YAML\nadded: v1\n-->\nLong <!-- a --> ones.\n```html\n<!-- kept -->\n```\n<!-- open\n"
+    for name in ("a.md", "b.txt"):
+        (tmp_path / name).write_text(text)
+    markdown, plain = read_documents(tmp_path)
+    assert markdown.text == "# Rivers\n\nLong  ones.\n```html\n<!-- kept -->\n```\n<!-- open\n"
+    assert plain.text == text
+    [document] = read_documents(tmp_path / "a.md", kind="code")
+    assert document.text == text
+
+
 def test_a_file_is_opened_when_it_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "b.txt").write_text("second, as it was")
