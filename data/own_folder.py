@@ -6,7 +6,7 @@ marked folder that is named explicitly.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from revela_hub.data.sources.source import Source
@@ -27,20 +27,19 @@ def names_in(folder: Path) -> set[str]:
     return {name for name in os.listdir(folder) if not name.startswith(".")}
 
 
-def check_free(folder: Path, option: str, known: Callable[[Path], bool] = lambda _: False) -> None:
+def check_free(folder: Path, option: str) -> None:
     """Check that a folder does not hold the user's files; writes nothing.
 
     Args:
         folder: The folder, which may be missing.
         option: The command-line option that sets it, for the message.
-        known: Whether an unmarked folder was written by an earlier version.
 
     Raises:
         UserError: It is a file, or an unmarked folder with files.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{option} {folder} is a file, not a folder: choose another folder with {option}")
-    if not folder.is_dir() or known(folder):
+    if not folder.is_dir():
         return
     names = names_in(folder)  # listed first: another process may mark the folder and write to it meanwhile
     if not is_ours(folder) and not all(is_ours(folder / name) for name in names):  # a cache may hold folders of ours
@@ -49,14 +48,14 @@ def check_free(folder: Path, option: str, known: Callable[[Path], bool] = lambda
         )
 
 
-def claim(folder: Path, option: str, known: Callable[[Path], bool] = lambda _: False) -> Path:
+def claim(folder: Path, option: str) -> Path:
     """Create a folder if it is missing, and mark it as ours.
 
     Raises:
         UserError: As `check_free`.
         OSError: The folder cannot be created or written to.
     """
-    check_free(folder, option, known)
+    check_free(folder, option)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_ours(folder):
         (folder / MARKER).write_text(_EXPLANATION, encoding="utf-8")

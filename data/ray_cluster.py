@@ -73,6 +73,6 @@ class RayCluster:
                 socket.create_connection((found[1], int(found[2])), timeout=CONNECT_SECONDS).close()
                 reached = True
             ray.init(address=self.address, logging_level=logging.ERROR, log_to_driver=False)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:  # the last: without its token
             hint = "; the port is open: does the cluster need a token (RAY_AUTH_TOKEN)?" if reached else ""
             raise UserError(f"no Ray cluster answers at --address {where} ({first_line(error)}{hint})") from error

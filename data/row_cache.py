@@ -211,7 +211,7 @@ def cache_folder(cache_dir: str | Path | None) -> Path:
 
     folder = Path(cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "revela_hub"
     try:
-        claim(folder, "cache_dir", known=lambda _: True)
+        claim(folder, "cache_dir")
     except OSError as error:
         raise UserError(
             f"cannot write to the cache folder {folder}: {error.strerror}", cache_dir="use another --cache_dir"

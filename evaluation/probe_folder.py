@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from revela_hub.data.own_folder import check_free, claim, names_in
+from revela_hub.data.own_folder import check_free, claim
 from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.evaluation.probe import Probe
@@ -20,11 +20,7 @@ def check_probe_folder(folder: Path) -> None:
     Raises:
         UserError: It contains files other than those of an earlier probe.
     """
-    check_free(folder, "--output_dir", _is_probe)
-
-
-def _is_probe(folder: Path) -> bool:
-    return {SETTINGS, HELD_OUT} <= names_in(folder) <= {SETTINGS, HELD_OUT, "corpus.jsonl", "queries.jsonl", "qrels"}
+    check_free(folder, "--output_dir")
 
 
 def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") -> Path:
@@ -44,7 +40,7 @@ def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") 
         "all_of_the_text": probe.complete,
     }
     with writing(folder, option):
-        claim(folder, option, _is_probe)
+        claim(folder, option)
         with TemporaryDirectory(prefix=".part-", dir=folder) as part:
             write_beir(probe.task, Path(part))
             rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)

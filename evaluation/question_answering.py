@@ -25,9 +25,10 @@ class QAScores:
         questions: The number of questions.
         exact_match: The fraction of answers that equal an accepted answer.
         f1: The mean of the best token F1 over the accepted answers.
-        answer_recall: The fraction of questions with an accepted answer in a passage; None without passages.
+        answer_recall: The fraction of questions with an accepted answer in a passage, among those that have passages; None
+            without passages.
         k: Passages per question.
-        per_question: Each score's value for every question, for a paired test.
+        per_question: Each score's value for every question (answer recall: with passages), for a paired test.
     """
 
     questions: int
@@ -83,14 +84,14 @@ def score_answers(
     Args:
         answers: The generated answers.
         accepted: The accepted answers of each question.
-        passages: The passages of each question, if any.
+        passages: The passages of each question, if any; some questions may have none.
     """
     per_question = {
         "exact_match": np.array([exact_match(a, w) for a, w in zip(answers, accepted, strict=True)], float),
         "f1": np.array([f1(a, w) for a, w in zip(answers, accepted, strict=True)], float),
     }
-    if passages is not None:
-        held = [holds_answer(read, wanted) for read, wanted in zip(passages, accepted, strict=True)]
+    if passages is not None and any(passages):
+        held = [holds_answer(read, wanted) for read, wanted in zip(passages, accepted, strict=True) if read]
         per_question["answer_recall"] = np.array(held, float)
     means = {name: float(values.mean()) for name, values in per_question.items()}
     return QAScores(

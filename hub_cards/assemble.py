@@ -1,7 +1,5 @@
 """Assemble the model folder to publish: its parts, its reference vectors and the metadata of its card."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -12,10 +10,10 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.card import CARD_METADATA, OURS
@@ -23,15 +21,12 @@ from revela_hub.hub_cards.export import make_readable, write_json
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.metadata import Figure, ModelCardMetadata
 from revela_hub.hub_cards.method import Method, Part
-from revela_hub.hub_cards.repository import files_of, is_other_format
+from revela_hub.hub_cards.repository import OTHER_FORMATS, files_of
 from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import Contents, belongs_by_name, contents, read_json
 from revela_hub.hub_cards.verify.kinds import content_faults
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.retrieval.disk import make_folder, whole_path
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # The expected vectors of an exported model. The folder is hidden, so that libraries do not load the file as weights.
 REFERENCE = f"{OURS}/reference.safetensors"
@@ -171,10 +166,8 @@ def _keep_other_files(old: Path, new: Path) -> None:
     ours = [OURS, *(["README.md", "figures"] if has_our_card(old) else [])]
     for file in files_of(old):
         name = file.relative_to(old)
-        kept = (
-            name.parts[0] not in ours and not belongs_by_name(name.as_posix()) and not is_other_format(name.as_posix())
-        )
-        if kept and not (new / name).exists():
+        replaced = name.parts[0] in ours or belongs_by_name(name.as_posix()) or OTHER_FORMATS.fullmatch(name.as_posix())
+        if not replaced and not (new / name).exists():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, new / name)
 

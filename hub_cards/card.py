@@ -1,7 +1,5 @@
 """Write model cards from one template, without lines for missing metadata."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

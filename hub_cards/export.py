@@ -4,8 +4,6 @@ The folders have the format of sentence-transformers before version 6.0, because
 text-embeddings-inference and vLLM read it: they look for `sentence_transformers.models.Pooling` and `pooling_mode_*`.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

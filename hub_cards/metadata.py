@@ -4,8 +4,6 @@
 from a YAML file with the same keys; papers come from the records of the methods.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -20,9 +18,8 @@ from huggingface_hub.dataclasses import type_validator
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.method import Method
-from revela_hub.hub_cards.verify.contents import code_files, listed_modules, of_type, read_json
+from revela_hub.hub_cards.verify.contents import MODEL, QUANTIZED, code_files, listed_modules, of_type, read_json
 from revela_hub.hub_cards.verify.kinds import onnx_outputs
-from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED
 from revela_hub.hub_cards.verify.weights import safetensors_header
 
 HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
@@ -69,7 +66,7 @@ class Result:
     date: str | None = None
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Result:
+    def from_dict(cls, values: dict[str, Any]) -> "Result":
         """Build a result from its fields, or from the output of `revela-hub evaluate --json`.
 
         Raises:
@@ -140,7 +137,7 @@ class ModelCardMetadata:
                 raise ValueError(f"{bad[0]} of {result.task} is not a number")
 
     @classmethod
-    def from_file(cls, path: str | Path, methods: Mapping[str, Method]) -> ModelCardMetadata:
+    def from_file(cls, path: str | Path, methods: Mapping[str, Method]) -> "ModelCardMetadata":
         """Read the metadata from a YAML or JSON file; the paths of figures are relative to it.
 
         Args:

@@ -4,8 +4,6 @@ Each method defines its record in `trainers/<method>/__init__.py`, and `trainers
 plain values and the names of functions and files, so importing it does not import torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,8 +6,6 @@ normalized. text-embeddings-inference prefers this output to its own pooling. A 
 and, if the tokenizer returns them, `token_type_ids`: (n_texts, length) int64.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterator
@@ -21,8 +19,8 @@ from torch import nn
 
 from revela_hub.errors import UserError, reason, require
 from revela_hub.hub_cards.tokenizers import uses_chat_template
-from revela_hub.hub_cards.verify.contents import auto_maps, listed_modules, read_json
-from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED, OnnxModel, lowest_cosine
+from revela_hub.hub_cards.verify.contents import MODEL, QUANTIZED, auto_maps, listed_modules, read_json
+from revela_hub.hub_cards.verify.onnx_files import OnnxModel, lowest_cosine
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.hub_cards.verify.vectors import difference
 from revela_hub.pickles import encoder
@@ -36,19 +34,12 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class OnnxFile(NamedTuple):
-    """An exported file.
-
-    Attributes:
-        path: its path.
-        bytes: its size, with the file of its weights.
-        difference: largest difference of a coordinate from the model's vectors, relative to the longest vector's norm.
-        cosine: lowest cosine with the model's vector of the same text.
-    """
+    """An exported file."""
 
     path: Path
-    bytes: int
-    difference: float
-    cosine: float
+    bytes: int  # with the file of its weights
+    difference: float  # largest one of a coordinate from the model's vectors, relative to the longest vector's norm
+    cosine: float  # lowest one with the model's vector of the same text
 
 
 def why_not_onnx(folder: Path) -> str:

@@ -5,8 +5,6 @@ several commits, so we use `create_commit`. Files that the Hub already has are n
 resumed by running the same command again.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import socket
@@ -56,7 +54,8 @@ _XET_CONNECTION = re.compile(r"reqwest|\bCAS\b|\bconnect|\bnetwork\b|\btimed? ?o
 MESSAGE = "Publish with revela-hub"
 RepoInfo = ModelInfo | DatasetInfo | SpaceInfo
 _URLS = {"model": "", "dataset": "datasets/", "space": "spaces/"}
-_OTHER_FORMATS = re.compile(
+# Files that were converted from weights, or contain pickles: other weights make them out of date.
+OTHER_FORMATS = re.compile(
     r"(onnx|openvino)/.*|(tf|flax)_model.*|.*\.(onnx|onnx_data|h5|msgpack|ot|bin|ckpt|pt|pth|pkl|pickle|joblib)"
 )
 _NOT_LOGGED_IN = (
@@ -107,17 +106,11 @@ class Destination:
 
 @dataclass(frozen=True)
 class Plan:
-    """The changes of a commit.
+    """The changes of a commit."""
 
-    Attributes:
-        add: path -> file or content, for files that the Hub does not have.
-        delete: files of the existing model that the new model does not have.
-        stale: other formats and pickles of the existing weights, which are kept.
-    """
-
-    add: Mapping[str, Path | bytes]
-    delete: list[str]
-    stale: list[str] = field(default_factory=list)
+    add: Mapping[str, Path | bytes]  # path -> file or content, for files that the Hub does not have
+    delete: list[str]  # files of the existing model that the new model does not have
+    stale: list[str] = field(default_factory=list)  # other formats and pickles of the existing weights, which are kept
 
     @property
     def empty(self) -> bool:
@@ -131,7 +124,7 @@ class Repository:
     def __init__(self, destination: Destination, kind: Literal["model", "dataset", "space"] = "model") -> None:
         self.destination, self.repo_id, self.kind = destination, destination.repo_id, kind
         self.target = f"the Space {self.repo_id}" if kind == "space" else self.repo_id
-        self.api = hub_client(destination.token)
+        self.api = HfApi(token=destination.token, library_name="revela-hub", library_version=__version__)
         self.main: RepoInfo | None = None
         """The state of main, with which a new branch starts; set by `state` if the branch does not exist."""
 
@@ -216,19 +209,18 @@ class Repository:
         for request in requests:
             info = self._info(request.ref)
             number = request.ref.rpartition("/")[2]
-            if self.plan(folder, info).empty and self._is_open(int(number)):
+            if not self.plan(folder, info).empty:
+                continue
+            if self.api.get_discussion_details(self.repo_id, int(number)).status in ("open", "draft"):
                 return str(info.sha), f"{self.api.endpoint}/{self.repo_id}/discussions/{number}"
         return None
-
-    def _is_open(self, pull_request: int) -> bool:
-        return self.api.get_discussion_details(self.repo_id, pull_request).status in ("open", "draft")
 
     def plan(self, folder: Path, info: RepoInfo | None) -> Plan:
         """Return the differences between the folder and the repository."""
         local = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
         old = file_names(info) - local.keys()
         delete = {name for name in old if belongs_by_name(name)}  # would be loaded together with the new files
-        stale = {name for name in old - delete if is_other_format(name)}
+        stale = {name for name in old - delete if OTHER_FORMATS.fullmatch(name)}
         if self.destination.delete_stale:
             delete, stale = delete | stale, set()
         return Plan(changed_files(local, info), sorted(delete), sorted(stale))
@@ -301,11 +293,6 @@ class Repository:
                 self.api.add_collection_item(collection.slug, self.repo_id, "model", exists_ok=True)
 
 
-def hub_client(token: str | None) -> HfApi:
-    """Return a client of the Hub that names this package."""
-    return HfApi(token=token, library_name="revela-hub", library_version=__version__)
-
-
 def check_repo_id(repo_id: str, what: str, *, namespace: bool = True) -> None:
     """Raise a UserError for an id that is invalid, or has no namespace."""
     try:
@@ -324,11 +311,6 @@ def file_names(info: RepoInfo | None) -> set[str]:
 def files_of(folder: Path) -> list[Path]:
     """Return the files of a folder that is published."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def is_other_format(name: str) -> bool:
-    """Return whether a file was converted from weights, or contains pickles: other weights make it out of date."""
-    return bool(_OTHER_FORMATS.fullmatch(name))
 
 
 def sha256(file: Path) -> str:

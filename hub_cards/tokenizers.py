@@ -4,8 +4,6 @@ The embedding of a decoder is that of the last token, so every text must end wit
 tokenizer adds EOS even if a text is truncated, and all libraries apply it, because it is stored in tokenizer.json.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Publish models: assemble a folder, verify it, upload it in one commit, and verify the download."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping

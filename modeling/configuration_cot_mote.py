@@ -28,8 +28,7 @@ class CoTMoTEConfig(PreTrainedConfig):
             [CLS]; `"sparse"`, the sparse vector times the word embeddings.
         max_seq_length: maximum tokens per text in the published model.
         special_token_ids: tokens that never contribute to the sparse vector, such as [CLS] and [SEP]; the first and the last
-            token of a text never contribute. With None, only the first token does not contribute, as in models trained
-            before this field existed; a config.json without the field means None.
+            token of a text never contribute.
 
     Raises:
         ValueError: a field has an unknown name or is out of range.
@@ -47,7 +46,7 @@ class CoTMoTEConfig(PreTrainedConfig):
         attention_window: int | None = None,
         bottlenecks: Sequence[Bottleneck] | Bottleneck = ("dense", "sparse"),
         max_seq_length: int = 144,
-        special_token_ids: Sequence[int] | None = (),
+        special_token_ids: Sequence[int] = (),
         **kwargs: Any,
     ) -> None:
         bottlenecks = [bottlenecks] if isinstance(bottlenecks, str) else list(bottlenecks)
@@ -83,12 +82,7 @@ class CoTMoTEConfig(PreTrainedConfig):
         self.attention_window = attention_window
         self.bottlenecks = bottlenecks
         self.max_seq_length = max_seq_length
-        self.special_token_ids = None if special_token_ids is None else list(special_token_ids)
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build the configuration, with None for `special_token_ids` if an old config.json lacks the field."""
-        return super().from_dict({"special_token_ids": None} | config_dict, **kwargs)
+        self.special_token_ids = list(special_token_ids)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """Return the encoder's configuration; transformers would look for one in the field `decoder`."""

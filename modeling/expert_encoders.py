@@ -175,12 +175,9 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
 
     def _sparse(self, logits_BLV: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the (B, V) sparse vectors, without contributions of special tokens."""
-        numbers = self.config.special_token_ids
-        if numbers is None:
-            return sparse_vectors(logits_BLV, attention_mask)
         places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
         special_BL = places_L == attention_mask.sum(1, keepdim=True) - 1  # the last token, as padding is on the right
-        for number in numbers:
+        for number in self.config.special_token_ids:
             special_BL = special_BL | (input_ids == number)
         return sparse_vectors(logits_BLV, attention_mask, special_BL)
 

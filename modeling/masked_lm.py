@@ -55,7 +55,10 @@ def load_masked_lm(name: str, *, fresh_head: bool, **options: Any) -> PreTrained
     fields, _ = PreTrainedConfig.get_config_dict(name)
     kind = ", ".join(fields.get("architectures") or [str(fields.get("model_type"))])
     if "ForPreTraining" in kind and "auto_map" in fields:
-        raise ValueError(f"{name} is a {kind} checkpoint, which holds an encoder and a decoder: give its encoder")
+        remedy = "" if fresh_head else " with fresh_head=True, because it was exported without its masked-LM head"
+        raise ValueError(
+            f"{name} is a {kind} checkpoint, which holds an encoder and a decoder: give its encoder{remedy}"
+        )
     if "auto_map" not in fields and fields.get("model_type") not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         raise ValueError(f"{name} ({kind}) is not an encoder with a masked-LM head, such as BERT or RoBERTa")
     options = {option: value for option, value in options.items() if value is not None}

@@ -241,9 +241,18 @@ def open_index(
     if kind == "milvus":
         from revela_hub.retrieval.milvus import MilvusIndex
 
-        uri = options.milvus_uri or (folder and str(folder / "milvus.db"))
-        if not uri:
-            raise UserError("a Milvus index needs the URI of a server, or a folder for its local file")
-        return MilvusIndex(vectors, uri, fields)
+        return MilvusIndex(vectors, milvus_uri(options, folder), fields)
     path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
     return FaissIndex(vectors, kind, path, option)
+
+
+def milvus_uri(options: IndexOptions, folder: Path | None) -> str:
+    """Return the server of an index in Milvus, or the local file in its folder.
+
+    Raises:
+        UserError: There is neither.
+    """
+    uri = options.milvus_uri or (folder and str(folder / "milvus.db"))
+    if not uri:
+        raise UserError("a Milvus index needs the URI of a server, or a folder for its local file")
+    return uri

@@ -61,7 +61,7 @@ def check_folder(folder: Path, option: str) -> None:
     Raises:
         UserError: As `claim_folder`.
     """
-    check_free(folder, option, _in_default_cache)
+    check_free(folder, option)
     try_folder(folder, option)
 
 
@@ -72,12 +72,8 @@ def claim_folder(folder: Path, option: str = "--cache_dir") -> Path:
         UserError: It holds other files, or cannot be created.
     """
     with writing(folder, option):
-        claim(folder, option, _in_default_cache)
+        claim(folder, option)
     return make_folder(folder, option)
-
-
-def _in_default_cache(folder: Path) -> bool:
-    return folder.is_relative_to(default_cache_folder(""))
 
 
 def try_folder(folder: Path, option: str) -> None:

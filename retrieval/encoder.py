@@ -1,13 +1,7 @@
 """The interface of an encoder, and loading one from a folder or the Hub."""
 
-import contextlib
-import hashlib
-import json
 import math
-import os
 import re
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -15,19 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, reason
 from revela_hub.pickles import encoder, model_json, model_kind, module_types
 from revela_hub.precision import in_fast_precision
-from revela_hub.retrieval.disk import default_cache_folder, key_of, make_folder, write_text
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer, SparseEncoder
 
 SERVED = ":served:"
 """Separates the identity of a model from that of a server that computed its vectors."""
-
-LARGE_FOLDER = 1 << 26
-"""Size in bytes from which the hash of a model folder is cached: hashing 64 MiB takes 0.1 s."""
 
 DOCUMENT_ENCODER = "document_encoder.json"
 """File in the document route of a model with two routes, with the identity of the model whose vectors it returns."""
@@ -37,9 +28,6 @@ DOCUMENT_ROUTE = re.compile(r"document_0_\w+")
 """Folder of the first module of the document route."""
 # Model types whose positions begin after the id of the padding token: a table of 514 has room for 512 tokens.
 _POSITIONS_AFTER_PADDING = "camembert data2vec-text longformer mpnet roberta xlm-roberta xlm-roberta-xl".split()
-# Files of a model folder that do not affect its vectors.
-_IGNORED_FILES = frozenset({"README.md", "LICENSE", ".gitattributes", "training_args.bin"})
-_IGNORED_FOLDERS = frozenset({"onnx", "openvino"})  # the same weights for other programs
 
 
 @runtime_checkable
@@ -127,7 +115,7 @@ def model_identity(name: str, max_seq_length: int | None = None) -> str:
     cut = "" if max_seq_length is None else f":{max_seq_length}"
     path = Path(model_in(name)).expanduser()
     if path.is_dir():
-        return f"folder@{_hash_folder(path)}{cut}"
+        return f"folder@{content_digest(path)[:32]}{cut}"
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -158,41 +146,6 @@ def document_identity(name: str, max_seq_length: int | None = None) -> str | Non
 def _hub_id(name: str) -> str:
     """Adds the default organisation, as sentence-transformers does."""
     return name if "/" in name else f"sentence-transformers/{name}"
-
-
-def _hash_folder(folder: Path) -> str:
-    """Hash the files' content; for a large folder, cache the hash until the size or time of a file changes."""
-    files = [
-        file
-        for file in sorted(path for path in folder.rglob("*") if path.is_file())
-        if file.name not in _IGNORED_FILES and not _IGNORED_FOLDERS.intersection(file.relative_to(folder).parts[:1])
-        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    ]
-    states = [file.stat() for file in files]
-    if sum(state.st_size for state in states) < LARGE_FOLDER:
-        return _hash_files(folder, files)
-    # With ctime: a copied file can keep its modification time, but not its ctime.
-    stamps = [(str(file), s.st_size, s.st_mtime_ns, s.st_ctime_ns) for file, s in zip(files, states, strict=True)]
-    kept = default_cache_folder("models") / f"{key_of(str(folder.resolve()), stamps)}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(kept.read_text(encoding="utf-8"))["hash"])
-    found = _hash_files(folder, files)
-    # A file that changes twice within the clock's resolution can keep its times.
-    if time.time() - max(max(state.st_mtime, state.st_ctime) for state in states) > 2:
-        with contextlib.suppress(UserError):
-            make_folder(kept.parent)
-            write_text(kept, json.dumps({"folder": str(folder), "hash": found}))
-    return found
-
-
-def _hash_files(folder: Path, files: Sequence[Path]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for file in files:
-        digest.update(os.fsencode(f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0"))
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def as_vectors(encoded: Any, count: int, *, normalize: bool) -> NDArray[np.float32]:

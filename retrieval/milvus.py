@@ -22,6 +22,8 @@ from revela_hub.retrieval.milvus_fields import BM25_WEIGHTS, ID, VECTOR, MilvusF
 from revela_hub.retrieval.stored_vectors import NumberedVectors
 from revela_hub.retrieval.top_k import Hits
 
+logger = logging.getLogger(__name__)
+
 INSERT = 1000
 """Vectors per call: Milvus accepts up to 64 MB at a time."""
 MAX_HITS = 16_384
@@ -46,8 +48,7 @@ class MilvusIndex:
         self._uri = uri
         self.fields = fields
         self.filter: str | None = None
-        key = vectors.key if fields is None else key_of(vectors.key, fields.key)
-        self._name = f"revela_hub_{key[:16]}"
+        self._name = collection_name(vectors.key, None if fields is None else fields.key)
         self._client = self._call(lambda: _client(uri))
         self._call(lambda: self._fill(vectors))
 
@@ -153,12 +154,7 @@ class MilvusIndex:
             raise
 
     def _call(self, action: Any) -> Any:
-        from pymilvus.exceptions import MilvusException
-
-        try:
-            return action()
-        except (MilvusException, OSError, ValueError) as error:
-            raise UserError(f"Milvus at {self._uri}: {_reason(error)}") from error
+        return _call(self._uri, action)
 
 
 class MilvusBM25:
@@ -185,6 +181,45 @@ class MilvusBM25:
     ) -> NDArray[np.float32]:
         """See `Ranker`."""
         return self._bm25.pair_scores(queries, queries_P, rows_P)
+
+
+def collection_name(vectors: str, fields: str | None) -> str:
+    """Return the name of the collection of vectors and fields with these keys."""
+    return f"revela_hub_{(vectors if fields is None else key_of(vectors, fields))[:16]}"
+
+
+def drop_collection(uri: str, name: str) -> None:
+    """Deletes the collection of a replaced index; a server that does not answer is a warning, as the new index is complete."""
+
+    def drop() -> None:
+        client = _client(uri)
+        if client.has_collection(name):
+            client.drop_collection(name)
+
+    try:
+        require("pymilvus")
+        _call(uri, drop)
+    except UserError as error:
+        logger.warning("the collection %s of the replaced index could not be deleted: %s", name, error)
+
+
+def check_connection(uri: str) -> None:
+    """Check before long work that Milvus answers.
+
+    Raises:
+        UserError: As `MilvusIndex`.
+    """
+    require("pymilvus")
+    _call(uri, lambda: _client(uri).close())
+
+
+def _call(uri: str, action: Any) -> Any:
+    from pymilvus.exceptions import MilvusException
+
+    try:
+        return action()
+    except (MilvusException, OSError, ValueError) as error:
+        raise UserError(f"Milvus at {uri}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

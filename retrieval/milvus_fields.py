@@ -41,6 +41,11 @@ def metadata_fields(passages: Passages) -> dict[str, str]:
     return kinds
 
 
+def fields_key(texts: str, metadata: Mapping[str, str], bm25: str | None, partition_key: str | None) -> str:
+    """Return `MilvusFields.key` of texts with this fingerprint; `bm25` is the key of the BM25 index."""
+    return key_of(texts, dict(metadata), bm25, partition_key)
+
+
 @dataclass(frozen=True)
 class MilvusFields:
     """The fields of passages besides their vectors.
@@ -60,8 +65,8 @@ class MilvusFields:
     @property
     def key(self) -> str:
         """Changes with any of the values."""
-        bm25 = self.bm25 and self.bm25.key
-        return key_of(self.passages.texts.fingerprint, dict(self.metadata), bm25, self.partition_key)
+        bm25 = None if self.bm25 is None else self.bm25.key
+        return fields_key(self.passages.texts.fingerprint, self.metadata, bm25, self.partition_key)
 
     def declare(self, schema: Any, indexes: Any) -> None:
         """Add the fields to the schema of a new collection and to the parameters of its indexes."""
@@ -80,16 +85,10 @@ class MilvusFields:
         """Return the fields of the passages from `start` up to, but not including, `stop`.
 
         Raises:
-            UserError: A passage has no value in the column that divides the collection.
+            UserError: As `check`.
         """
         stop = min(stop, len(self.passages))
-        rows: list[dict[str, Any]] = [{} for _ in range(start, stop)]
-        if self.metadata:
-            for number, values in enumerate(self.passages.metadata(range(start, stop))):
-                for name, kind in self.metadata.items():
-                    value = (values or {}).get(name)
-                    rows[number][name] = float(value) if kind == "double" and value is not None else value
-                self._check_partition(rows[number], start + number)
+        rows = [self._values(number) for number in range(start, stop)]
         if self.bm25 is not None:
             block = self._weights[start:stop]
             for number, row in enumerate(rows):
@@ -99,12 +98,34 @@ class MilvusFields:
                 row[BM25_WEIGHTS] = weights or {block.shape[1]: 1.0}
         return rows
 
-    def _check_partition(self, row: dict[str, Any], number: int) -> None:
-        if self.partition_key is not None and row[self.partition_key] is None:
-            raise UserError(
-                f"--milvus_partition_key {self.partition_key}: {self.passages.hit(number, 0.0).location} has no value in this column:"
-                " add one, or choose a column with a value in every row"
-            )
+    def check(self) -> None:
+        """Check the metadata of all passages before long work.
+
+        Raises:
+            UserError: A passage has a text that is too long for Milvus, or no value in the column that divides the collection.
+        """
+        for number in range(len(self.passages) if self.metadata else 0):
+            self._values(number)
+
+    def _values(self, number: int) -> dict[str, Any]:
+        """Return the metadata of a passage."""
+        [found] = self.passages.metadata([number])
+        values = {name: (found or {}).get(name) for name in self.metadata}
+        for name, value in values.items():
+            if isinstance(value, str) and len(value.encode()) > MAX_TEXT:
+                raise UserError(
+                    f"--metadata_columns {name}: {self.passages.hit(number, 0.0).location} has a text of"
+                    f" {len(value.encode()):,} bytes in this column, but Milvus allows {MAX_TEXT:,}: shorten it, or leave out the"
+                    " column"
+                )
+            if value is None and name == self.partition_key:
+                raise UserError(
+                    f"--milvus_partition_key {name}: {self.passages.hit(number, 0.0).location} has no value in this column:"
+                    " add one, or choose a column with a value in every row"
+                )
+            if value is not None and self.metadata[name] == "double":
+                values[name] = float(value)
+        return values
 
     @cached_property
     def _weights(self) -> Any:

@@ -24,6 +24,7 @@ ROWS = 8192
 FILE_BYTES = 1 << 28
 """Bytes of text and vectors from which a new file is started."""
 _SHARD = re.compile(r"passages-(\d{5})-of-(\d{5})-\d{5}\.parquet")
+_SOURCE = b"revela_hub.source"
 _TYPES = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "varchar": pa.string()}
 
 
@@ -82,18 +83,42 @@ def check_parquet_folder(folder: Path, metadata_columns: Iterable[str], num_shar
         )
 
 
+def check_other_shards(folder: Path, source: str, shard: int, num_shards: int) -> None:
+    """Check before long work that the files of the other shards have the same source as `write_passages_as_parquet` gets.
+
+    Raises:
+        UserError: A file has another source.
+    """
+    for file in sorted(folder.glob("*.parquet")):
+        other = int(_SHARD.fullmatch(file.name)[1])  # type: ignore[index]  # after `check_parquet_folder`
+        if other != shard and (pq.read_schema(file).metadata or {}).get(_SOURCE) != source.encode():
+            raise UserError(
+                f"{file} was written from another version of the corpus, or with another model, --max_length or --document_prompt:"
+                f" delete it, and encode it again with --num_shards {num_shards} --shard {other}"
+            )
+
+
 def write_passages_as_parquet(
-    passages: Passages, vectors: Vectors, folder: Path, *, start: int = 0, shard: int = 0, num_shards: int = 1
+    passages: Passages,
+    vectors: Vectors,
+    folder: Path,
+    *,
+    source: str,
+    start: int = 0,
+    shard: int = 0,
+    num_shards: int = 1,
 ) -> list[WrittenFile]:
     """Write passages and their vectors as the model returns them to `passages-<shard>-of-<shards>-<number>.parquet`.
 
-    Files of the same shard are replaced at the end. The vectors are those of its passages, which start at `start`.
+    Files of the same shard are replaced at the end. The vectors are those of its passages, which start at `start`. `source` changes
+    with the passages of all shards and with the model, and is kept in the files.
 
     Raises:
-        UserError: As `check_parquet_folder`; a column of metadata has values of several types; the disk is full.
+        UserError: As `check_parquet_folder` and `check_other_shards`; a column of metadata has values of several types; the disk is full.
     """
     types = metadata_types(passages) if "metadata" in passages.texts.columns else {}
     check_parquet_folder(folder, types, num_shards)
+    check_other_shards(folder, source, shard, num_shards)
     fields = [
         ("id", pa.int64()),
         ("text", pa.string()),
@@ -116,7 +141,7 @@ def write_passages_as_parquet(
             arrays = [pa.array(columns[name], kind) for name, kind in fields]
             vectors_RD = vectors.read(first, last)
             arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), vectors_RD.shape[1]))
-            yield pa.RecordBatch.from_arrays(arrays, names)
+            yield pa.RecordBatch.from_arrays(arrays, names).replace_schema_metadata({_SOURCE: source})
 
     prefix = f"passages-{shard:05}-of-{num_shards:05}-"
     earlier = {*folder.glob(f"{prefix}*.parquet")}

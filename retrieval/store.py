@@ -6,7 +6,8 @@
     canary-<hash>.json   16 passages with their vectors (`canary`)
     *.faiss, milvus.db   an approximate index, if there is one
 
-When an index of other passages is complete, the texts, canary and FAISS indexes of the earlier one are deleted.
+When an index is complete, the files of the one that it replaces are deleted: texts, canary, FAISS indexes, and its collection
+in Milvus. So are texts of `revela-hub encode` that no index uses.
 
 An index belongs to one model: opening it with another one raises an error.
 """
@@ -25,12 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
+from revela_hub.retrieval.bm25 import BM25Settings, bm25_key
 from revela_hub.retrieval.canary import SAME, Canary, finding, server_change, spread
-from revela_hub.retrieval.dense import VectorIndex, open_index
+from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
 from revela_hub.retrieval.disk import claim_folder, remove, write_text
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
+from revela_hub.retrieval.milvus import check_connection, collection_name, drop_collection
+from revela_hub.retrieval.milvus_fields import fields_key, metadata_fields, milvus_fields
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_store, document_vectors
 from revela_hub.retrieval.stored_vectors import Vectors
@@ -41,6 +44,9 @@ from revela_hub.retrieval.vectors import VectorStore, store_folder, vectors_key
 logger = logging.getLogger(__name__)
 
 METADATA = "index.json"
+DAY = 24 * 3600
+_CONTENT = re.compile(r"(?:texts|canary)-([0-9a-f]{32})\.(?:arrow|json|[a-z]+\.npy)")
+"""Files with the text of passages."""
 _DERIVED = re.compile(r"bm25-[0-9a-f]{16}|[a-z0-9]+-[0-9a-f]{16}\.faiss")
 """Indexes of one version of the texts, which a search builds again if they are missing."""
 
@@ -126,6 +132,10 @@ class PassageStore:
             self.check_fingerprint(fingerprint, model, documents=documents)
         self.passages = Passages(Texts(self.folder / f"texts-{self.metadata.texts}.arrow"))
         self.vectors = self._vectors()
+        self._canary: Canary | None = None
+        # Read now, because `revela-hub index` may replace the index while it is open.
+        with contextlib.suppress(UserError):  # missing or damaged: an error only if it is needed
+            self._canary = self.canary()
 
     def _vectors(self) -> Vectors:
         """Return the vectors; those of an index with changed files are looked up by their texts."""
@@ -248,7 +258,7 @@ class PassageStore:
         Raises:
             UserError: Its file is missing or damaged.
         """
-        return Canary.read(self.folder, self.metadata.canary)
+        return self._canary or Canary.read(self.folder, self.metadata.canary)
 
     def _similarities(self, canary: Canary, encoder: Encoder) -> NDArray[np.float64]:
         prompt, truncate_dim = self.metadata.document_prompt, self.metadata.options.truncate_dim
@@ -296,10 +306,12 @@ def build_store(
     passages = write(folder)
     if not len(passages):
         raise UserError("no passage contains any text")
-    fields = None
+    started, fields = passages.texts.path.stat().st_mtime, None
     if settings.index.type == "milvus":  # raises errors before the texts are encoded
         names = metadata_fields(passages) if "metadata" in passages.texts.columns else {}
-        fields = milvus_fields(passages, names, settings.index, folder)
+        if fields := milvus_fields(passages, names, settings.index, folder):
+            fields.check()
+        check_connection(milvus_uri(settings.index, folder))
     own = store_folder(folder, document_store(settings), settings.index.dtype)
     if not own.exists() and any(folder.glob("vectors-*")):
         logger.warning(
@@ -326,24 +338,45 @@ def build_store(
     )
     open_index(vectors, settings.index, folder=folder, option="--output_dir", fields=fields)
     write_text(folder / METADATA, metadata.to_json(), "--output_dir")
-    if earlier is not None and earlier.texts != metadata.texts:
+    _delete_texts(folder, metadata, max(written, started - DAY) if earlier else started)
+    if earlier is not None:
         keys = [each.key[:16] for each in (vectors, fields and fields.bm25) if each]
-        _delete_replaced(folder, earlier, written, keys)
+        _delete_replaced(folder, earlier, metadata, keys)
     return PassageStore(folder, settings.identity, model)
 
 
-def _delete_replaced(folder: Path, earlier: IndexMetadata, written: float, keys: list[str]) -> None:
-    """Delete the texts of the replaced index and its other files, so that removed passages do not stay on the disk.
+def _delete_texts(folder: Path, metadata: IndexMetadata, limit: float) -> None:
+    """Delete the texts and canaries that an index does not use, so that removed passages do not stay on the disk.
 
-    Searches that have opened these files can still read them. Texts newer than the replaced `index.json` are kept:
-    another process is building an index of them in this folder. Files whose name has one of the keys belong to the new index.
+    Searches that have opened these files can still read them. Files newer than the limit are kept: another process may be encoding
+    these texts or building an index of them in this folder.
     """
-    texts = f"texts-{earlier.texts}.", f"canary-{earlier.canary}."
     for path in sorted(folder.iterdir()):
+        found = _CONTENT.fullmatch(path.name)
         with contextlib.suppress(FileNotFoundError):  # another process deleted it
-            old = path.name.startswith(texts) and path.stat().st_mtime <= written
-            if old or (_DERIVED.fullmatch(path.name) and not any(key in path.name for key in keys)):
+            if found and found[1] not in (metadata.texts, metadata.canary) and path.stat().st_mtime <= limit:
                 remove(path)
+
+
+def _delete_replaced(folder: Path, earlier: IndexMetadata, metadata: IndexMetadata, keys: list[str]) -> None:
+    """Delete the FAISS and BM25 indexes of replaced texts, except those whose name has one of the keys, and the old collection."""
+    if earlier.texts != metadata.texts:
+        for path in sorted(folder.iterdir()):
+            if _DERIVED.fullmatch(path.name) and not any(key in path.name for key in keys):
+                remove(path)
+    # A collection of the same name may be the new one: the same server may have two addresses.
+    if earlier.options.type == "milvus" and (name := _collection(earlier)) != _collection(metadata):
+        drop_collection(milvus_uri(earlier.options, folder), name)
+
+
+def _collection(metadata: IndexMetadata) -> str:
+    """Return the name that the index's collection has in Milvus."""
+    texts, options, names = metadata.texts, metadata.options, metadata.metadata or {}
+    identity = f"{metadata.fingerprint} document {metadata.document_prompt!r}"
+    vectors = vectors_key(identity, options.dtype, texts, metadata.similarity == "cosine", options.truncate_dim)
+    bm25 = bm25_key(texts, BM25Settings()) if options.milvus_bm25 else None
+    fields = fields_key(texts, names, bm25, options.milvus_partition_key) if names or bm25 else None
+    return collection_name(vectors, fields)
 
 
 def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> RankerSettings:

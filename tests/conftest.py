@@ -68,15 +68,15 @@ def forked_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders are verified in a process of the fork server, except adapters, whose readers have peft."""
     from revela_hub.hub_cards.verify import verify as module
 
-    in_one_process = module._in_one_process
+    started = module._started
 
-    def quickly(tasks: list[dict[str, str | bool | None]], offline: bool, timeout: float | None) -> list[list[Any]]:
+    def quickly(scratch: Path, offline: bool) -> Any:
         without_hub = offline or os.environ.get("HF_HUB_OFFLINE") == "1"
-        plain = without_hub and not any(task["adapter_only"] for task in tasks)
+        plain = without_hub and not json.loads((scratch / "task").read_text())["adapter_only"]
         monkeypatch.setattr(module, "_PYTHON", python("readers") if plain else (sys.executable,))
-        return in_one_process(tasks, offline, timeout)
+        return started(scratch, offline)
 
-    monkeypatch.setattr(module, "_in_one_process", quickly)
+    monkeypatch.setattr(module, "_started", quickly)
 
 
 @pytest.fixture(autouse=True)

@@ -124,6 +124,15 @@ def test_what_is_no_file_is_as_it_was() -> None:
         raise MemoryError
 
 
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    with pytest.raises(UserError, match=f"cannot load it: {tmp_path} holds no model: config.json is missing"):
+        with loading("cannot load it", tmp_path):
+            raise ValueError(f"{tmp_path} (None) is not an encoder")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert damaged_file(tmp_path) is None
+
+
 def test_weights_that_may_not_be_read_are_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.safetensors").touch()
 

@@ -4,8 +4,6 @@ Libraries load the modules in modules.json by their exact names, and silently pi
 these cases readers would get other vectors than the author.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 The rules are an allow-list.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -36,6 +34,7 @@ _PICKLE = re.compile(r".*\.(bin|pt|pth|pkl|pickle|ckpt|joblib|dill|npy|npz|ot)",
 _OTHER_FORMAT = re.compile(
     r"(pytorch_model.*\.bin|tf_model.*|flax_model.*|rust_model\.ot|.*\.(onnx|onnx_data|h5|msgpack))"
 )
+MODEL, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
 _OTHER_FORMAT_FOLDERS = {"onnx", "openvino"}
 _ONNX = re.compile(r"model\.onnx(_data)?|model_quantized\.onnx")  # the names that other programs look for
 _SIBLING = re.compile(r"^\s*from\s+\.(\w+)\s+import", re.MULTILINE)  # transformers copies only these imports
@@ -44,18 +43,12 @@ _IGNORED = {".git", ".gitattributes", ".gitignore", ".cache", "__pycache__", ".r
 
 @dataclass
 class Contents:
-    """The files of a folder.
+    """The files of a folder."""
 
-    Attributes:
-        included: path in the model -> file, for files that belong to the model.
-        skipped: path -> reason, for all other files.
-        links: problems with symbolic links.
-        pickles: the skipped files that can run code when loaded, except weights that also exist as safetensors.
-    """
-
-    included: dict[str, Path] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    links: list[str] = field(default_factory=list)
+    included: dict[str, Path] = field(default_factory=dict)  # path in the model -> file, for files of the model
+    skipped: dict[str, str] = field(default_factory=dict)  # path -> reason, for all other files
+    links: list[str] = field(default_factory=list)  # problems with symbolic links
+    # The skipped files that can run code when loaded, except weights that also exist as safetensors.
     pickles: list[str] = field(default_factory=list)
 
     def copy_to(self, target: Path, *, links: bool = False) -> None:

@@ -1,7 +1,5 @@
 """Check a model folder by reading its files: complete weights, no local path, no secret, only imports that readers have."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -39,7 +37,7 @@ class Check(NamedTuple):
     detail: str
 
     @classmethod
-    def of(cls, name: str, faults: Iterable[str], fine: str) -> Check:
+    def of(cls, name: str, faults: Iterable[str], fine: str) -> "Check":
         """Return a check that fails with the first of the faults; without a fault its detail is `fine`."""
         fault = next(iter(faults), "")
         return cls(name, not fault, fault or fine)

@@ -3,8 +3,6 @@
 `contents.py` decides by name whether a file belongs to a model; here its content must match.
 """
 
-from __future__ import annotations
-
 import mmap
 import pickletools
 import re

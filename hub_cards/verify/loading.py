@@ -1,18 +1,19 @@
 """Load the model of a folder as its documentation says, and encode texts with it."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from runpy import run_path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto import modeling_auto as auto
 
 from .contents import read_json
 from .progress import doing
 from .texts import LONGEST_PROBE, SHORT
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class UnknownKind(ValueError):
@@ -50,7 +51,6 @@ class Loaded:
 
     def _load_sentence_transformers(self, folder: Path, trust_remote_code: bool) -> None:
         import sentence_transformers
-        from transformers import PreTrainedTokenizerBase
 
         self.how = f"{self.kind}(...)"
         load = getattr(sentence_transformers, self.kind)
@@ -62,8 +62,6 @@ class Loaded:
         self.prompts = {name: text for name, text in (getattr(self.module, "prompts", None) or {}).items() if text}
 
     def _load_transformers(self, folder: Path, trust_remote_code: bool) -> None:
-        import transformers
-
         config = read_json(folder / "config.json", {})
         names = [name for name in config.get("architectures") or () if isinstance(name, str)]
         own = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
@@ -84,8 +82,6 @@ class Loaded:
 
     def encode(self, kind: str, texts: list[str], **options: Any) -> np.ndarray:
         """Return (n_texts, d) float32 vectors of one of the `kinds`, computed in one batch with options of `encode_query`."""
-        import numpy as np
-
         more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
         doing(f"encoding {texts[0][:30]!r}{more}")
         if not self.kind:
@@ -93,8 +89,6 @@ class Loaded:
                 return np.asarray(self.vectors(self.module, self.tokenizer, kind, texts).numpy())
             return np.concatenate([self._last_states(batch) for batch in self._batches(texts)])
         if self.kind == "CrossEncoder":
-            import torch
-
             pairs = [(SHORT, text) for text in texts]
             scores = self.module.predict(pairs, batch_size=len(texts), activation_fn=torch.nn.Identity())
             return np.asarray(scores, dtype=np.float32).reshape(len(texts), -1)
@@ -112,12 +106,6 @@ class Loaded:
         """Return the number of tokens that can be encoded with a number of operations, at two per weight and token."""
         return int(operations / (2 * max(self.parameters, 1)))
 
-    def encode_all(self, kind: str, texts: list[str]) -> np.ndarray:
-        """Return the same as `encode`, with the last text in its own batch."""
-        import numpy as np
-
-        return np.concatenate([self.encode(kind, texts[:-1]), self.encode(kind, texts[-1:])])
-
     def _batches(self, texts: list[str]) -> list[list[str]]:
         # Without special tokens an empty text has no tokens.
         texts = [text or "a" for text in texts]
@@ -125,8 +113,6 @@ class Loaded:
         return [texts] if self.tokenizer.pad_token is not None or not self.causal else [[text] for text in texts]
 
     def _last_states(self, texts: list[str]) -> np.ndarray:
-        import torch
-
         tokens = self.tokenizer(texts, padding=len(texts) > 1, truncation=True, return_tensors="pt")
         with torch.no_grad():
             states = self.module(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask)[0]
@@ -154,9 +140,6 @@ def text_limit(module: Any, tokenizer: Any) -> int:
 
 
 def _is_causal(module: Any, config: dict[str, Any]) -> bool:
-    from transformers import PreTrainedModel
-    from transformers.models.auto import modeling_auto as auto
-
     inner = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
     family = getattr(getattr(inner, "config", None), "model_type", None)
     if family in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

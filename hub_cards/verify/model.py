@@ -1,20 +1,21 @@
 """Check a loaded model: all weights are there and as in the files, and its embeddings are right (`vectors.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import PreTrainedModel
 
 from .files import Check
 from .loading import Loaded, UnknownKind
 from .onnx_files import check_onnx
 from .texts import LONGEST_PROBE, SENTENCE, SHORT, many_texts
 from .vectors import check_vectors, difference
-
-if TYPE_CHECKING:
-    import torch
 
 _HALF = {"torch.float16", "torch.bfloat16"}
 _MAX_HALF_OPERATIONS = 2e11  # per batch in half precision, which many processors do not support natively
@@ -55,28 +56,21 @@ def check_model(
 
 # --- weights
 
-_LOADS: list[tuple[Any, dict[str, Any]]] = []
-
 
 def _record_loads() -> list[tuple[Any, dict[str, Any]]]:
     """Record each model that transformers loads, and its missing, unexpected and mismatched weights."""
-    from transformers import PreTrainedModel
-
-    _LOADS.clear()
+    loads: list[tuple[Any, dict[str, Any]]] = []
     original = PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
-    if getattr(original, "records", False):
-        return _LOADS
 
     def recording(cls: type, *args: Any, **kwargs: Any) -> Any:
         wanted = kwargs.pop("output_loading_info", False)
         model, report = original(cls, *args, output_loading_info=True, **kwargs)
         model.loaded_from = kwargs.get("subfolder") or ""  # the folder of a Router's route
-        _LOADS.append((model, report))
+        loads.append((model, report))
         return (model, report) if wanted else model
 
-    recording.records = True  # type: ignore[attr-defined]
     PreTrainedModel.from_pretrained = classmethod(recording)  # type: ignore[assignment]
-    return _LOADS
+    return loads
 
 
 def _weights_check(folder: Path, model: Loaded, loads: list[tuple[Any, dict[str, Any]]], adapter_only: bool) -> Check:
@@ -117,8 +111,6 @@ def _and_more(names: set[str]) -> str:
 
 def _is_used(model: Loaded, part: Any, name: str) -> bool:
     """Return whether the embeddings depend on a weight, unlike on BERT's pooler."""
-    import torch
-
     tensor = part.state_dict().get(name)
     if tensor is None:
         return True
@@ -139,9 +131,6 @@ def _architecture(part: Any) -> str:
 
 def _whole(part: Any) -> Any:
     """Return the model that config.json names, without weights, if transformers has its class; otherwise the part."""
-    import torch
-    import transformers
-
     whole = getattr(transformers, _architecture(part), type(part))
     if not whole.__module__.startswith("transformers."):
         return part
@@ -151,8 +140,6 @@ def _whole(part: Any) -> Any:
 
 def _stored(folder: Path, part: Any) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     """Yield the name of each tensor in the files of a loaded model, and a function that reads it."""
-    from safetensors import safe_open
-
     for file in sorted((folder / part.loaded_from).glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
@@ -161,8 +148,6 @@ def _stored(folder: Path, part: Any) -> Iterator[tuple[str, Callable[[], torch.T
 
 def _untied(folder: Path, part: Any) -> Iterator[str]:
     """Yield tied matrices that differ in the file: which one is used depends on the library."""
-    import torch
-
     whole = _whole(part)
     prefix, ties = f"{whole.base_model_prefix}.", getattr(whole, "all_tied_weights_keys", None) or {}
     pairs = [(one.removeprefix(prefix), two.removeprefix(prefix)) for one, two in ties.items()]
@@ -175,8 +160,6 @@ def _untied(folder: Path, part: Any) -> Iterator[str]:
 
 
 def _compared_with_files(folder: Path, model: Any) -> Iterator[tuple[str, bool]]:
-    import torch
-
     loaded, prefix = model.state_dict(), f"{model.base_model_prefix}."
     for name, read in _stored(folder, model):
         tensor = loaded.get(name, loaded.get(name.removeprefix(prefix)))
@@ -208,8 +191,6 @@ def _in_stored_type(model: Loaded) -> list[tuple[str, list[str], Any]]:
 
 def stored_type_check(model: Loaded, stored: list[tuple[str, list[str], Any]]) -> Check:
     """Compare embeddings in half precision, which readers get on a GPU, with those in float32."""
-    import numpy as np
-
     kind, largest = model.dtype.removeprefix("torch."), 0.0
     for label, texts, vectors in stored:
         if not np.isfinite(vectors).all():

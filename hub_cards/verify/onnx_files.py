@@ -1,21 +1,20 @@
 """Check that the ONNX files of a model give the model's vectors when they are loaded as the card says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
+
+from .contents import MODEL, QUANTIZED
 from .files import Check
 from .loading import Loaded
 from .progress import doing
 from .texts import probe_texts
+from .vectors import difference
 
-if TYPE_CHECKING:
-    import numpy as np
-
-MODEL, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
 # Largest difference of a coordinate of a unit vector that another order of additions can make.
 _TOLERANCE = 1e-4
 # Lowest cosine between a vector of int8 weights and the model's. all-MiniLM-L6-v2 has 0.988.
@@ -34,7 +33,6 @@ class OnnxModel:
 
     def __init__(self, file: Path, tokenizer: Any, max_length: int, modules: Sequence[Any] = ()) -> None:
         import onnxruntime
-        import torch
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -46,15 +44,11 @@ class OnnxModel:
 
     def encode(self, texts: list[str]) -> np.ndarray:
         """Return the vectors (n_texts, d), computed in one batch."""
-        import numpy as np
-
         tokens = self._tokenizer(texts, padding=True, truncation=True, max_length=self._max_length, return_tensors="np")
         inputs = {one.name: tokens[one.name].astype(np.int64) for one in self._session.get_inputs()}
         found = np.asarray(self._session.run([self._output], inputs)[0])
         if self._output == "sentence_embedding":
             return found
-        import torch
-
         features = {
             "token_embeddings": torch.from_numpy(found),
             "attention_mask": torch.from_numpy(tokens["attention_mask"]),
@@ -66,8 +60,6 @@ class OnnxModel:
 
 def lowest_cosine(got: np.ndarray, expected: np.ndarray) -> float:
     """Return the lowest cosine between two vectors of the same text."""
-    import numpy as np
-
     norms = np.linalg.norm(got, axis=1) * np.linalg.norm(expected, axis=1)
     return float(((got * expected).sum(axis=1) / np.maximum(norms, 1e-12)).min())
 
@@ -100,10 +92,6 @@ def check_onnx(folder: Path, model: Loaded) -> Iterator[Check]:
 
 def _compared(name: str, onnx: OnnxModel, model: Loaded) -> tuple[str, str]:
     """Return the fault of an ONNX file, or an empty string, and a summary."""
-    import numpy as np
-
-    from .vectors import difference
-
     texts = [text for text in probe_texts(model.max_length) if text]
     worst, lowest = 0.0, 1.0
     for kind in model.kinds:

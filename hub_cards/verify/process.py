@@ -1,7 +1,5 @@
 """The process in which a model is verified, with only the packages that readers have installed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -18,14 +16,13 @@ from typing import Any
 
 from .contents import of_type, read_json
 from .files import Check, check_files
-from .model import check_model
 from .progress import doing, doing_now, report_to
 
 
 def run(task: dict[str, Any]) -> None:
-    """Run all checks of one folder, and write them to the task's answer file as a list of [name, ok, detail].
+    """Run all checks of a folder, and write them to the task's answer file as a list of [name, ok, detail].
 
-    The last entry is `END`; without it the process ended early, whatever its exit status.
+    Without the file the process ended early, whatever its exit status.
     """
     folder = Path(task["folder"])
     checks: list[Check] = []
@@ -33,10 +30,12 @@ def run(task: dict[str, Any]) -> None:
     try:
         doing("reading the files")
         modules = hide_other_packages(_requirements(folder))
+        from .model import check_model  # imports large libraries, which look for optional packages
+
         checks += check_files(folder, modules, adapter_only=task["adapter_only"], offline=task["offline"])
         if all(check.ok for check in checks if check.name in ("folder", "remote code", "adapters")):
             reference = Path(task["reference"]) if task["reference"] else None
-            vectors = Path(task["vectors"]) if task.get("vectors") else None
+            vectors = Path(task["vectors"]) if task["vectors"] else None
             for check in check_model(folder, task["trust_remote_code"], task["adapter_only"], reference, vectors):
                 checks.append(check)  # one by one, to keep the checks before an exception
     except Exception as error:  # readers would get the same error
@@ -45,13 +44,10 @@ def run(task: dict[str, Any]) -> None:
     except BaseException as error:  # the model's code ends the process
         checks.append(Check("process", False, f"loading the model raises {type(error).__name__}"))
     finally:
-        rows = [(check.name, check.ok, check.detail[:_MAX_DETAIL]) for check in [*checks, END]]
-        file = Path(task["answers"])
-        file.with_suffix(".part").write_text(json.dumps(rows), encoding="utf-8")
-        os.replace(file.with_suffix(".part"), file)  # atomically, because the parent waits for the file
+        rows = [(check.name, check.ok, check.detail[:_MAX_DETAIL]) for check in checks]
+        Path(task["answers"]).write_text(json.dumps(rows), encoding="utf-8")
 
 
-END = Check("end", True, "")
 _MAX_DETAIL = 2000  # characters; it may contain names from the folder
 
 
@@ -89,8 +85,6 @@ def hide_other_packages(requirements: Iterable[str]) -> frozenset[str]:
 
     Readers have the standard library, transformers, sentence-transformers, the given packages, and their requirements.
     """
-    # Find all packages again, if another folder was verified before.
-    sys.meta_path[:] = [finder._finder if type(finder) is _Only else finder for finder in sys.meta_path]
     wanted, packages = ["transformers", "sentence-transformers", *requirements], set()
     while wanted:
         name = _canonical(wanted.pop())
@@ -138,8 +132,8 @@ class _Only:
         self._finder, self._packages, self._importable = finder, packages, modules
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        # _sysconfigdata_* is the only module of the standard library whose name depends on the machine.
-        known = name.partition(".")[0] in self._importable or name.startswith("_sysconfigdata_")
+        # _sysconfigdata_* is the only module of the standard library whose name depends on the machine; and these modules.
+        known = name.partition(".")[0] in self._importable or name.startswith(("_sysconfigdata_", f"{__package__}."))
         return self._finder.find_spec(name, path, target) if known else None
 
     def find_distributions(self, *context: Any) -> Iterator[Any]:

@@ -1,14 +1,12 @@
 """Record the current step of the verification in a file, for the message after a timeout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _FILE: list[Path] = []
 
 
 def report_to(file: Path) -> None:
-    """Set the file for the folder that is verified next."""
+    """Set the file."""
     _FILE[:] = [file]
 
 

@@ -4,8 +4,6 @@ The rules in `token_rules.py` are based on the prefixes that services publish fo
 decoded first.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """The texts on which a model is verified."""
 
-from __future__ import annotations
-
 LONGEST_PROBE = 4096  # words; longer maximum lengths are not tested
 SENTENCE = "Rivers carry sediment from the mountains to the sea, where it settles layer upon layer and turns to rock. "
 SHORT = "What is the capital of France?"

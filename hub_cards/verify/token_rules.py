@@ -4,8 +4,6 @@ We do not use the package detect-secrets (1.5.0), because it does not detect tok
 entropy rules report vocabularies. All of its rules by prefix are included here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,10 +1,12 @@
 """Check the tokenizer of a model: its vocabulary, special tokens, files and maximum length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from .contents import auto_maps, read_json
 from .files import Check
@@ -48,8 +50,6 @@ def _token_faults(model: Loaded, rows: int) -> Iterator[str]:
 
 
 def _embedding_rows(module: Any) -> int:
-    from transformers import PreTrainedModel
-
     for part in module.modules():
         if isinstance(part, PreTrainedModel):
             try:
@@ -64,16 +64,12 @@ def _embedding_rows(module: Any) -> int:
 
 def tokenizers_of(model: Loaded) -> list[Any]:
     """Return the tokenizers of transformers in a model, one per route."""
-    from transformers import PreTrainedTokenizerBase
-
     parts = [model.tokenizer, *(getattr(part, "tokenizer", None) for part in model.module.modules())]
     return list({id(part): part for part in parts if isinstance(part, PreTrainedTokenizerBase)}.values())
 
 
 def _contradictions(tokenizer: Any, model: Loaded) -> Iterator[str]:
     """Yield where two files, or a file and the library, give different tokens for the same text."""
-    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
-
     folder = Path(tokenizer.name_or_path)
     config = read_json(folder / "tokenizer_config.json", {})
     if config and not any(where.endswith("tokenizer_config.json") for where, _ in auto_maps(folder)):
@@ -104,8 +100,6 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 def _other_tokens(tokenizer: Any, folder: Path) -> Iterator[str]:
     """Yield whether transformers gives other tokens than tokenizer.json, which text-embeddings-inference reads."""
-    from tokenizers import Tokenizer
-
     stored = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stored.no_padding()
     stored.no_truncation()

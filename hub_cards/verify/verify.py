@@ -5,8 +5,6 @@ folder, so it gets a time limit, an environment without secrets, and no terminal
 and `model.py` (the loaded model).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,18 +12,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from revela_hub.hub_cards.verify.contents import read_json
 from revela_hub.hub_cards.verify.files import Check
 from revela_hub.scratch import scratch_folder
 
 # Imports this folder under another name, so that the process does not import the package itself.
 _CHILD = """
-import json, sys, types
+import json, os, sys, types
 package = types.ModuleType("verification")
 package.__path__ = [sys.argv[1]]
 sys.modules["verification"] = package
@@ -33,8 +31,8 @@ from verification.process import end_with, limit_memory, run
 limit_memory()
 if len(sys.argv) > 3:
     end_with(int(sys.argv[3]))
-for task in json.load(open(sys.argv[2], encoding="utf-8")):
-    run(task)
+run(json.load(open(sys.argv[2], encoding="utf-8")))
+os._exit(0)  # not waiting for threads of the model
 """
 
 # Environment variables of the process: locations of programs and caches, language, threads, mirror and certificates. All
@@ -80,73 +78,35 @@ def verify(
     Returns:
         The checks in order, up to a fault that makes the following ones pointless.
     """
-    task: dict[str, str | bool | None] = {
-        "folder": str(Path(folder).resolve()),
-        "trust_remote_code": trust_remote_code,
-        "adapter_only": adapter_only,
-        "reference": str(Path(reference).resolve()) if reference else None,
-        "vectors": str(vectors) if vectors else None,
-    }
-    return verify_all([task], offline=offline, timeout=timeout)[0]
-
-
-def verify_all(
-    tasks: list[dict[str, str | bool | None]], *, offline: bool = True, timeout: float | None = None
-) -> list[list[Check]]:
-    """Verify several folders in one clean process; each task has the arguments of `verify`, with absolute paths.
-
-    If a folder ends the process or exceeds its time limit, another process continues with the next folder.
-    """
-    results: list[list[Check]] = []
-    while len(results) < len(tasks):
-        results += _in_one_process(tasks[len(results) :], offline, timeout)
-    return results
-
-
-def _in_one_process(
-    tasks: list[dict[str, str | bool | None]], offline: bool, timeout: float | None
-) -> list[list[Check]]:
-    """Return the checks of the first folders, up to the one at which the process ended."""
     with scratch_folder("verify") as scratch:
-        answers = [Path(scratch, f"{number}.json") for number in range(len(tasks))]
-        todo = [task | {"answers": str(a), "offline": offline} for task, a in zip(tasks, answers, strict=True)]
-        Path(scratch, "tasks").write_text(json.dumps(todo, default=str), encoding="utf-8")
-        limits = [timeout or _seconds(Path(str(task["folder"]))) for task in tasks]
-        with _started(scratch, offline) as (process, stderr):
-            late = _wait(process, answers, limits)
-        results: list[list[Check]] = []
-        for file, limit in zip(answers, limits, strict=True):
-            found = [Check(*row) for row in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
-            if found and found[-1].name == "end":
-                results.append(found[:-1])
-                continue
-            if late:
-                return [*results, [*found, Check("time", False, _timeout_message(file, limit))]]
-            last = (bytes(stderr).decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1][:400]
-            fault = f"the verifying process ended early with status {process.returncode}: {last}"
-            return [*results, [*found, Check("process", False, fault)]]
-        return results
+        answers, limit = scratch / "answers.json", timeout or _seconds(Path(folder))
+        task = {
+            "folder": str(Path(folder).resolve()),
+            "trust_remote_code": trust_remote_code,
+            "adapter_only": adapter_only,
+            "reference": str(Path(reference).resolve()) if reference else None,
+            "vectors": str(vectors) if vectors else None,
+            "offline": offline,
+            "answers": str(answers),
+        }
+        (scratch / "task").write_text(json.dumps(task), encoding="utf-8")
+        late = True
+        with _started(scratch, offline) as (process, stderr), suppress(subprocess.TimeoutExpired):
+            process.wait(limit)
+            late = False
+        if rows := read_json(answers):
+            return [Check(*row) for row in rows]
+        if late:
+            return [Check("time", False, _timeout_message(answers, limit))]
+    last = (bytes(stderr).decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1][:400]
+    fault = f"the verifying process ended early with status {process.returncode}: {last}"
+    return [Check("process", False, fault)]
 
 
 def _seconds(folder: Path) -> float:
     """Return the time limit for a folder, by the size of its weights."""
     size = sum(file.stat().st_size for file in sorted(folder.rglob("*.safetensors")) if file.is_file())
     return _SECONDS + _SECONDS_PER_GB * size / 1e9
-
-
-def _wait(process: subprocess.Popen[bytes], answers: list[Path], limits: list[float]) -> bool:
-    """Wait for the answers; return whether one exceeds its time limit."""
-    for file, limit in zip(answers, limits, strict=True):
-        end = time.monotonic() + limit
-        while not file.exists():
-            if process.poll() is not None:
-                return False
-            if time.monotonic() > end:
-                return True
-            time.sleep(0.05)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(10)  # other threads may delay its end
-    return False
 
 
 def _timeout_message(answers: Path, limit: float) -> str:
@@ -166,7 +126,7 @@ def _started(scratch: Path, offline: bool) -> Iterator[tuple[subprocess.Popen[by
     """
     reading, writing = os.pipe()
     watched = (reading,) if os.name == "posix" else ()
-    command = [*_PYTHON, "-c", _CHILD, str(Path(__file__).resolve().parent), str(Path(scratch, "tasks"))]
+    command = [*_PYTHON, "-c", _CHILD, str(Path(__file__).resolve().parent), str(Path(scratch, "task"))]
     stderr = bytearray()
     try:
         process = subprocess.Popen(

@@ -1,7 +1,5 @@
 """Check weights by the headers of their files: complete files, all shards, no unmerged adapter."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -1,7 +1,5 @@
 """Export and publish checkpoints of any method; the methods are listed in `trainers/methods.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -48,7 +46,8 @@ def export_checkpoint(
     for folder in [output / name for name in [*method.folders, *(["lm"] if lm else [])]]:
         if of_a_run and folder.exists() and output.resolve() != checkpoint.resolve():
             raise UserError(f"{folder} is the exported model of the run in {output}: choose another --output_dir")
-        check_free(folder, "--output_dir", lambda folder: of_a_run or (folder / OURS).is_dir())
+        if not (folder.is_dir() and (of_a_run or (folder / OURS).is_dir())):
+            check_free(folder, "--output_dir")
     export_parts(method, checkpoint, output, lm=lm, assembly=Assembly(max_length=max_length, dtype=dtype))
     return output
 

@@ -35,9 +35,11 @@ def content_digest(path: Path) -> str:
 
 
 def _is_content(file: Path, folder: Path) -> bool:
-    """Whether a file counts as content: not hidden, not a README or licence."""
+    """Whether a file counts as content: not hidden, no README, licence or arguments, not a model's weights for other programs."""
+    parts = file.relative_to(folder).parts
     return (
         file.is_file()
-        and file.name not in ("README.md", "LICENSE")
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        and file.name not in ("README.md", "LICENSE", "training_args.bin")
+        and parts[0] not in ("onnx", "openvino")
+        and not any(part.startswith(".") for part in parts)
     )

@@ -194,7 +194,7 @@ def _hub_failure(error: BaseException) -> str | None:
 
 
 def damaged_file(model: str | Path) -> str | None:
-    """Return the first damaged file or missing module of a model, or that it is only an adapter; None if nothing is wrong.
+    """Return the first damaged or missing file of a model, or that it is only an adapter; None if nothing is wrong.
 
     Args:
         model: A folder, or the id of a model in the Hub's cache.
@@ -225,6 +225,8 @@ def damaged_file(model: str | Path) -> str | None:
     names = {file.name for file in folder.iterdir()}
     if "adapter_config.json" in names and not names & {"config.json", "modules.json"}:
         return ADAPTER
+    if not names & {"config.json", "modules.json", "tokenizer.json", "tokenizer_config.json"}:
+        return f"{folder} holds no model: config.json is missing"
     return _missing_module(folder)
 
 

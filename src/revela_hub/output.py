@@ -6,7 +6,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 QUIET = "TQDM_DISABLE"  # this variable also turns off the progress bars of libraries
 
@@ -38,7 +38,13 @@ def quiet(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def any_text() -> Iterator[None]:
-    r"""Escape characters that the encoding of the output does not support, e.g. `\udcff` in a file name."""
+    r"""Escape characters that the encoding of the output does not support, e.g. `\udcff` in a file name.
+
+    Bytes of standard input that are not in its encoding become U+FFFD.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        with suppress(io.UnsupportedOperation):  # a program that calls `main` has read from it
+            sys.stdin.reconfigure(errors="replace")
     streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
     before = [stream.errors for stream in streams]
     for stream in streams:

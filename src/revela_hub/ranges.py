@@ -21,28 +21,30 @@ ValueError: dropout must be a finite number, not nan
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterator
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Interval
 
-PositiveInt = Annotated[int, Ge(1)]
-PositiveFloat = Annotated[float, Gt(0)]
-NonNegativeInt = Annotated[int, Ge(0)]
-NonNegativeFloat = Annotated[float, Ge(0)]
+PositiveInt = Annotated[int, Interval(ge=1)]
+PositiveFloat = Annotated[float, Interval(gt=0)]
+NonNegativeInt = Annotated[int, Interval(ge=0)]
+NonNegativeFloat = Annotated[float, Interval(ge=0)]
 Share = Annotated[float, Interval(gt=0, lt=1)]
 Weight = Annotated[float, Interval(gt=0, le=1)]
 Probability = Annotated[float, Interval(ge=0, lt=1)]  # of dropout, which must leave something
-TextLength = Annotated[int, Ge(4)]  # tokens, including special tokens at both ends
+TextLength = Annotated[int, Interval(ge=4)]  # tokens, including special tokens at both ends
 GroupSize = Annotated[int, Interval(ge=1, le=4096)]  # chunks that are compared with each other, at quadratic cost
 Negatives = Annotated[int, Interval(ge=1, le=1024)]  # one column each
 Layers = Annotated[int, Interval(ge=1, le=256)]
 Latents = Annotated[int, Interval(ge=1, le=65_536)]
 Rank = Annotated[int, Interval(ge=1, le=1_000_000)]
 Port = Annotated[int, Interval(ge=1, le=65_535)]
-TwoOrMore = Annotated[int, Ge(2)]
+TwoOrMore = Annotated[int, Interval(ge=2)]
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # the seeds that numpy accepts
 
+_WORDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 # The fields of transformers' TrainingArguments, which declare no ranges. With 0 steps or epochs nothing is trained; with -1
 # steps the number of epochs decides.
 INHERITED: dict[str, Any] = {
@@ -62,7 +64,7 @@ INHERITED: dict[str, Any] = {
     "learning_rate": NonNegativeFloat,
     "logging_steps": PositiveFloat,
     "max_grad_norm": NonNegativeFloat,
-    "max_steps": Annotated[int, Ge(-1)],
+    "max_steps": Annotated[int, Interval(ge=-1)],
     "neftune_noise_alpha": NonNegativeFloat,
     "num_train_epochs": Annotated[float, Interval(ge=0, le=1_000_000)],
     "per_device_eval_batch_size": PositiveInt,
@@ -122,30 +124,21 @@ def limits(hint: Any) -> str:
 
 def _intervals(hint: Any) -> Iterator[Interval]:
     """Yield the ranges in a type such as `PositiveInt | None` or `list[PositiveFloat]`."""
-    if get_origin(hint) is Annotated:
-        for part in hint.__metadata__:
-            if isinstance(part, Interval):
-                yield part
-            elif isinstance(part, Gt):
-                yield Interval(gt=part.gt)
-            elif isinstance(part, Ge):
-                yield Interval(ge=part.ge)
+    for part in getattr(hint, "__metadata__", ()):
+        if isinstance(part, Interval):
+            yield part
     for part in get_args(hint):
         yield from _intervals(part)
 
 
+def _ends(interval: Interval) -> Iterator[tuple[str, Any]]:
+    """Yield the ends of a range, by the name of the comparison with them."""
+    return ((name, end) for name in _WORDS if (end := getattr(interval, name)) is not None)
+
+
 def _holds(interval: Interval, number: Any) -> bool:
-    return (
-        (interval.gt is None or number > interval.gt)
-        and (interval.ge is None or number >= interval.ge)
-        and (interval.lt is None or number < interval.lt)
-        and (interval.le is None or number <= interval.le)
-    )
+    return all(getattr(operator, name)(number, end) for name, end in _ends(interval))
 
 
 def _in_words(interval: Interval) -> str:
-    lower = [f"above {interval.gt}"] if interval.gt is not None else []
-    lower += [f"at least {interval.ge}"] if interval.ge is not None else []
-    upper = [f"below {interval.lt}"] if interval.lt is not None else []
-    upper += [f"at most {interval.le}"] if interval.le is not None else []
-    return " and ".join(lower + upper)
+    return " and ".join(f"{_WORDS[name]} {end}" for name, end in _ends(interval))

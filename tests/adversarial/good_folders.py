@@ -1,6 +1,6 @@
 """Folders in which `revela-hub check` has nothing to find: tiny random models of all families, as their libraries save them.
 
-    python tests/adversarial/good_folders.py            # builds them in a temporary folder, checks all in one process, prints a table
+    python tests/adversarial/good_folders.py            # builds them in a temporary folder, checks them, prints a table
 
 A row with a failed check is a false alarm: the 51 folders have no false alarm. The folders are also what
 `hostile_publish.py` plants its faults in.
@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,12 @@ from sentence_transformers.sentence_transformer.modules import LayerNorm, Poolin
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from fork_server import python
+
 from revela_hub.hub_cards.method import vectors_of
-from revela_hub.hub_cards.verify.verify import verify_all
+from revela_hub.hub_cards.verify import verify as verify_module
+from revela_hub.hub_cards.verify.verify import verify
 from revela_hub.trainers.methods import METHODS
 
 TEXTS = (
@@ -386,14 +392,10 @@ def build(root: Path, names: list[str] | None = None) -> dict[str, Path]:
     return folders
 
 
-def tasks(folders: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """For `verify_all`."""
-    for folder in folders.values():
-        trust = any(folder.glob("*.py"))
-        vectors = vectors_of(folder, METHODS)
-        yield {"folder": str(folder), "trust_remote_code": trust, "adapter_only": False, "reference": None} | {
-            "vectors": str(vectors) if vectors else None
-        }
+def forked() -> None:
+    """Verify in processes of the fork server, which has imported the libraries."""
+    os.environ.setdefault("HF_HOME", tempfile.mkdtemp())
+    verify_module._PYTHON = tuple(python("readers"))
 
 
 def main() -> None:
@@ -401,10 +403,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of families")
     parser.add_argument("--also", nargs="*", default=[], type=Path, help="other folders, of real models")
     arguments = parser.parse_args()
+    forked()
     with tempfile.TemporaryDirectory() as root:
         folders = build(Path(root), arguments.only) | {str(path): path for path in arguments.also}
         start = time.monotonic()
-        results = verify_all(list(tasks(folders)))
+        results = [
+            verify(folder, trust_remote_code=any(folder.glob("*.py")), vectors=vectors_of(folder, METHODS))
+            for folder in folders.values()
+        ]
         seconds = time.monotonic() - start
     print("| folder | checks | false alarm |\n|---|---:|---|")
     for name, checks in zip(folders, results, strict=True):

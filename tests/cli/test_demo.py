@@ -133,7 +133,7 @@ def test_a_report_and_queries_that_are_given(adapted: Path) -> None:
     assert "which town?" in page and "Better: +0.050" in page
 
 
-def test_an_answering_model(work: Path, llama_folder: Path) -> None:
+def test_an_answering_model(work: Path, llama_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gradio", reason="the page needs the extra demo")
     (work / "train.jsonl").write_text(
         "".join(json.dumps({"question": f"Where is {name}?", "answers": [name]}) + "\n" for name in RIVERS)
@@ -142,15 +142,17 @@ def test_an_answering_model(work: Path, llama_folder: Path) -> None:
     words += " --num_passages 2 --max_passage_length 40 --per_device_train_batch_size 4 --retrieval_warmup_epochs 1 --bf16 false"
     words += " --num_positives 1 --num_negatives 1 --first_negative_rank 2 --last_negative_rank 4 --num_candidates 2"
     assert main([*words.split(), "--report_to", "none", "--quiet", "true", "--max_length", "120"]) == 0
-    arguments = demo.Arguments(model="out", corpus=["docs"], device="cpu", max_new_tokens=4)
-    arguments.model = "out/model"
+    arguments = demo.Arguments(model="out/model", corpus=["docs"], device="cpu", max_new_tokens=4)
     with demo.demo_page(arguments) as page:
         ask = next(each.fn for each in page.fns.values() if each.api_name == "answer")
         outputs = list(ask("Where is Dart?"))
         assert outputs[-1][1].count('<article class="rh-row">') == 2
         assert ".txt" in outputs[-1][1] and str(work) not in outputs[-1][1]
         assert "revela-hub answer out/model --index my-index" in json.dumps(page.get_config_file(), default=str)
-    assert main(["demo", "out/model", "--base", "x"]) == 2
+    for option in ("--base", "--cache_dir", "--top_k", "--trust_remote_code"):
+        value = {"--top_k": "3", "--trust_remote_code": "true"}.get(option, "x")
+        assert main(["demo", "out/model", option, value]) == 2
+        assert f"{option} is for retrievers, but out/model was trained with ImpRAG" in capsys.readouterr().err
     assert main(["demo", "out/model", "--corpus", "docs", "--index", "x"]) == 2
 
 

@@ -125,6 +125,12 @@ def test_encoded_shards_are_written_as_parquet(
         assert main([*words]) == 2
         return capsys.readouterr().err.splitlines()[-1]
 
+    Path("more.jsonl").write_text("\n".join(map(json.dumps, [{**row, "year": 7} for row in rows])))
+    with monkeypatch.context() as patch:  # found before the texts are encoded
+        patch.setattr("revela_hub.retrieval.ranking.document_vectors", None)
+        error = message(*common, "--metadata_columns", "year", "page", "--shard", "1")
+        assert f"{names[0]} was written from another version of the corpus" in error
+        assert "delete it, and encode it again with --num_shards 2 --shard 0" in error
     monkeypatch.setattr("revela_hub.cli.passage_options.load_dense", None)  # these are found before the model is loaded
     assert "holds passages-00000-of-00002-00000.parquet, which is not one of 3 shards" in message(
         *common[:-1], "3", "--metadata_columns", "year"

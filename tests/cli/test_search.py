@@ -99,6 +99,16 @@ def test_queries_come_from_standard_input(
     assert [[hit["path"] for hit in record["hits"]] for record in records] == [["docs/rivers.md"], [], ["area.py"]]
 
 
+def test_standard_input_in_another_encoding(
+    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"width\ncaf\xe9 sediment\n"), "utf-8", "strict"))
+    assert main(["search", "bm25", "--corpus", "docs", "area.py", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [json.loads(line)["query"] for line in printed.out.splitlines()] == ["width", "caf\ufffd sediment"]
+    assert "warning: line 2 of standard input is not utf-8: caf\ufffd sediment\n" in printed.err
+
+
 def test_a_model_is_searched_with_through_its_cache(
     corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,7 +65,11 @@ def test_from_text_and_pairs_to_three_forms(
     for command, option in (("contriever", "--retriever"), ("retromae", "--encoder")):
         fused = ["train", command, "--data", str(documents), option, str(first), "--output_dir", str(tmp_path / "no")]
         assert main(fused) == 2
-        assert "is a CoTMoTEForPreTraining checkpoint with encoder and decoder" in capsys.readouterr().err
+        assert f"contains several models: pass {first / 'dense'} or {first / 'sparse'}" in capsys.readouterr().err
+    fused[fused.index(str(first))] = str(first / "model")
+    (first / "model" / "config.json").write_text((first / "config.json").read_text())  # published with its decoder
+    assert main(fused) == 2
+    assert "is a CoTMoTEForPreTraining checkpoint with encoder and decoder" in capsys.readouterr().err
     search = ["search", str(second / "dense"), "fox", "--corpus", str(documents), "--mode", "sparse"]
     assert main([*search, "--cache-dir", str(tmp_path / "vectors")]) == 2
     assert "is not a sparse model" in capsys.readouterr().err

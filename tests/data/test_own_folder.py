@@ -44,11 +44,6 @@ def test_another_process_may_claim_the_folder_meanwhile(tmp_path: Path, monkeypa
     assert claim(tmp_path, "--output") == tmp_path
 
 
-def test_the_folder_of_an_earlier_version_is_marked(tmp_path: Path) -> None:
-    (tmp_path / "probe.json").write_text("{}")
-    assert is_ours(claim(tmp_path, "--output", lambda folder: (folder / "probe.json").is_file()))
-
-
 def test_rows_are_kept_in_a_folder_of_ours(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert is_ours(cache_folder(tmp_path)) and not is_ours(tmp_path)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -178,6 +179,23 @@ def test_passages_cut_on_ray_are_those_of_encode(cluster: None, tmp_path: Path) 
     again = read_passages(read_documents(pattern), folders[1], max_words=12)
     assert {again.hit(row, 0.0).text for row in range(len(again))} == {hit.text for hit in hits}
     assert {again.hit(row, 0.0).document for row in range(len(again))} == set(ids)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ray.exceptions.RayError])
+def test_an_open_port_that_does_not_answer_may_need_a_token(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: Any) -> None:
+        raise kind("no connection")
+
+    monkeypatch.setattr(ray, "init", init)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster = RayCluster(f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(UserError, match=r"no connection; the port is open: .*\(RAY_AUTH_TOKEN\)\?\)$"):
+            cluster._connect()
+    with pytest.raises(UserError, match="no Ray cluster answers at --address") as closed:
+        cluster._connect()
+    assert "RAY_AUTH_TOKEN" not in str(closed.value)
 
 
 def test_rows_without_an_id_are_rejected() -> None:

@@ -13,7 +13,7 @@ import torch
 import transformers
 from fork_server import python
 from sentence_transformers import SentenceTransformer, SparseEncoder
-from transformers import AutoModel, AutoModelForMaskedLM, BertTokenizerFast, PreTrainedTokenizerFast, RobertaTokenizer
+from transformers import AutoModelForMaskedLM, BertTokenizerFast, PreTrainedTokenizerFast, RobertaTokenizer
 
 from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
@@ -187,25 +187,6 @@ def test_the_code_in_each_card_runs(
             assert "| Maximum length | 32 tokens |" in card and "separate routes (query, document)" in card
         (block,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
         exec(compile(block, name, "exec"), {})
-
-
-def test_older_checkpoints_give_the_same_vectors(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
-    """Without special ids in config.json, the sparse vectors of the model and its export include [SEP]."""
-    new = trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
-    file = tmp_path / "checkpoint" / "config.json"
-    config = json.loads(file.read_text())
-    assert config.pop("special_token_ids") == wordpiece_tokenizer("")["input_ids"]
-    file.write_text(json.dumps(config))
-    old = CoTMoTEForPreTraining.from_pretrained(tmp_path / "checkpoint").encoder.eval()
-    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
-    saved = AutoModel.from_pretrained(tmp_path / "out" / "model", trust_remote_code=True).eval()
-    got = SparseEncoder(str(tmp_path / "out/sparse")).encode_query(TEXTS, convert_to_sparse_tensor=False)
-    before = expected(old, wordpiece_tokenizer, "query").sparse
-    plain = [row for row, text in enumerate(TEXTS) if "[CLS]" not in text]  # which the older model used
-    torch.testing.assert_close(got[plain], before[plain], rtol=0, atol=1e-5)
-    torch.testing.assert_close(expected(saved, wordpiece_tokenizer, "query").sparse, before, rtol=0, atol=1e-5)
-    empty = TEXTS.index("")
-    assert before[empty].any() and not expected(new, wordpiece_tokenizer, "query").sparse[empty].any()
 
 
 def test_check_finds_a_sparse_folder_that_includes_the_first_token(

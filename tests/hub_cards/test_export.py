@@ -16,10 +16,12 @@ from transformers import (
     AutoTokenizer,
     BertModel,
     ByT5Tokenizer,
+    CodeLlamaTokenizer,
     GPTNeoXTokenizer,
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    XGLMTokenizer,
 )
 
 from revela_hub.errors import UserError
@@ -216,6 +218,24 @@ def test_classes_that_make_their_own_post_processor(tmp_path: Path, bpe_tokenize
     found = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert found("the fox")["input_ids"] == [*tokenizer("the fox")["input_ids"], tokenizer.eos_token_id]
     assert list(found("the fox")) == list(tokenizer("the fox"))
+
+
+@pytest.mark.parametrize("kind", [CodeLlamaTokenizer, XGLMTokenizer])
+def test_classes_that_make_their_own_beginning(kind: type[PreTrainedTokenizerBase], tmp_path: Path) -> None:
+    words = ["<s>", "<pad>", "</s>", "<unk>", *"▁thefox"]
+    bpe = kind is CodeLlamaTokenizer
+    vocabulary = (
+        {word: i for i, word in enumerate(words)} if bpe else [(word, -float(i)) for i, word in enumerate(words)]
+    )
+    tokenizer = kind(vocab=vocabulary, model_max_length=32)
+    with_eos(tokenizer).save_pretrained(tmp_path)
+    found = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the fox", ""):
+        assert found(text)["input_ids"] == [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    cut = found("the fox", truncation=True, max_length=5)["input_ids"]
+    assert cut == [*tokenizer("the fox")["input_ids"][:4], tokenizer.eos_token_id]
+    assert (found.padding_side, found.model_max_length, found.unk_token) == ("right", 32, "<unk>")
+    assert found(["the", "the fox"], padding=True)["attention_mask"][0] == [1] * 6 + [0] * 4
 
 
 def test_a_slow_tokenizer_is_saved(tmp_path: Path) -> None:

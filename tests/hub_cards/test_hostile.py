@@ -20,7 +20,7 @@ GOOD = (
 
 
 def test_faults_of_every_kind_are_caught_without_false_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one verifying process, which saves time; the benchmarks have all cases."""
+    """The benchmarks have all cases."""
     monkeypatch.setattr(upload, "verify", upload.verify)  # restored after the benchmark replaces it
     assert set(GOOD) <= set(good_folders.FAMILIES)
     kinds = {case.kind: case for case in hostile_publish.CASES}  # the last case of each kind

@@ -14,7 +14,7 @@ from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata
 from revela_hub.hub_cards.assemble import assemble_part
-from revela_hub.hub_cards.verify.verify import as_table, verify_all
+from revela_hub.hub_cards.verify.verify import as_table, verify
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.nvembed import NVEMBED
@@ -114,19 +114,19 @@ def test_imprag_folders_with_other_vectors_or_answers_fail(
     ImpRAGForCausalLM.from_backbone(tiny_llama, b=0, t=0, k=2, l_max=32).save_pretrained(checkpoint)
     bpe_tokenizer.save_pretrained(checkpoint)
     good = assemble_part(IMPRAG, checkpoint, tmp_path / "good", Assembly(part="model"))
-    reference = {"trust_remote_code": True, "adapter_only": False, "reference": str(good.reference)}
-    reference["vectors"] = str(IMPRAG.vectors)
-    tasks = [{"folder": str(good.folder)} | reference]
+    folders = [good.folder]
     for change in ({"b": 1, "t": 1}, {"t": 1}, {"k": 3}, {"l_max": 16}):
         folder = tmp_path / "-".join(change)
         shutil.copytree(good.folder, folder)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | change))
-        tasks.append({"folder": str(folder)} | reference)
+        folders.append(folder)
     (checkpoint / "config.json").write_text(json.dumps(config | {"k": 1000}))
     with pytest.raises(UserError, match="cannot read passages: a prompt of .* does not fit"):
         assemble_part(IMPRAG, checkpoint, tmp_path / "never", Assembly(part="model"))
-    first, *others = verify_all(tasks)
+    first, *others = (
+        verify(folder, trust_remote_code=True, reference=good.reference, vectors=IMPRAG.vectors) for folder in folders
+    )
     assert all(check.ok for check in first), as_table(first)
     for checks in others:
         assert [check.name for check in checks if not check.ok] == ["same as checkpoint"], as_table(checks)

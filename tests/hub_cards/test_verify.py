@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from importlib.metadata import DistributionFinder
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, PreTrainedTokenizerFast
 
-from revela_hub.hub_cards.verify.files import Check
 from revela_hub.hub_cards.verify.process import _Only
-from revela_hub.hub_cards.verify.verify import as_table, verify, verify_all
+from revela_hub.hub_cards.verify.verify import as_table, verify
 
 MODELING = '''
 import torch
@@ -216,21 +216,21 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def verdicts(retriever_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Check]]:
-    """The checks of each folder with a fault, the folder without faults, and one with remote code."""
+def planted(retriever_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The arguments of `verify` for each folder with a fault, the folder without faults, and one with remote code."""
     root = tmp_path_factory.mktemp("faults")
     plants = {name: plant for name, (plant, _, _) in FAULTS.items()}
     plants |= {"none": lambda folder: None, "none, remote code": remote_code}
     reference = root / "reference.safetensors"
     save_file(_vectors(retriever_folder), reference)
-    tasks: list[dict[str, str | bool | None]] = []
+    tasks = {}
     for number, (name, plant) in enumerate(plants.items()):
         folder = root / f"m{number}"
         shutil.copytree(retriever_folder, folder)
         plant(folder)
-        task = {"folder": str(folder), "trust_remote_code": name != "remote code not trusted", "adapter_only": False}
-        tasks.append(task | {"reference": None if any(folder.glob("*.py")) else str(reference)})
-    return dict(zip(plants, verify_all(tasks), strict=True))
+        tasks[name] = {"folder": folder, "trust_remote_code": name != "remote code not trusted"}
+        tasks[name]["reference"] = None if any(folder.glob("*.py")) else reference
+    return tasks
 
 
 def _vectors(folder: Path) -> dict[str, torch.Tensor]:
@@ -251,16 +251,19 @@ def _vectors(folder: Path) -> dict[str, torch.Tensor]:
     return vectors
 
 
+@pytest.mark.usefixtures("forked_verification")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_found(fault: str, verdicts: dict[str, list[Check]]) -> None:
+def test_fault_is_found(fault: str, planted: dict[str, dict[str, Any]]) -> None:
     _, name, message = FAULTS[fault]
-    failed = {check.name: check.detail for check in verdicts[fault] if not check.ok}
-    assert message in failed.get(name, ""), as_table(verdicts[fault])
+    checks = verify(**planted[fault])
+    failed = {check.name: check.detail for check in checks if not check.ok}
+    assert message in failed.get(name, ""), as_table(checks)
 
 
 @pytest.mark.parametrize("name", ["none", "none, remote code"])
-def test_no_false_alarms(name: str, verdicts: dict[str, list[Check]]) -> None:
-    assert all(check.ok for check in verdicts[name]), as_table(verdicts[name])
+def test_no_false_alarms(name: str, planted: dict[str, dict[str, Any]]) -> None:
+    checks = verify(**planted[name])
+    assert all(check.ok for check in checks), as_table(checks)
     expected = [
         "folder",
         "paths",
@@ -281,7 +284,7 @@ def test_no_false_alarms(name: str, verdicts: dict[str, list[Check]]) -> None:
         "batching",
         "padding",
     ]
-    assert [check.name for check in verdicts[name]] == expected
+    assert [check.name for check in checks] == expected
 
 
 @pytest.mark.usefixtures("forked_verification")
@@ -300,13 +303,10 @@ def test_a_process_that_ends_early_is_a_failed_check(tmp_path: Path, monkeypatch
 def test_decoders_without_padding_token_encode_one_text_at_a_time(tmp_path: Path, _bpe_json: str) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(_bpe_json), eos_token="<|endoftext|>")
     config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    tasks: list[dict[str, str | bool | None]] = []
     for kind in (GPT2LMHeadModel, GPT2Model):
         kind(config).save_pretrained(tmp_path / kind.__name__)
         tokenizer.save_pretrained(tmp_path / kind.__name__)
-        folder = str(tmp_path / kind.__name__)
-        tasks.append({"folder": folder, "trust_remote_code": False, "adapter_only": False, "reference": None})
-    for checks in verify_all(tasks):
+        checks = verify(tmp_path / kind.__name__)
         assert all(check.ok for check in checks), as_table(checks)
         assert "one text at a time" in next(check.detail for check in checks if check.name == "tokens")
 
@@ -318,14 +318,16 @@ package = types.ModuleType("verification")
 package.__path__ = [sys.argv[1]]
 sys.modules["verification"] = package
 from verification.process import hide_other_packages
-for requirements, found in (([], False), (["peft"], True), ([], False)):
+finders = sys.meta_path[:]
+for requirements, found in (([], False), (["peft"], True)):
+    sys.meta_path[:] = finders
     hide_other_packages(requirements)
     assert bool(find_spec("peft")) == found and not find_spec("pytest"), requirements
     assert find_spec("sentence_transformers")
 """
 
 
-def test_a_folder_finds_the_packages_that_it_requires_whatever_was_verified_before(repository: Path) -> None:
+def test_a_folder_finds_the_packages_that_it_requires(repository: Path) -> None:
     folder = str(repository / "hub_cards" / "verify")
     done = subprocess.run([sys.executable, "-c", LATER, folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -333,7 +335,7 @@ def test_a_folder_finds_the_packages_that_it_requires_whatever_was_verified_befo
 
 SLEEPER = """
 import json, os, subprocess, sys, time
-answers = json.load(open(sys.argv[2]))[0]["answers"]
+answers = json.load(open(sys.argv[2]))["answers"]
 child = subprocess.Popen(["sleep", "600"])
 open(os.environ["TMPDIR"] + "/seen", "w").write(json.dumps([child.pid, dict(os.environ)]))
 open(answers.replace(".json", ".doing"), "w").write("encoding 'x'")

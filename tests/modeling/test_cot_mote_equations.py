@@ -143,31 +143,29 @@ def test_sparse_vectors_are_those_of_the_loop_and_leave_the_first_token_and_padd
 
 
 def test_only_the_texts_own_tokens_have_a_part_in_the_sparse_vector() -> None:
-    """Whatever [CLS] and [SEP] score, wherever they stand; and a model from before the field sees [SEP] as it did."""
+    """Whatever [CLS] and [SEP] score, wherever they stand."""
     model = build("ar", 1, None).encoder.double()
     ids, mask = rows(LENGTHS, 1)
     ids[0, 3], ids[1, 2] = SEP, CLS  # written out in the text
-    for written, numbers in ((False, ()), (True, (CLS, SEP)), (None, None)):
+    for written, numbers in ((False, ()), (True, (CLS, SEP))):
         model.config.special_token_ids = numbers
         out = model(ids, mask, expert="query")
         expected = []
         for row, states in enumerate(out.last_hidden_state):
             last = int(mask[row].sum()) - 1
             own = [
-                int(0 < place <= last)
-                if written is None
-                else int(0 < place < last and not (written and token in (CLS, SEP)))
+                int(0 < place < last and not (written and token in (CLS, SEP)))
                 for place, token in enumerate(ids[row].tolist())
             ]
             scores = [model.query_lm.cls(state[None, None])[0, 0] for state in states]
             expected.append(sparse_by_loop(scores, own))
         torch.testing.assert_close(out.sparse, torch.stack(expected), rtol=0, atol=1e-12)
-        assert bool(out.sparse[3].any()) == (written is None), "an empty text has no term"
+        assert not out.sparse[3].any(), "an empty text has no term"
 
 
 def test_the_bottleneck_is_the_models_own_sparse_vector() -> None:
     model, inputs = build("ar", 1, None), batch("ar")
-    for numbers in ((), (CLS, SEP), None):
+    for numbers in ((), (CLS, SEP)):
         model.config.special_token_ids = numbers
         alone = model.encoder(inputs["input_ids"], inputs["attention_mask"], expert=EXPERTS)
         torch.testing.assert_close(model(**inputs, expert=EXPERTS).sparse, alone.sparse, rtol=0, atol=1e-6)

@@ -208,7 +208,8 @@ def test_wrong_backbones_raise_clear_errors(tmp_path: Path, bert_folder: Path, l
     with pytest.raises(ValueError, match=error("load it with CoTMoTEForPreTraining")):
         CoTMoTEModel.from_pretrained(tmp_path / "cot-mote")
     for name, kind in (("cot-mote", "CoTMoTEForPreTraining"), ("retromae", "RetroMAEForPreTraining")):
-        with pytest.raises(ValueError, match=error(f"is a {kind} checkpoint, which holds an encoder and a decoder")):
+        told = f"is a {kind} checkpoint, which holds an encoder and a decoder: give its encoder with fresh_head=True"
+        with pytest.raises(ValueError, match=error(told)):
             CoTMoTEModel.from_backbone(str(tmp_path / name))
     with pytest.raises(ValueError, match=error("CoTMoTEForPreTraining is not a backbone")):
         CoTMoTEModel.from_backbone(pre_trained)

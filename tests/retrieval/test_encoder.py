@@ -1,9 +1,7 @@
 """Loading a model, and telling models apart."""
 
 import json
-import os
 import shutil
-import time
 from functools import partial
 from pathlib import Path
 
@@ -159,29 +157,6 @@ def test_code_that_comes_with_a_model_needs_leave(retriever_folder: Path) -> Non
     with pytest.raises(UserError, match="--trust_remote_code"):
         load_encoder(str(retriever_folder), device="cpu")
     assert not marker.exists()
-
-
-def test_a_large_folder_is_read_once_and_again_after_a_change(
-    retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    identity = model_identity(str(retriever_folder))
-    monkeypatch.setattr(encoder, "LARGE_FOLDER", 1)
-    monkeypatch.setattr(
-        encoder.time, "time", lambda: time.time_ns() / 1e9 + 10
-    )  # the files are older than the clock's steps
-    read: list[Path] = []
-    hashed = encoder._hash_files
-    monkeypatch.setattr(encoder, "_hash_files", lambda folder, files: read.append(folder) or hashed(folder, files))
-    assert [model_identity(str(retriever_folder)) for _ in range(2)] == [identity, identity]
-    assert len(read) == 1
-    weights = next(retriever_folder.rglob("model.safetensors"))
-    before, content = weights.stat(), weights.read_bytes()
-    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps the times
-    assert model_identity(str(retriever_folder)) != identity
-    weights.write_bytes(content)
-    assert model_identity(str(retriever_folder)) == identity
 
 
 def test_identity_follows_the_content(retriever_folder: Path, tmp_path: Path) -> None:

@@ -177,22 +177,64 @@ def test_a_partition_key_divides_the_collection(
     index.fields.declare(schema, index._client.prepare_index_params())
     assert [field.name for field in schema.fields if field.is_partition_key] == ["lang"]
 
+    monkeypatch.setattr("revela_hub.retrieval.store.document_vectors", None)  # found before the texts are encoded
     Path("rows.jsonl").write_text('{"text": "a", "lang": "en", "year": 1}\n{"text": "b", "score": 1.0}\n')
     assert main([*build, "--milvus_partition_key", "lang"]) == 2
     assert "rows.jsonl:2:1-1 has no value in this column" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_an_updated_index_keeps_its_own_bm25(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_updated_index_has_its_own_bm25_and_one_collection(
+    index: tuple[str, str],
+    server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     monkeypatch.chdir(tmp_path)
-    build = ["index", MODEL, "--corpus", "rows.jsonl", "--output_dir", "index", "--index_type", "milvus"]
-    build += ["--milvus_uri", server, "--device", "cpu", "--milvus_bm25", "true"]
-    for rows in (ROWS[1:], ROWS):
+    build = ["index", MODEL, "--corpus", "rows.jsonl", "--device", "cpu", "--output_dir"]
+    there = [*build, "index", "--index_type", "milvus", "--milvus_uri", server, "--milvus_bm25", "true"]
+    client = milvus._client(server)
+    others = set(client.list_collections())
+    assert others
+    for rows in (ROWS[1:], ROWS, ROWS):
         Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert main(build) == 0
+        assert main(there) == 0
+        assert others < {*client.list_collections()} and len(client.list_collections()) == len(others) + 1
         [folder] = Path("index").glob("bm25-*")
         index = PassageStore("index").index
         assert isinstance(index, milvus.MilvusIndex) and index.bm25 is not None
         assert folder.name == f"bm25-{index.bm25.key[:16]}"
+    with monkeypatch.context() as patched:
+        patched.setattr(milvus, "_client", no_answer)
+        shutil.copytree("index", "copy")
+        assert main([*build, "copy"]) == 0
+        assert "of the replaced index could not be deleted: Milvus at " in caplog.text
+    assert main([*build, "index"]) == 0
+    assert {*client.list_collections()} == others
+
+
+def no_answer(uri: str) -> None:
+    raise OSError("connection refused")
+
+
+def test_what_milvus_rejects_is_found_before_the_texts_are_encoded(
+    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pymilvus", reason="needs the extra milvus")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("revela_hub.retrieval.store.document_vectors", None)
+    rows = [{"text": "a", "note": "e" * 65_535}, {"text": "b", "note": "e" + "\u00e9" * 32_768}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build = ["index", str(retriever_folder), "--corpus", "rows.jsonl", "--output_dir", "index", "--device", "cpu"]
+    build += ["--index_type", "milvus", "--milvus_uri", "http://localhost:1"]
+    assert main([*build, "--metadata_columns", "note"]) == 2
+    expected = (
+        "--metadata_columns note: rows.jsonl:2:1-1 has a text of 65,537 bytes in this column, but Milvus allows 65,535"
+    )
+    assert expected in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.setattr(milvus, "_client", no_answer)
+    assert main(build) == 2
+    assert "Milvus at http://localhost:1: connection refused" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_hybrid_in_milvus_ranks_as_the_one_here(index: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Passages and indexes on disk: what stands where, what belongs to which model, and the four ways to search them."""
 
 import hashlib
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +24,7 @@ from revela_hub.retrieval import (
     read_passages,
     write_passages,
 )
+from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.vectors import VectorStore
 
 DIMENSION = 16
@@ -297,6 +299,29 @@ def test_texts_of_a_replaced_index_are_deleted(tmp_path: Path, kind: str) -> Non
     write_passages(chunks(["kept"]), tmp_path)
     built("more")
     assert (tmp_path / f"texts-{now.metadata.texts}.arrow").is_file()
+    built("more")
+    assert len(list(tmp_path.glob("texts-*.arrow"))) == 1
+
+
+def test_texts_that_were_never_indexed_are_deleted(tmp_path: Path) -> None:
+    encoded = write_passages(chunks(["secret"]), claim_folder(tmp_path))
+    build(tmp_path)
+    assert not list(tmp_path.glob(f"texts-{encoded.texts.fingerprint}.*"))
+    encoded = write_passages(chunks(["secret"]), tmp_path)
+    canary = tmp_path / f"canary-{32 * '0'}.json"
+    canary.touch()
+    soon = (tmp_path / "index.json").stat().st_mtime + 10
+    for path in (encoded.texts.path, canary):
+        os.utime(path, (soon, soon))
+    build_ranker(PassageStore(tmp_path).passages.texts, RankerSettings(mode="bm25"), tmp_path)
+    build(tmp_path)
+    assert (
+        encoded.texts.path.is_file() and canary.is_file()
+    )  # newer than the index: perhaps of a process that is running
+    for path in (encoded.texts.path, canary):
+        os.utime(path, (0, 0))
+    build(tmp_path)
+    assert not encoded.texts.path.is_file() and not canary.is_file() and any(tmp_path.glob("bm25-*"))
 
 
 def test_two_processes_may_build_one_index(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading, refuse_missing_folder
-from revela_hub.gguf_files import model_folder
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.reading_checks import check_backbone
 from revela_hub.pickles import refuse_pickles
-from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import is_encoder
 
 
@@ -30,6 +29,7 @@ def load_lm(
     Raises:
         UserError: the model cannot be loaded, or is an encoder.
     """
+    lm = model_of_run(lm)
     given, name = unwrapped(lm), name_of(lm)
     refuse_missing_folder(name, "the language model")
     with loading(f"cannot load the language model {name!r}", name, trusted=trust_remote_code):
@@ -74,7 +74,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     Raises:
         UserError: it cannot be loaded or has no EOS token, or the model is an encoder.
     """
-    name = model_folder(name)
+    name = name_of(model_of_run(name))
     refuse_missing_folder(name, "the language model")
     with loading(f"cannot load the tokenizer of {name!r}", name, trusted=trust_remote_code):
         _refuse_encoder(name, name, trust_remote_code)

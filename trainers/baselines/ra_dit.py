@@ -23,7 +23,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from revela_hub.errors import UserError, first_line, reason
-from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer
 from revela_hub.hub_cards.tokenizers import uses_chat_template
@@ -37,7 +36,7 @@ from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
 from revela_hub.trainers.common.adapters import freeze_pooler
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, unwrapped
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, model_of_run, name_of, unwrapped
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.prompts import (
     as_prompts,
@@ -132,7 +131,7 @@ def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase,
     Raises:
         UserError: the decoder has no layer b, or ImpRAG does not support it.
     """
-    backbone = model_folder(backbone)
+    backbone = name_of(model_of_run(backbone))
     try:
         whole = AutoConfig.from_pretrained(backbone)
         layers = whole.num_hidden_layers

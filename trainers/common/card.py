@@ -1,5 +1,6 @@
 """Metadata of a run for the model card: its models, its data, and the settings that differ from the defaults."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -41,14 +42,14 @@ def card_metadata(
     return ModelCardMetadata(
         method=method,
         base_model=None if _local(base) else hub_repository(base),
-        datasets=sorted(name for name in datasets if "/" in name and not Path(name).exists()),
+        datasets=sorted(name for name in datasets if "/" in name and not _local(name)),
         training_data=summary,
         command=f"revela-hub {next(iter(method.commands))} --config config.yaml",
         config=yaml.safe_dump(names | changed, sort_keys=False, allow_unicode=True) + "".join(resumed),
     )
 
 
-def _local(model: str) -> Path | None:
-    """Return the path of a model on this machine, or None for a model on the Hub."""
-    path = Path(model).expanduser()
-    return path if path.exists() else None
+def _local(name: str) -> Path | None:
+    """Return the path of a model or data set on this machine, which may be gone; None for one on the Hub."""
+    path = Path(os.path.expanduser(name))
+    return path if path.is_absolute() or path.exists() else None

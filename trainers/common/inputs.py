@@ -12,13 +12,17 @@ from typing import Any, TypeAlias, TypeVar
 from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer import TRAINER_STATE_NAME
 
 from revela_hub.data.row_cache import stream_rows
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError, loading
 from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.method import Method
+from revela_hub.hub_cards.verify.contents import read_json
+from revela_hub.retrieval.encoder import model_in
 from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.checkpoints import RECORD
 from revela_hub.trainers.common.query_route import trained_backbone, trained_transformer
 
 logger = logging.getLogger(__name__)
@@ -40,6 +44,34 @@ def unwrapped(model: ModelLike) -> str | PreTrainedModel:
             raise UserError(f"the model is a {kind} model: this method needs one with a transformer")
         return inner
     return model_folder(str(model)) if isinstance(model, str | Path) else model
+
+
+def model_of_run(model: ModelLike, own: str = "") -> ModelLike:
+    """Return the exported model in the output folder of a run, if it needs no remote code; anything else is returned unchanged.
+
+    Args:
+        model: folder, Hub id or loaded model.
+        own: model type that is loaded from the output folder itself, such as `retromae`, whose encoder is exported alone.
+
+    Raises:
+        UserError: the folder has several models.
+    """
+    if not isinstance(model, str | Path) or not (folder := Path(model).expanduser()).is_dir():
+        return model
+    kind = read_json(folder / "config.json", {}).get("model_type", "")
+    if (folder / "modules.json").is_file() or (kind and (kind == own or not (folder / RECORD).is_file())):
+        return model
+    models = {path.parent for path in (*folder.glob("*/config.json"), *folder.glob("*/modules.json"))}
+    models = {path for path in models if not (path / TRAINER_STATE_NAME).is_file()}  # no checkpoint
+    exported = sorted(path for path in models if not any(path.rglob("*.py")))
+    if len(exported) > 1:
+        raise UserError(f"{model} contains several models: pass {' or '.join(map(str, exported))}")
+    return str(exported[0]) if exported else model
+
+
+def retriever_of_run(model: ModelLike) -> ModelLike:
+    """Return the only sentence-transformers model in the output folder of a run; else as `model_of_run`."""
+    return model_of_run(model_in(str(model)) if isinstance(model, str | Path) else model)
 
 
 def name_of(model: ModelLike) -> str:

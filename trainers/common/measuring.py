@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from revela_hub.data.own_folder import claim, names_in
+from revela_hub.data.own_folder import claim
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
@@ -164,7 +164,7 @@ class BestWeights(TrainerCallback):
     def _write(self) -> None:
         """Write the scores. They are written before the weights: a resumed run forgets the scores of later steps."""
         if self.main:
-            self.history.write(claim_kept(self.folder) / SCORES)
+            self.history.write(claim(self.folder, "--output_dir") / SCORES)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Record an evaluation, and stop the run if it got significantly worse."""
@@ -268,7 +268,7 @@ class BestWeights(TrainerCallback):
             if self.main:
                 weights[parameter_name] = value.cpu().contiguous().clone()
         if self.main:
-            part = claim_kept(self.folder) / f"{name}.part"
+            part = claim(self.folder, "--output_dir") / f"{name}.part"
             save_file(weights, part)
             os.replace(part, self.folder / f"{name}.safetensors")
 
@@ -299,9 +299,3 @@ class BestWeights(TrainerCallback):
     def _trainable(self) -> list[tuple[str, nn.Parameter]]:
         reshard(self.model)
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-
-
-def claim_kept(folder: Path) -> Path:
-    """Create the folder for scores and best weights; raise a `UserError` if it contains files of the user."""
-    names = {SCORES, "scores.part", "start.safetensors", "best.safetensors"}  # earlier versions did not mark the folder
-    return claim(folder, "--output_dir", lambda folder: names_in(folder) <= names)

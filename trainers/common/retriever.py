@@ -24,14 +24,13 @@ from revela_hub.retrieval.disk import make_folder, whole_path
 from revela_hub.retrieval.encoder import (
     limit_length,
     limit_to_positions,
-    model_in,
     refuse_other_kind,
     similarity_of,
     without_chat_template,
 )
 from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.common.adapters import refuse_adapters
-from revela_hub.trainers.common.inputs import ModelLike, name_of
+from revela_hub.trainers.common.inputs import ModelLike, name_of, retriever_of_run
 from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -59,6 +58,7 @@ def load_retriever(
         UserError: the model cannot be loaded, uses a distance instead of a similarity, contains custom modules (remote
             code), or has fewer than `max_length` positions.
     """
+    retriever = retriever_of_run(retriever)
     name = name_of(retriever)
     model = retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code)
     similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
@@ -81,7 +81,6 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
         )
     refuse_missing_folder(name, "the retriever")
     refuse_other_kind(name)
-    name = model_in(name)
     refuse_fused(name)
     code = {"trust_remote_code": trust_remote_code}
     weights: dict[str, Any] = {"dtype": torch.float32}

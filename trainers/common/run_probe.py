@@ -154,9 +154,8 @@ def free_folder(output: Path) -> Path:
 
 
 def _found(output: Path) -> Path | None:
-    """Return the probe that a run wrote, if any; earlier versions did not mark theirs."""
-    marked = [output / name for name in NAMES if (output / name / OF_A_RUN).is_file()]
-    return next(iter([*marked, *(output / name for name in NAMES[:1] if (output / name / SETTINGS).is_file())]), None)
+    """Return the probe that a run wrote, if any."""
+    return next((output / name for name in NAMES if (output / name / OF_A_RUN).is_file()), None)
 
 
 def _read(folder: Path) -> dict[str, bytes] | None:

@@ -72,7 +72,7 @@ def shown(name: str, value: Any, method: Method) -> Any:
     """Return an argument's value for a model card: files and folders of this machine without their parent folders."""
 
     def last_part(path: Path) -> str:
-        return printable_name(path.expanduser().resolve().name)
+        return printable_name(path.resolve().name)
 
     return _map_paths(name, plain(value), method, last_part, missing=True)
 
@@ -87,17 +87,17 @@ def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], 
     if not isinstance(value, str) or not value or value in WORDS or value.startswith(ADDRESS):
         return value
     prefix = next((kind for kind in ("lm:", HUB_PREFIX) if value.startswith(kind)), "")  # lm: a pseudo-query generator
-    path = Path(value.removeprefix(prefix))
-    absolute = path.expanduser().is_absolute()
+    path = Path(os.path.expanduser(value.removeprefix(prefix)))  # Path.expanduser raises an error for `~$*`
+    absolute = path.is_absolute()
     # Any other argument is not a path, even if a file of that name exists in the working folder.
     names_file = name in FILES or name in (*method.models, *method.data, *method.files)
-    local = os.path.exists(path.expanduser()) or (missing and names_file and absolute)
+    local = os.path.exists(path) or (missing and absolute and (names_file or name == "exclude"))
     return prefix + replace(path) if local and (names_file or absolute) else value
 
 
 def content_identity(path: Path) -> str:
     """Return a path's name and a digest of its content, which a move does not change; of an empty folder, a digest of its path."""
-    path = path.expanduser().resolve()
+    path = path.resolve()
     return f"{printable_name(path.name)}{_HASH}{content_digest(path)[:12]})"
 
 

@@ -12,7 +12,7 @@ from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import checkpoint_config, load_whole
 
 PRE_TRAINING = CoTMoTEForPreTraining.__name__
@@ -59,6 +59,8 @@ def load_cot_mote_start(
             model whose settings differ from `config`, or to which `query_encoder` or `fresh_head` do not apply.
     """
     config = {field: value for field, value in config.items() if value is not None}
+    start = model_of_run(start, CoTMoTEConfig.model_type)
+    query_encoder = name_of(model_of_run(query_encoder)) if query_encoder else None
     given, name = unwrapped(start), name_of(start)
     with loading(f"cannot load the encoder {name!r}", name):
         fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}

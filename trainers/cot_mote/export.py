@@ -110,7 +110,7 @@ def export_routes(
 def _sparse_head(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
     vocabulary, own = model.config.get_text_config().vocab_size, model.config.special_token_ids
     around = tokenizer("")["input_ids"]
-    special = around[:1] if own is None else dict.fromkeys([*around, *own])
+    special = dict.fromkeys([*around, *own])
     # Words are identified by their ids: names may be missing, and the module would confuse <S> with <s>.
     numbers = [str(token) for token in range(vocabulary)]
     weights = WordWeights(numbers, {str(token): 0.0 for token in special}, unknown_word_weight=1)

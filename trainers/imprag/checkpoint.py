@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import is_encoder, load_adapters, load_whole
 
 
@@ -51,6 +51,7 @@ def load_imprag(
         UserError: the model cannot be loaded, is not a decoder, or is an ImpRAG model with another b or t.
     """
     given = {key: value for key, value in config.items() if value is not None}
+    backbone = model_of_run(backbone, ImpRAGConfig.model_type)
     given_model, name = unwrapped(backbone), name_of(backbone)
     refuse_missing_folder(name, "the backbone")
     with loading(f"cannot make an ImpRAG model of {name!r}", name):

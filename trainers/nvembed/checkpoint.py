@@ -15,7 +15,7 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.adapters import add_adapters
-from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import is_encoder, load_whole, refuse
 from revela_hub.trainers.nvembed import EMBEDDER
 from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION
@@ -59,6 +59,9 @@ def load_nvembed(
         UserError: the model cannot be loaded, or the settings differ from those of a trained model.
     """
     config = {name: value for name, value in config.items() if value is not None}
+    if isinstance(model, str | Path) and (Path(model) / EMBEDDER / "config.json").is_file():
+        model = Path(model) / EMBEDDER
+    model = model_of_run(model)
     given, backbone = unwrapped(model), name_of(model)
     if isinstance(given, PreTrainedModel):
         with loading(f"cannot put pooling on {backbone or type(given).__name__}", backbone):
@@ -66,8 +69,6 @@ def load_nvembed(
                 return NVEmbedStart(given, tokenizer or given.tokenizer)
             _check_decoder(given, backbone)
             return NVEmbedStart(NVEmbedModel.from_backbone(given, **config), tokenizer_of(model, tokenizer))
-    if (Path(backbone) / EMBEDDER / "config.json").is_file():
-        backbone = str(Path(backbone) / EMBEDDER)
     with loading(f"cannot load the backbone {backbone!r}", backbone):
         if (Path(backbone) / TRAINED_WEIGHTS).is_file():
             start = _load_adapted(Path(backbone), dtype)

@@ -114,6 +114,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             return run.output
         mixture, report = run.read("reading the mixture", lambda: _read(arguments))
         rows, task = hold_out_rows(arguments, mixture.dataset, mixture.retrieval)
+        if len(rows) < len(mixture.dataset):
+            report = f"{len(rows):,} of {report}"
         start = _load(arguments)
         # Of `encode_query` and `encode_document`, of the run before, and of this run's tasks.
         prompts = start.encoding_prompts(arguments.query_instruction)

@@ -17,9 +17,16 @@ from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.hub_cards.tokenizers import ends_texts, never_without_token, uses_chat_template, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
-from revela_hub.retrieval.encoder import model_in, refuse_other_kind, similarity_of
+from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
 from revela_hub.trainers.common.adapters import refuse_adapters
-from revela_hub.trainers.common.inputs import ModelLike, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.common.inputs import (
+    ModelLike,
+    model_of_run,
+    name_of,
+    retriever_of_run,
+    tokenizer_of,
+    unwrapped,
+)
 from revela_hub.trainers.common.prompts import refuse_excluded_prompts
 from revela_hub.trainers.common.weights import (
     checkpoint_config,
@@ -75,6 +82,7 @@ def load_backbones(
     Raises:
         UserError: a model cannot be loaded, or the retriever has modules or a pooling that Revela does not support.
     """
+    retriever, lm = retriever_of_run(retriever), model_of_run(lm)
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
     refuse_missing_folder(name, "the retriever")
     refuse_missing_folder(lm_name, "the language model")
@@ -116,7 +124,6 @@ def _load_retriever(
     name, encoder = name_of(retriever), retriever
     if isinstance(retriever, str | Path):
         refuse_other_kind(name)
-        retriever = encoder = name = model_in(name)
     if isinstance(retriever, str | Path) and is_sentence_transformer_model(name):
         encoder = pickles.encoder(SentenceTransformer, name, device="cpu", trust_remote_code=trust_remote_code)
     if not isinstance(encoder, SentenceTransformer):

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from trl import TrlParser
 
@@ -35,11 +35,8 @@ ArgumentsT = TypeVar("ArgumentsT")
 KINDS = {"int": "a whole number", "float": "a number", "string_to_bool": "true or false"}
 NUMBERS = {"int": "N", "float": "X"}
 TRUE, FALSE = {"yes", "true", "t", "y", "1"}, {"no", "false", "f", "n", "0"}  # what trl's string_to_bool accepts
-MAY_BE_EMPTY = (
-    "prompt",
-    "column",
-    "instruction",
-)  # in the name of a text option for which an empty text means something
+# In the name of a text option for which an empty text means something.
+MAY_BE_EMPTY = ("prompt", "column", "instruction")
 
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|mlu|musa|xla)(:\d+)?")
 EXPONENTIAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
@@ -90,14 +87,6 @@ def value_of(action: argparse.Action) -> str:
     if action.nargs == 0 or not isinstance(action.metavar, str):
         return ""
     return f"{action.metavar} ..." if action.nargs == "+" else action.metavar
-
-
-class _Configured(NamedTuple):
-    """The values of a configuration file, the file, and the old names of options in it."""
-
-    values: dict[str, Any]
-    file: str | None
-    old: list[str]
 
 
 class CommandParser(TrlParser):
@@ -217,13 +206,15 @@ class CommandParser(TrlParser):
     def _converter(self, action: argparse.Action, kind: str, choices: list[Any], *, own: bool) -> Callable[[str], Any]:
         convert: Callable[[str], Any] = action.type if callable(action.type) else str
         expected = f"one of {', '.join(map(str, choices))}" if choices else KINDS.get(kind, "a text")
+        kinds = get_args(self.hints[action.dest])
+        mapping = not own and any((get_origin(kind) or kind) is dict for kind in kinds)
 
         def converted(word: str) -> Any:
             try:
                 value = convert(word)
             except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
                 raise argparse.ArgumentTypeError(f"expected {expected}, not {word!r}") from error
-            if not own and _takes_mapping(self.hints[action.dest]) and not _is_mapping(word):
+            if mapping and not _is_mapping(word):
                 raise argparse.ArgumentTypeError(f"expected a JSON object, or a file that holds one, not {word!r}")
             if choices and value is not None and value not in choices:
                 raise argparse.ArgumentTypeError(f"expected {expected}, not {word!r}")
@@ -262,7 +253,9 @@ class CommandParser(TrlParser):
         end = argv.index("--") if "--" in argv else len(argv)
         words, free = argv[:end], argv[end + 1 :]
         if "--help-all" in words or not {"-h", "--help"}.isdisjoint(words):
-            self._print_help(everything="--help-all" in words)
+            for action in [] if "--help-all" in words else self.hidden:
+                action.help = argparse.SUPPRESS
+            self.print_help()
             return None
         for word in words:
             if _is_option(word) and word.partition("=")[0] not in self._option_string_actions:
@@ -274,14 +267,15 @@ class CommandParser(TrlParser):
             if (new := self.renamed[name]) in given:
                 raise self._mistake(f"--{name} is the old name of --{new}: give one of the two")
             given[new] = given.pop(name)
-        configured = self._configured(given.pop("config", None), words)
-        values = configured.values | {name: value for name, value in given.items() if name in self.hints}
-        values |= self._without_names([*rest, *free], values, configured)
+        file = given.pop("config", None)
+        configured, old_keys = self._configured(file, words)
+        values = configured | {name: value for name, value in given.items() if name in self.hints}
+        values |= self._without_names([*rest, *free], values, {name: file for name in configured})
         for name in [*self.positionals, *self.required]:
             if name in self.required and name not in values:
                 raise self._mistake(self._missing(name))
         self.quiet = bool(values.get("quiet"))
-        self._note([*old, *configured.old], values)
+        self._note([*old, *old_keys], values)
         if not self.has_quiet:
             values.pop("quiet", None)
         return values
@@ -301,11 +295,6 @@ class CommandParser(TrlParser):
     def _mistake(self, message: str) -> UserError:
         return UserError(f"{message} (see {self.prog} --help)")
 
-    def _print_help(self, *, everything: bool) -> None:
-        for action in [] if everything else self.hidden:
-            action.help = argparse.SUPPRESS
-        self.print_help()
-
     def _whole_switches(self, words: list[str]) -> list[str]:
         """Write each switch with its value as one word: `--json "query"` must not take the query as its value."""
         switches = {name for name, action in self._option_string_actions.items() if action.nargs == "?"}
@@ -314,7 +303,7 @@ class CommandParser(TrlParser):
             for word, follower in zip(words, [*words[1:], ""], strict=False)
         ]
 
-    def _without_names(self, free: list[str], values: dict[str, Any], configured: _Configured) -> dict[str, Any]:
+    def _without_names(self, free: list[str], values: dict[str, Any], files: dict[str, Any]) -> dict[str, Any]:
         """Return the values of the arguments that are given without their names."""
         found: dict[str, Any] = {}
         for name in self.positionals:
@@ -329,8 +318,8 @@ class CommandParser(TrlParser):
             found[name] = read if action.nargs == "+" else read[0]
             free = free[count:]
         if free:
-            taken = [name for name in self.positionals if name in configured.values]
-            hint = f": {configured.file} gives {taken[0]}, override it with --{taken[0]}" if taken else ""
+            taken = [name for name in self.positionals if name in files]
+            hint = f": {files[taken[0]]} gives {taken[0]}, override it with --{taken[0]}" if taken else ""
             raise self._mistake(f"unexpected argument {free[0]!r}{hint}")
         return found
 
@@ -350,8 +339,8 @@ class CommandParser(TrlParser):
 
     # --- the configuration file
 
-    def _configured(self, file: str | None, words: list[str]) -> _Configured:
-        """Return the options that the YAML file gives, converted to their fields' types."""
+    def _configured(self, file: str | None, words: list[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the options that the YAML file gives, converted to their fields' types, and the old names in it."""
         if sum(word == "--config" or word.startswith("--config=") for word in words) > 1 or file == "":
             raise self._mistake("--config takes one YAML file, once")
         values: dict[str, Any] = {}
@@ -370,7 +359,7 @@ class CommandParser(TrlParser):
                 values[name] = self._from_file(self._action(name), value, self.hints[name])
             except argparse.ArgumentTypeError as error:
                 raise UserError(f"{place}: {key}: {error}") from error
-        return _Configured(values, file, old)
+        return values, old
 
     def _from_file(self, action: argparse.Action, value: Any, hint: Any) -> Any:
         """Convert a value from YAML as the command line would."""
@@ -434,10 +423,6 @@ def _truth_value(word: str) -> bool:
     if word.lower() not in TRUE | FALSE:
         raise ValueError(word)
     return word.lower() in TRUE
-
-
-def _takes_mapping(hint: Any) -> bool:
-    return any((get_origin(kind) or kind) is dict for kind in get_args(hint))
 
 
 def _is_mapping(word: str) -> bool:

@@ -16,7 +16,6 @@ from revela_hub.errors import UserError
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines import contriever_command as train_contriever
 from revela_hub.trainers.common.checkpoints import Record
-from revela_hub.trainers.common.measuring import claim_kept
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows, hold_out_text
 
@@ -77,10 +76,8 @@ def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path)
         hold_out_text(named)
 
 
-def test_a_resumed_run_of_an_earlier_version_has_its_probe(text: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_its_probe(text: Path, tmp_path: Path) -> None:
     task = hold_out_text(arguments(text, tmp_path / "out"))
-    (tmp_path / "out" / "probe" / ".of-a-run").unlink()
-    (tmp_path / "out" / "probe" / ".revela-hub").unlink()
     text.write_text(text.read_text()[: len(text.read_text()) // 2])
     given = arguments(text, tmp_path / "out")
     assert hold_out_text(given, resumed=True) == task and given.held_out == str(tmp_path / "out" / "probe")
@@ -108,18 +105,6 @@ def test_files_that_no_run_wrote_are_not_overwritten(text: Path, tmp_path: Path,
     Record({}).write(output)  # of a run of an earlier version
     with pytest.raises(UserError, match="already contains a run"), open_run(CONTRIEVER, arguments(text, output)):
         pass
-
-
-def test_what_was_measured_is_not_written_among_other_files(tmp_path: Path) -> None:
-    folder = tmp_path / "measured"
-    folder.mkdir()
-    (folder / "scores.json").write_text("{}")
-    claim_kept(folder)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "best.txt").write_text("mine")
-    with pytest.raises(UserError, match="did not write"):
-        claim_kept(other)
 
 
 _PROCESS = """

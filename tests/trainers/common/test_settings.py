@@ -121,11 +121,18 @@ def test_a_card_names_no_place_that_is_a_pattern_or_gone(tmp_path: Path) -> None
     mapping = {"path": "hf:json", "data_files": given[0], "split": "/a", "text_column": "/b"}
     assert shown("corpus", [mapping], RA_IT) == [mapping | {"data_files": "*.txt"}]
     assert shown("prompt", "/search: ", RA_IT) == "/search: "
+    assert shown("exclude", [given[0], "~$*", "docs/old"], RA_IT) == ["*.txt", "~$*", "docs/old"]  # ~$: lock files
     record = Record({}, changes=[{"step": 5, "corpus": [given[:1], given[1:2]]}])
     config = card_metadata(
         arguments(tmp_path), method=replace(RA_IT, models=("retriever",)), summary="", sources=(), record=record
     ).config
     assert "# from step 5 on: corpus ['gone.jsonl'] (before: ['*.txt'])" in config
+    for gone in ("~/client/gone", f"{folder}/gone"):
+        gone_model = arguments(tmp_path, retriever=gone, exclude=["~$*"])
+        assert run_settings(gone_model)["exclude"] == ["~$*"]
+        card = card_metadata(gone_model, method=CONTRIEVER, summary="", sources=[f"hf:{gone}", "hf:owner/name"])
+        assert (card.base_model, card.datasets) == (None, ["owner/name"])
+        assert yaml.safe_load(card.config)["retriever"] == "gone"
 
 
 def test_a_changed_file_is_another_place(tmp_path: Path) -> None:

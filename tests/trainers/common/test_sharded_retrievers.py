@@ -55,6 +55,7 @@ def trainer(name: str, folder: Path, models: dict[str, str], rows: int) -> Metho
     pairs = Dataset.from_dict({"anchor": [text[:12] for text in TEXTS], "positive": TEXTS, "negative_1": TEXTS[::-1]})
     if method == "pairs":
         options: dict[str, Any] = {"cached": {"mini_batch_size": 1}, "lora": {"lora_rank": 4}}.get(variant, {})
+        del given["train_sampling_strategy"]  # its batch sampler shuffles
         args = PairsTrainingArguments(**given, batch_sampler="batch_sampler", **options)
         return PairsTrainer(_without_dropout(models["retriever"]), args, train_dataset=pairs)
     if method == "contriever":

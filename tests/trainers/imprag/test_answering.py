@@ -1,6 +1,8 @@
 """Answering over a collection: what is retrieved and read, stored states against computed ones, mistakes."""
 
 import io
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +13,14 @@ import torch
 from test_imprag_trainer import PASSAGES, model
 from transformers import PreTrainedTokenizerFast
 
+from revela_hub.cli.commands import evaluate
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.common.passages import tokenize_passages
 from revela_hub.trainers.common.pseudo_labels import top_rows
 from revela_hub.trainers.imprag.inference import answer_command
-from revela_hub.trainers.imprag.inference.answering import Answerer
+from revela_hub.trainers.imprag.inference.answering import Answer, Answerer, PassageRead
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
 from revela_hub.trainers.imprag.inference.stored_states import StoredStates, store_states
 
@@ -136,6 +139,67 @@ def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTra
     tokens = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
     with pytest.raises(UserError, match="states can only be stored with passage_encoding independent"):
         store_states(built, tokens, tmp_path, fingerprint="f")
+
+
+class Recorder:
+    """An answerer whose answers are the prompts; keeps whether it has a collection, for each call."""
+
+    def __init__(self) -> None:
+        self.collection: object = "passages"
+        self.asked: list[tuple[bool, list[str]]] = []
+
+    def answer(self, prompts: list[str], **options: Any) -> Iterator[Answer]:
+        self.asked.append((self.collection is not None, prompts))
+        read = () if self.collection is None else (PassageRead(0, 1.0, "first and second", "p:1"),)
+        return iter([Answer(prompt, read) for prompt in prompts])
+
+
+@pytest.mark.parametrize(
+    ("retrieve", "asked", "table"),
+    [
+        (
+            [False, True, True],
+            [(True, ["second", "third"]), (False, ["first"])],
+            ["3 questions, 1 passages each (1 without passages)", "1.000   1.000      0.500"],
+        ),
+        (
+            [False] * 3,
+            [(False, ["first", "second", "third"])],
+            ["3 questions, 0 passages each (3 without passages)", "1.000   1.000          -"],
+        ),
+    ],
+)
+def test_questions_that_do_not_retrieve_are_evaluated_without_passages(
+    retrieve: list[bool],
+    asked: list[tuple[bool, list[str]]],
+    table: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = ["first", "second", "third"]
+    rows = [{"prompt": text, "answer": text, "retrieve": value} for text, value in zip(texts, retrieve, strict=True)]
+    file = tmp_path / "dev.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    answerer = Recorder()
+    monkeypatch.setattr("revela_hub.checkpoints.method_of_model", lambda name: SimpleNamespace(answerer="any"))
+    monkeypatch.setattr(evaluate, "resolve_name", lambda name: lambda *given, **options: answerer)
+    evaluate.run(evaluate.Arguments(models=["m"], task="qa", data=str(file), index="i"))
+    assert answerer.asked == asked
+    out = capsys.readouterr().out
+    assert all(line in out for line in table)
+
+
+@pytest.mark.parametrize(("task", "retrieves"), [("question_answering", True), ("instruction", False)])
+def test_tasks_that_do_not_retrieve_are_answered_without_passages(
+    task: str, retrieves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answerer = Recorder()
+    monkeypatch.setattr(
+        "revela_hub.trainers.imprag.inference.answering.open_answerer", lambda *given, **options: answerer
+    )
+    answer_command.run(answer_command.Arguments(model="m", index="i", prompt="Where is Alba?", task=task))
+    assert [has for has, _ in answerer.asked] == [retrieves]
 
 
 def test_a_byte_order_mark_on_standard_input_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

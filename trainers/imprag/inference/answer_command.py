@@ -55,7 +55,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Opens the index, then answers the prompt, or those of standard input."""
-    from revela_hub.data.prompts.rows import render
+    from revela_hub.data.prompts.rows import render, retrieves
     from revela_hub.trainers.imprag.inference.answering import open_answerer
 
     if arguments.prompt is not None and not arguments.prompt.strip():
@@ -63,6 +63,8 @@ def run(arguments: Arguments) -> None:
     if arguments.rerank_depth is not None and arguments.rerank is None:
         raise UserError("--rerank_depth requires --rerank MODEL")
     answerer = open_answerer(arguments.model, arguments.index, k=arguments.num_passages, device=arguments.device)
+    if arguments.task is not None and not retrieves(arguments.task):
+        answerer.collection = None  # as in training
     if arguments.rerank is not None:
         from revela_hub.retrieval.rerank import Reranker
 

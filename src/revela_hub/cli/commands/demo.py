@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from revela_hub.adaptation import REPORT
 from revela_hub.cli.encoders import encoder_identity, load_dense
 from revela_hub.cli.passage_options import ReadingOptions, refuse_reading_options
+from revela_hub.cli.ranker_options import given
 from revela_hub.errors import UserError, require
 from revela_hub.options import option
 from revela_hub.output import note
@@ -221,9 +222,8 @@ def _answer_page(arguments: Arguments, place: str, method: Any, temporary: Path)
     from revela_hub.demo.page import Shown, answer_page
     from revela_hub.retrieval import RankerSettings, build_store, read_passages
 
-    for name in ("base", "report", "max_length"):
-        if getattr(arguments, name):
-            raise UserError(f"--{name} is for retrievers, but {arguments.model} was trained with {method.title}")
+    for name in sorted({"base", "report", "max_length", "top_k", "cache_dir", "trust_remote_code"} & given(arguments)):
+        raise UserError(f"--{name} is for retrievers, but {arguments.model} was trained with {method.title}")
     if arguments.corpus and arguments.index:
         raise UserError("give either --corpus PATH ... or --index FOLDER")
     if arguments.index:

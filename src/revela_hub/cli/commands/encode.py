@@ -48,9 +48,9 @@ class Arguments(PassageOptions, EngineOptions):
 
 def run(arguments: Arguments) -> None:
     """Encode the passages of the shard that have no vector yet."""
-    from revela_hub.retrieval.disk import claim_folder
-    from revela_hub.retrieval.parquet_files import check_parquet_folder, write_passages_as_parquet
-    from revela_hub.retrieval.ranking import document_vectors
+    from revela_hub.retrieval.disk import claim_folder, key_of
+    from revela_hub.retrieval.parquet_files import check_other_shards, check_parquet_folder, write_passages_as_parquet
+    from revela_hub.retrieval.ranking import document_store, document_vectors
     from revela_hub.retrieval.texts import Rows
 
     if arguments.shard >= arguments.num_shards:
@@ -73,13 +73,22 @@ def run(arguments: Arguments) -> None:
     folder = claim_folder(Path(arguments.output_dir).expanduser(), "--output_dir")
     passages = loaded.write(folder)
     texts = passages.texts
+    source = key_of(document_store(settings), texts.fingerprint)
+    if parquet is not None:
+        check_other_shards(parquet, source, arguments.shard, arguments.num_shards)
     # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))
     vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, settings, folder, option="--output_dir")
     if parquet is not None:
         claim_folder(parquet, "--parquet_dir")
         write_passages_as_parquet(
-            passages, vectors, parquet, start=start, shard=arguments.shard, num_shards=arguments.num_shards
+            passages,
+            vectors,
+            parquet,
+            source=source,
+            start=start,
+            shard=arguments.shard,
+            num_shards=arguments.num_shards,
         )
     last = arguments.num_shards - 1
     shard = f" (shard {arguments.shard} of 0 to {last})" if last else ""

@@ -28,6 +28,7 @@ import json as json_format
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -48,6 +49,8 @@ from revela_hub.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from datasets import Dataset
 
     from revela_hub.evaluation import PairedDifference, RetrievalScores
     from revela_hub.evaluation.vector_sizes import SizeScores
@@ -300,14 +303,9 @@ def _evaluate_answers(arguments: Arguments) -> None:
         raise UserError(f"{models[0]} does not answer questions: --task qa needs a model that reads passages")
     answerer = resolve_name(method.answerer)(models[0], index, k=arguments.num_passages, device=arguments.device)
     answerer.reranker, answerer.rerank_depth = load_reranker(arguments), arguments.rerank_depth or DEPTH
-    found = answerer.answer(
-        list(questions["prompt"]),
-        max_new_tokens=arguments.max_new_tokens,
-        batch_size=arguments.batch_size,
-        places=list(questions["where"]),
-    )
+    found = _answers(answerer, questions, arguments)
     bar = tqdm(found, total=len(questions), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())
-    answers = list(bar)
+    answers = [answer for _, answer in sorted(bar, key=itemgetter(0))]
     scores = score_answers(
         [answer.text for answer in answers],
         list(questions["answers"]),
@@ -317,6 +315,20 @@ def _evaluate_answers(arguments: Arguments) -> None:
         print(json_format.dumps([{"model": models[0], "data": data, **scores.to_dict()}], indent=2))
         return
     width = max(5, len(models[0]))
-    print(f"{data}: {scores.questions:,} questions, {scores.k} passages each")
+    without = sum(not answer.passages for answer in answers)
+    remark = f" ({without:,} without passages)" if without else ""
+    recall = "-" if scores.answer_recall is None else f"{scores.answer_recall:.3f}"
+    print(f"{data}: {scores.questions:,} questions, {scores.k} passages each{remark}")
     print(f"{'model':<{width}}     EM      F1  Recall@{scores.k}")
-    print(f"{models[0]:<{width}}  {scores.exact_match:.3f}   {scores.f1:.3f}  {scores.answer_recall:9.3f}")
+    print(f"{models[0]:<{width}}  {scores.exact_match:.3f}   {scores.f1:.3f}  {recall:>9}")
+
+
+def _answers(answerer: Any, questions: "Dataset", arguments: Arguments) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the answer of each question: first of those that read passages, then of the others."""
+    for retrieve, collection in ((True, answerer.collection), (False, None)):
+        answerer.collection = collection
+        if rows := [row for row, value in enumerate(questions["retrieve"]) if value == retrieve]:
+            part = questions.select(rows)
+            options = {"max_new_tokens": arguments.max_new_tokens, "batch_size": arguments.batch_size}
+            answers = answerer.answer(list(part["prompt"]), places=list(part["where"]), **options)
+            yield from zip(rows, answers, strict=True)

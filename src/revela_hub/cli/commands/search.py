@@ -21,6 +21,7 @@ Examples:
 """
 
 import contextlib
+import itertools
 import json as json_format
 import os
 import sys
@@ -207,13 +208,15 @@ def _milvus(store: "PassageStore", used: tuple[str, ...], expression: str | None
 def _typed_queries() -> Iterator[str]:
     """Yield the non-empty lines of standard input, with a prompt on a terminal."""
     prompt = sys.stdin.isatty()
-    while True:
+    for number in itertools.count(1):
         if prompt:
             print("query> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         if not line:
             return
         if query := line.removeprefix("\ufeff").strip():  # Windows writes a byte order mark into pipes
+            if "\ufffd" in query:
+                note(f"warning: line {number} of standard input is not {sys.stdin.encoding}: {query}")
             yield query
 
 
