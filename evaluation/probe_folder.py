@@ -5,22 +5,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from revela_hub.data.own_folder import check_free, claim
+from revela_hub.data.own_folder import claim
 from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.evaluation.probe import Probe
 from revela_hub.retrieval.disk import writing
 
 SETTINGS = "probe.json"
-
-
-def check_probe_folder(folder: Path) -> None:
-    """Check before the work whether a probe may be written to a folder.
-
-    Raises:
-        UserError: It contains files other than those of an earlier probe.
-    """
-    check_free(folder, "--output_dir")
 
 
 def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") -> Path:

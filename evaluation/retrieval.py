@@ -6,6 +6,7 @@ The search is exact, and the vectors of the corpus are on disk, so memory does n
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,9 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
     import pytrec_eval
 
     _check_judgements(task)
-    evaluator = pytrec_eval.RelevanceEvaluator(task.qrels, {"ndcg_cut.10", "recip_rank", "recall.100"})
+    # Grades of numpy and pandas are no `int`, which pytrec_eval requires.
+    qrels = {query: {id_: int(grade) for id_, grade in task.qrels[query].items()} for query in task.queries}
+    evaluator = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "recip_rank", "recall.100"})
     found = evaluator.evaluate(
         {query: {document: float(score) for document, score in hits.items()} for query, hits in run.items() if hits}
     )
@@ -232,12 +235,15 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
 
 
 def _check_judgements(task: RetrievalTask) -> None:
-    """Raise a UserError for a task without queries, a query without judgements, or a grade that is no whole number."""
+    """Raise a UserError for a task without queries, a query without judgements, an id or a grade of another type."""
     if not task.queries:
         raise UserError(f"{task.name} has no queries")
     for query in task.queries:
-        if not all(type(grade) is int for grade in task.qrels.get(query, {"": None}).values()):
+        grades = task.qrels.get(query, {"": None})
+        if not all(isinstance(grade, Integral) and not isinstance(grade, bool) for grade in grades.values()):
             raise UserError(f"{task.name}: the query {query!r} needs judgements with whole numbers as grades")
+        if other := [id_ for id_ in (query, *grades) if not isinstance(id_, str)]:
+            raise UserError(f"{task.name}: ids must be strings, not {other[0]!r}: use str(...)")
 
 
 def documents_of(task: RetrievalTask) -> list[str]:

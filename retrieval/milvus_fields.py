@@ -21,6 +21,8 @@ from revela_hub.retrieval.passages import Passages, metadata_types
 ID, VECTOR, BM25_WEIGHTS = "id", "vector", "bm25"
 MAX_TEXT = 65_535
 """Milvus's limit on the bytes of a text field."""
+BLOCK = 1000
+"""Passages that are checked at a time."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
@@ -88,7 +90,7 @@ class MilvusFields:
             UserError: As `check`.
         """
         stop = min(stop, len(self.passages))
-        rows = [self._values(number) for number in range(start, stop)]
+        rows = self._values(start, stop)
         if self.bm25 is not None:
             block = self._weights[start:stop]
             for number, row in enumerate(rows):
@@ -104,13 +106,16 @@ class MilvusFields:
         Raises:
             UserError: A passage has a text that is too long for Milvus, or no value in the column that divides the collection.
         """
-        for number in range(len(self.passages) if self.metadata else 0):
-            self._values(number)
+        for start in range(0, len(self.passages) if self.metadata else 0, BLOCK):
+            self._values(start, min(start + BLOCK, len(self.passages)))
 
-    def _values(self, number: int) -> dict[str, Any]:
-        """Return the metadata of a passage."""
-        [found] = self.passages.metadata([number])
-        values = {name: (found or {}).get(name) for name in self.metadata}
+    def _values(self, start: int, stop: int) -> list[dict[str, Any]]:
+        """Return the metadata of passages."""
+        found = self.passages.metadata(range(start, stop)) if self.metadata else [{}] * (stop - start)
+        return [self._checked(number, values or {}) for number, values in enumerate(found, start)]
+
+    def _checked(self, number: int, found: Mapping[str, Any]) -> dict[str, Any]:
+        values = {name: found.get(name) for name in self.metadata}
         for name, value in values.items():
             if isinstance(value, str) and len(value.encode()) > MAX_TEXT:
                 raise UserError(

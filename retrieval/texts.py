@@ -104,7 +104,9 @@ class Texts:
             if self._file.num_record_batches != -(-len(numbers.rows) // LINES_PER_BATCH):
                 raise ValueError("the files next to it belong to other texts")
         except (OSError, ValueError, EOFError, pa.ArrowInvalid) as error:
-            raise UserError(f"{path} cannot be read ({error}): delete its folder, and build it again") from error
+            raise UserError(
+                f"{path} cannot be read ({error}): repeat the command that wrote it, which keeps its vectors"
+            ) from error
         self.rows_L, self.keys_N, self.digests_N2 = numbers.rows, numbers.keys, numbers.digests
         self.fingerprint = path.stem.removeprefix("texts-")
         self._batch: tuple[int, pa.RecordBatch] = (-1, None)  # the one read last

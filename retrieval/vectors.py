@@ -221,10 +221,10 @@ class VectorStore:
         except FileNotFoundError:  # another process found it damaged and deleted it
             return
         except OSError as error:  # not deleted: it may be intact
-            logger.warning("%s cannot be read (%s): encoding its texts again", path, error)
+            logger.warning("%s cannot be read (%s): its texts must be encoded again", path, error)
             return
         except (ValueError, EOFError) as error:
-            logger.warning("%s is damaged (%s): encoding its texts again", path, error)
+            logger.warning("%s is damaged (%s): its texts must be encoded again", path, error)
             path.unlink(missing_ok=True)
             return
         self._add(stamp, records)

@@ -41,8 +41,6 @@ EXPERTS = ("query", "passage")
 SPANS_AT_ONCE = 2048
 """Spans whose queries are generated together; the word weights of extracted queries are computed on these spans."""
 
-_FORMAT = 2  # format of the cached rows: increase it when the same settings produce different rows
-
 
 def build_contexts(
     sources: Iterable[SourceLike] | SourceLike,
@@ -90,7 +88,6 @@ def build_contexts(
     features = {"row": datasets.Value("int64"), "expert": datasets.Value("uint8")}
     features |= {"input_ids": tokens, "word_starts": starts, "context_ids": tokens, "context_word_starts": starts}
     made_with = {
-        "format": _FORMAT,
         **tokenized_with(tokenizer, made),
         "contexts": sorted(contexts),
         "queries": None if queries is None else {"what": queries.identity, "each": vars(queries).get("queries")},

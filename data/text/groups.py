@@ -33,8 +33,6 @@ StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 SHUFFLE_BUFFER_RUNS = 16_384
 """Runs held in memory when `run_length` is given: about 45 MB for runs of four chunks."""
 
-_FORMAT = 2  # format of the cached rows: increase it when the same settings produce different rows
-
 
 @dataclass(frozen=True)
 class GroupSettings:
@@ -101,7 +99,7 @@ def build_groups(
         settings = replace(settings, run_length=None, seed=0)  # nothing is drawn
     texts = datasets.List(datasets.Value("string"))
     features = {"group": datasets.Value("int64"), "document": texts, "text": texts}
-    made_with = {"format": _FORMAT, "sentencex": version("sentencex"), **asdict(settings)}
+    made_with = {"sentencex": version("sentencex"), **asdict(settings)}
     rows = partial(_rows, settings)
     return document_rows("groups", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
 

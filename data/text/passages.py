@@ -15,8 +15,6 @@ from revela_hub.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-_FORMAT = 2  # format of the cached rows: increase it when the same settings produce different rows
-
 
 def build_passages(
     sources: Iterable[SourceLike] | SourceLike,
@@ -52,7 +50,7 @@ def build_passages(
     text = datasets.Value("string")
     features = {"row": datasets.Value("int64"), "document": text, "text": text}
     settings = {"max_words": max_words, "min_words": min_words, "language": language}
-    made_with = {"format": _FORMAT, "sentencex": version("sentencex"), **settings}
+    made_with = {"sentencex": version("sentencex"), **settings}
     rows = partial(_rows, max_words, min_words, language)
     return document_rows("passages", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
 

@@ -41,8 +41,6 @@ RUN_CHARACTERS = 50_000
 BATCH_CHARACTERS = 1_000_000
 """Characters per call of the tokenizer, which uses all cores."""
 
-_FORMAT = 2  # format of the cached rows: increase it when the same settings produce different rows
-
 
 @dataclass(frozen=True)
 class SpanSettings:
@@ -110,7 +108,7 @@ def build_spans(
         "word_starts": datasets.List(datasets.Value("uint8")),
     }
     rows = partial(_rows, tokenizer, made)
-    made_with = {"format": _FORMAT} | tokenized_with(tokenizer, made)
+    made_with = tokenized_with(tokenizer, made)
     return document_rows("spans", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
 
 

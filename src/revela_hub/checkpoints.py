@@ -54,7 +54,7 @@ def export_checkpoint(
 
 def publish(
     checkpoint: str | Path,
-    destination: Destination,
+    destination: Destination | str,
     assembly: Assembly | None = None,
     *,
     dry_run: bool = False,
@@ -66,7 +66,7 @@ def publish(
     Args:
         checkpoint: folder that a trainer saved, output folder of a training command or of `adapt`, or a finished sentence-transformers
             folder.
-        destination: where to publish.
+        destination: where to publish: `namespace/name`, or a `Destination` with more settings.
         assembly: options.
         dry_run: stop before the upload; the Hub is only accessed with `update`, to compare the files.
         keep: folder for the assembled files, which are deleted by default.
@@ -75,6 +75,8 @@ def publish(
     Raises:
         UserError: the checkpoint cannot be assembled, a check fails, or the Hub rejects it.
     """
+    if isinstance(destination, str):
+        destination = Destination(destination)
     checkpoint = exported_retriever(Path(checkpoint))
     finished = (checkpoint / "modules.json").is_file()
     assemble: Assemble = copy_finished if finished else partial(assemble_part, method_of(checkpoint))

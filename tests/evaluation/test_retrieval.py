@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +64,17 @@ def test_scores_are_those_computed_by_hand() -> None:
     assert scores.recall_at_100 == pytest.approx((1 + 1 + 1 + 0 + 1 / 2) / 5)
     assert (scores.queries, scores.documents) == (5, 12)
     assert json.loads(json.dumps(scores.to_dict()))["mrr_at_10"] == scores.mrr_at_10
+
+
+def test_ids_and_grades_of_a_table() -> None:
+    """pandas has its own whole numbers; ids that are numbers are an error before the texts are encoded."""
+    grade: Any = np.int64(1)
+    task = RetrievalTask({"a": "rivers", "b": "lakes"}, {"q": "rivers"}, {"q": {"a": grade}}, "t")
+    assert evaluate_bm25(task).ndcg_at_10 == 1
+    number: Any = 7
+    for qrels in ({"q": {number: 1}}, {number: {"a": 1}}):
+        with pytest.raises(UserError, match=r"t: ids must be strings, not 7: use str\(...\)"):
+            evaluate_bm25(replace(task, queries=dict.fromkeys(qrels, "rivers"), qrels=qrels))
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

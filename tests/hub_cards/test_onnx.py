@@ -183,7 +183,7 @@ def test_without_onnxruntime_the_files_are_neither_checked_nor_published(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("revela_hub.hub_cards.assemble.find_spec", lambda name: None)
-    published = publish(own, Destination("org/model"), dry_run=True)
+    published = publish(own, "org/model", dry_run=True)
     assert published.skipped[MODEL] == "cannot be checked, because onnxruntime is not installed"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'the package onnx is not installed: pip install "revela-hub\[onnx\]"'):

@@ -150,7 +150,7 @@ def test_what_is_no_index(tmp_path: Path) -> None:
         build(tmp_path / "index", encoder := Words())
         assert file.read_text() == whole and encoder.encoded == []
     next((tmp_path / "index").glob("texts-*.lines.npy")).write_bytes(b"")
-    with pytest.raises(UserError, match="cannot be read .*build it again"):
+    with pytest.raises(UserError, match="cannot be read .*repeat the command"):
         PassageStore(tmp_path / "index")
     with pytest.raises(UserError, match="no passage contains any text"):
         build_store(lambda folder: write_passages([], folder), Words(), tmp_path / "none", SETTINGS, model="mine")

@@ -36,7 +36,7 @@ def test_a_file_that_was_cut_is_noticed_when_it_is_opened(tmp_path: Path, name: 
     file = texts.path.with_suffix(f".{name}")
     del texts
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"texts-.*\.arrow cannot be read .*build it again"):
+    with pytest.raises(UserError, match=r"texts-.*\.arrow cannot be read .*repeat the command"):
         Texts(next(tmp_path.glob("*.arrow")))
 
 

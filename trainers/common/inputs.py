@@ -61,9 +61,13 @@ def model_of_run(model: ModelLike, own: str = "") -> ModelLike:
     kind = read_json(folder / "config.json", {}).get("model_type", "")
     if (folder / "modules.json").is_file() or (kind and (kind == own or not (folder / RECORD).is_file())):
         return model
-    models = {path.parent for path in (*folder.glob("*/config.json"), *folder.glob("*/modules.json"))}
-    models = {path for path in models if not (path / TRAINER_STATE_NAME).is_file()}  # no checkpoint
-    exported = sorted(path for path in models if not any(path.rglob("*.py")))
+    models = [
+        path
+        for path in sorted(folder.iterdir())
+        if (path / "config.json").is_file() or (path / "modules.json").is_file()
+    ]
+    # Without checkpoints, and without models that need remote code.
+    exported = [path for path in models if not (path / TRAINER_STATE_NAME).is_file() and not any(path.rglob("*.py"))]
     if len(exported) > 1:
         raise UserError(f"{model} contains several models: pass {' or '.join(map(str, exported))}")
     return str(exported[0]) if exported else model

@@ -102,7 +102,7 @@ def without_held_out(rows: "Dataset", texts: Iterable[str]) -> tuple["Dataset", 
     """
     from datasets import Dataset
 
-    held = {one_line(text) for text in texts if len(words(text)) >= MIN_CONTAINED_WORDS}
+    held = dict.fromkeys(one_line(text) for text in texts if len(words(text)) >= MIN_CONTAINED_WORDS)
     patterns = {text: re.compile(r"\s+".join(map(re.escape, text.split()))) for text in held}
     left: list[dict[str, str]] = []
     removed = 0

@@ -24,8 +24,6 @@ from revela_hub.evaluation.probe_queries import Passage, passages_of_each
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 5  # of the cached rows: to be raised when the same settings make other rows
-
 
 def build_text_pairs(
     sources: Iterable[SourceLike] | SourceLike,
@@ -48,7 +46,7 @@ def build_text_pairs(
 
     text = datasets.Value("string")
     features = {"anchor": text, "positive": text}
-    made_with = {"format": _FORMAT, "sentencex": version("sentencex"), "seed": seed}
+    made_with = {"sentencex": version("sentencex"), "seed": seed}
     sources = parse_sources(sources)
     rows = document_rows("text-pairs", sources, features, made_with, partial(_rows, seed), cache_dir, report)
     probes = sorted({source.held_out for source in sources if source.held_out and is_beir(source.held_out)})

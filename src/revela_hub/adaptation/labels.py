@@ -117,8 +117,8 @@ def _copies_of(passages: list[str]) -> Callable[[str], bool]:
     return is_copy
 
 
-def _ngrams(text: str) -> set[int]:
-    return set(ngram_hashes(hash_words(words(text)), NGRAM).tolist())
+def _ngrams(text: str) -> list[int]:
+    return list(dict.fromkeys(ngram_hashes(hash_words(words(text)), NGRAM).tolist()))
 
 
 def _digest(text: str) -> bytes:

@@ -171,7 +171,7 @@ def test_damaged_files_are_made_again_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert mined_rows(encoder, tmp_path) == whole
     assert len(encoder.documents) == 7
-    assert "encoding its texts again" in caplog.text
+    assert "its texts must be encoded again" in caplog.text
     assert "searching for its anchors again" in caplog.text
 
 

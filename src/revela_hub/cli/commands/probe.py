@@ -122,14 +122,13 @@ def _make(arguments: Arguments) -> None:
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.evaluation.probe import build_probe
-    from revela_hub.evaluation.probe_folder import check_probe_folder, write_probe
-    from revela_hub.retrieval.disk import try_folder
+    from revela_hub.evaluation.probe_folder import write_probe
+    from revela_hub.retrieval.disk import check_folder
 
     output = Path(arguments.output_dir).expanduser()
     sources = parse_sources(arguments.data, **arguments.reading())
     check_apart(sources, output, "--output_dir")
-    check_probe_folder(output)
-    try_folder(output, "--output_dir")
+    check_folder(output, "--output_dir")
     examples = list(read_queries(arguments.example_queries).values()) if arguments.example_queries else ()
     report = ReadReport()
     probe = build_probe(
