@@ -143,7 +143,7 @@ def test_revela_takes_adapters_of_peft_and_prepared_groups(
     adapters = {name for name in weights if "lora_A" in name}
     assert any("retriever" in name for name in adapters) and any("lm" in name.split(".") for name in adapters)
     assert all(weights[name].shape[0] == 2 for name in adapters)
-    folders = trainer.write_models(tmp_path / "models")
+    folders = trainer.write_models(str(tmp_path / "models"))
     vectors = SentenceTransformer(str(folders[0]), device="cpu").encode_query(["fox"])
     torch.testing.assert_close(
         torch.nn.functional.normalize(torch.tensor(trainer.retriever.encode_query(["fox"]))),
@@ -249,7 +249,7 @@ def test_readers_and_their_retrievers(
     model, data = AutoModelForCausalLM.from_pretrained(llama_folder), Dataset.from_dict({"text": texts})
     given: dict[str, Any] = {"passages": data, "pseudo_labels": ranking, "num_passages": 2}
     equal(by_names, run(RAITTrainer(model, args, **given, **both)))
-    reader = str(names.write_models(tmp_path / "reader")[0])
+    reader = str(names.write_models(str(tmp_path / "reader"))[0])
 
     args = RADITTrainingArguments(**settings, num_candidates=3)
     tuned = RADITTrainer(model=str(retriever_folder), reader=reader, args=args, passages=texts, **both)
@@ -257,7 +257,8 @@ def test_readers_and_their_retrievers(
     given = {"log_likelihoods": tuned.log_likelihoods, "pseudo_labels": tuned.candidates, "passages": data}
     loaded = SentenceTransformer(str(retriever_folder), device="cpu")
     equal(by_names, run(RADITTrainer(loaded, args, **given, **both)))
-    assert tuned.retriever.encode("fox").shape == (32,)
+    (folder,) = tuned.write_models(str(tmp_path / "tuned"))
+    assert SentenceTransformer(str(folder), device="cpu").encode("fox").shape == (32,)
     run(RADITTrainer(str(llama_folder), args, retrieval_layer=0, **given, **both))
     with pytest.raises(UserError, match="pass it as reader"):
         RADITTrainer(str(retriever_folder), args, passages=texts, **both)

@@ -142,7 +142,7 @@ def test_a_backbone_with_code_of_its_own_is_trained(retriever_folder: Path, tmp_
     args = ContrieverTrainingArguments(str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=2, report_to=[])
     trainer = ContrieverTrainer(model, args, train_dataset=rows)
     trainer.train()
-    (folder,) = trainer.write_models(tmp_path / "out")
+    (folder,) = trainer.write_models(str(tmp_path / "out"))
     loaded = SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
     assert type(loaded[0].auto_model).__name__ == "Mine" and (folder / "modeling_mine.py").is_file()
 

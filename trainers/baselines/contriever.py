@@ -38,6 +38,7 @@ from revela_hub.trainers.common.epochs import SharedEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.processes import rank, several
+from revela_hub.trainers.common.query_route import refuse_frozen_documents
 from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, inputs_of, load_retriever
 
 View = Literal["cropping", "inverse_cloze"]
@@ -269,6 +270,7 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
     ) -> None:
         args = args or default_arguments(ContrieverTrainingArguments, model, self.method)
         retriever = load_retriever(model, **(model_init_kwargs or {}))
+        refuse_frozen_documents(retriever)
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("row", "text"), args, build_passages))
         if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
             raise UserError("--queue_size must not be smaller than the number of processes")

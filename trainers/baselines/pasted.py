@@ -162,14 +162,15 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card to checkpoints: TRL's would contain local paths."""
 
-    def write_models(self, output: Path) -> list[Path]:
+    def write_models(self, output: str | Path) -> list[Path]:
         """Write `model/`, the reader; must be called by all processes."""
+        target = Path(output) / MODEL
         with self.whole_model():
             if not self.args.should_save:
                 return []
-            with whole_path(output / MODEL, "--output_dir") as folder:
+            with whole_path(target, "--output_dir") as folder:
                 self.export(folder)
-            return [output / MODEL]
+            return [target]
 
     def export(self, folder: Path) -> Path:
         """Write the reader as a plain decoder, adapters merged, with its tokenizer."""

@@ -369,14 +369,15 @@ class RADITTrainer(MethodTrainer):
         digest = hashlib.sha256(self.log_likelihoods.numpy().tobytes() + self.candidates.tobytes()).hexdigest()[:12]
         return super().settings() | {"likelihoods": digest}
 
-    def write_models(self, output: Path) -> list[Path]:
+    def write_models(self, output: str | Path) -> list[Path]:
         """Write `retriever/`."""
+        target = Path(output) / RETRIEVER
         with self.whole_model():
             if not self.args.should_save:
                 return []
-            with whole_path(output / RETRIEVER, "--output_dir") as folder:
+            with whole_path(target, "--output_dir") as folder:
                 self.export(folder)
-            return [output / RETRIEVER]
+            return [target]
 
     def export(self, folder: Path) -> Path:
         """Write the retriever: a sentence-transformers folder, or an ImpRAG model to use for its vectors."""

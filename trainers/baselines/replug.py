@@ -242,6 +242,11 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         retriever = load_chunk_encoder(model, own_length, trust_remote_code=trust_remote_code)
         loaded = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=trust_remote_code)
         lm, lm_tokenizer = loaded.model, loaded.tokenizer
+        if getattr(lm.config.get_text_config(), "is_causal", None) is False:
+            raise UserError(
+                "the language model attends to later tokens (is_causal in its configuration is false), as after NVEmbedTrainer:"
+                " load it again, or use another decoder"
+            )
         groups = partial(build_groups, settings=GroupSettings(group_size))
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("group", "document"), args, groups))
         positions = text_positions(lm.config)

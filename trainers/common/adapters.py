@@ -11,15 +11,25 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedConfig
 
-from revela_hub.errors import ADAPTER, UserError
+from revela_hub.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
+UNFREEZE = "perhaps by an earlier trainer: call requires_grad_(True) on it, or load it again"
 
 
 def refuse_adapters(name: str, model: nn.Module) -> None:
-    """Raise a `UserError` for a model that was loaded with adapters: they and the model are frozen."""
+    """Raise a `UserError` for a model that has adapters, below which it is frozen."""
     if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
-        raise UserError(f"cannot train {name}: {ADAPTER}")
+        raise UserError(
+            f"cannot train {name}: it has adapters already, of an earlier trainer or as it was loaded: load the model again, or"
+            " merge them first (merge_and_unload of PEFT)"
+        )
+
+
+def refuse_frozen(part: str, model: nn.Module) -> None:
+    """Raise a `UserError` if all weights of a part that is to be trained are frozen."""
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise UserError(f"all weights of {part} are frozen, {UNFREEZE}")
 
 
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:

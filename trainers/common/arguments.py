@@ -89,9 +89,9 @@ class AdapterArguments:
         Raises:
             UserError: the model has adapters, such as those of an earlier trainer, or the new ones do not fit into memory.
         """
+        refuse_adapters(type(model).__name__, model)
         if not self.lora_rank:
             return None
-        refuse_adapters(type(model).__name__, model)
         layers = linear_layers(model)
         size = self.lora_rank * sum(layer.in_features + layer.out_features for layer in layers.values())
         try:

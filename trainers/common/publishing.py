@@ -41,7 +41,7 @@ class Publishing(Base):
 
         return assemble_part(self.method, checkpoint, folder, assembly, self._exportable())
 
-    def write_models(self, output: Path) -> list[Path]:
+    def write_models(self, output: str | Path) -> list[Path]:
         """Save the model to the output folder and write the exported models; must be called by all processes.
 
         Returns:
@@ -49,6 +49,7 @@ class Publishing(Base):
         """
         from revela_hub.hub_cards.assemble import export_parts
 
+        output = Path(output)
         self.save_model(str(output))
         if not self.args.should_save:
             return []

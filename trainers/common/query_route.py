@@ -26,6 +26,7 @@ from revela_hub.retrieval.encoder import (
     limit_length,
     model_identity,
 )
+from revela_hub.trainers.common.adapters import refuse_frozen
 
 QUERY, DOCUMENT = "query", "document"
 
@@ -72,6 +73,12 @@ def refuse_routes(retriever: SentenceTransformer, name: str, method: str) -> Non
             f"{name} has a query and a document route, but {method} trains a single encoder: use `revela-hub train pairs` or"
             " `train contriever`, which train both"
         )
+
+
+def refuse_frozen_documents(retriever: SentenceTransformer) -> None:
+    """Raise a `UserError` if a model has a document route that is frozen, as after a run with `query_only`."""
+    if isinstance(retriever[0], Router):
+        refuse_frozen("the document route", frozen_route(retriever))
 
 
 def frozen_route(retriever: SentenceTransformer) -> nn.Module:

@@ -163,10 +163,10 @@ class RetrieverTrainer(MethodTrainer):
         self.retriever.save_pretrained(str(folder), create_model_card=False)
         make_readable(folder)
 
-    def write_models(self, output: Path) -> list[Path]:
+    def write_models(self, output: str | Path) -> list[Path]:
         """Write `retriever/` only; checkpoints are for resuming."""
         with self.whole_model():
-            return [self.export(output)] if self.args.should_save else []
+            return [self.export(Path(output))] if self.args.should_save else []
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write a sentence-transformers folder, and the weights that are not part of the retriever."""

@@ -31,6 +31,7 @@ from revela_hub.internals import TrainerHooks
 from revela_hub.interrupts import Interrupted
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.sdpa import varying_shapes
+from revela_hub.trainers.common.adapters import UNFREEZE
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
@@ -148,8 +149,8 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         trained = {id(weight) for weight in model.parameters() if weight.requires_grad}
         if not trained:
             raise UserError(
-                f"{self.model_names()} has no weights to train: all are frozen (for word embeddings, set update_embeddings in"
-                " wordembedding_config.json to true)"
+                f"{self.model_names()} has no weights to train: all are frozen, {UNFREEZE} (for word embeddings, set"
+                " update_embeddings in wordembedding_config.json to true)"
             )
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         given = {id(weight) for group in groups for weight in group["params"]}

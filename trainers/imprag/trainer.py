@@ -360,6 +360,10 @@ class _Schedule(TrainerCallback):
     def __init__(self, trainer: ImpRAGTrainer) -> None:
         self.trainer = trainer
 
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if not state.global_step:  # not resumed: `train` may have been called before
+            self.trainer.ranking, self.trainer.built_at, self.trainer._held = None, -1, None
+
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
         if trainer.warming_up:

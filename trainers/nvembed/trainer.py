@@ -30,7 +30,7 @@ from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.retrieval.encoder import Encoder, text_positions
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy, saving_merged
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy, refuse_frozen, saving_merged
 from revela_hub.trainers.common.inputs import (
     ModelLike,
     as_dataset,
@@ -62,7 +62,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     Args:
         model: Hub id, folder or GGUF file of a decoder, an NV-Embed model, or a model from `nvembed_encoder`, which
             consists of Transformer (an `NVEmbedModel`), Pooling and Normalize. The decoder gets adapters in place, unless all
-            weights are trained. The pooling layer is always fully trained.
+            weights are trained. The pooling layer is always fully trained. A loaded decoder is changed: unless `mask` is causal,
+            its tokens attend to later ones from then on, so it is no longer a language model.
         args: training arguments; by default the paper's stage one, with an output folder named after the model.
         train_dataset: pairs (anchor, positive, and for hard negatives negative, or negative_1 to negative_N), whose anchors get
             the model's query prompt; or rows of a mixture (`revela_hub.data.Mixture.dataset`), which also have the columns
@@ -123,6 +124,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         transformer: Any = model[0]
         self.nvembed: NVEmbedModel = transformer.auto_model
         _check_processes(args)
+        refuse_frozen("the decoder", self.nvembed.embedding_model)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = peft_config or args.lora_config(self.nvembed.embedding_model)
         if adapters is not None:
@@ -171,8 +173,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         prompts = {name: prompt or "" for name, prompt in self.model.prompts.items()}
         return NVEmbedStart(model, self.model.tokenizer, prompts)
 
-    def write_models(self, output: Path) -> list[Path]:
+    def write_models(self, output: str | Path) -> list[Path]:
         """Write `embedder/`; other files are only written if the weights are sharded and have to be gathered."""
+        output = Path(output)
         if is_sharded(self.model):
             return super().write_models(output)
         return export_parts(self.method, output, output, loaded=self.exportable()) if self.args.should_save else []

@@ -50,6 +50,7 @@ from revela_hub.trainers.common.query_route import (
     frozen_route,
     identity_of_documents,
     record_documents,
+    refuse_frozen_documents,
     trained_backbone,
     trained_transformer,
     with_query_route,
@@ -148,6 +149,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if args.query_only:
             retriever = with_query_route(retriever)
             self.documents = identity_of_documents(str(model)) if isinstance(model, (str, Path)) else None
+        else:
+            refuse_frozen_documents(retriever)
         _note_small_rate(retriever, args)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         if args.lora_rank or peft_config:

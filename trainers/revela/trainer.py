@@ -24,7 +24,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, merged_copy
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, merged_copy, refuse_frozen
 from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.inputs import (
@@ -118,6 +118,8 @@ class RevelaTrainer(MethodTrainer):
         freeze_pooler(model.retriever)
         for part, backbone in (("retriever", model.retriever), ("language model", model.lm)):
             check_positions(f"the {part}", text_positions(backbone.config), max_length)
+            if part == "retriever" or args.lm_training != "frozen":
+                refuse_frozen(f"the {part}", backbone)
         self.collator = RevelaCollator(
             retriever_tokenizer,
             lm_tokenizer,

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from revela_hub.errors import UserError
 from revela_hub.trainers.baselines.replug import GroupCollator, Replug, ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.common.retriever import load_retriever
+from revela_hub.trainers.nvembed.checkpoint import load_nvembed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_contriever import _Kill, assert_same_training, processes_give  # noqa: E402
@@ -132,8 +133,18 @@ def test_models_of_which_a_part_would_not_be_trained_are_rejected(
     with pytest.raises(UserError, match="REPLUG trains a single encoder: use `revela-hub train pairs`"):
         ReplugTrainer(str(tmp_path / "routes"), "no such model", train_dataset=groups())
     args = ReplugTrainingArguments(output_dir=str(tmp_path / "run"), report_to=[])
-    with pytest.raises(UserError, match="has no weights to train: all are frozen"):
+    with pytest.raises(UserError, match=r"has no weights to train: all are frozen, .* requires_grad_\(True\)"):
         ReplugTrainer(model.requires_grad_(False), str(llama_folder), args, max_length=32, train_dataset=groups())
+
+
+def test_a_language_model_that_sees_later_tokens_is_rejected(
+    retriever_folder: Path, llama_folder: Path, tmp_path: Path
+) -> None:
+    lm = AutoModelForCausalLM.from_pretrained(llama_folder)
+    load_nvembed(lm, tokenizer=AutoTokenizer.from_pretrained(llama_folder))  # changes it
+    args = ReplugTrainingArguments(output_dir=str(tmp_path), report_to=[])
+    with pytest.raises(UserError, match="the language model attends to later tokens .* load it again"):
+        ReplugTrainer(str(retriever_folder), lm, args, max_length=32, train_dataset=groups())
 
 
 def test_two_chunks_have_to_fit(retriever_folder: Path, llama_folder: Path, tmp_path: Path) -> None:

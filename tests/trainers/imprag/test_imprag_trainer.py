@@ -149,6 +149,9 @@ def test_the_first_steps_train_retrieval_alone(tmp_path: Path, bpe_tokenizer: Pr
     named = [("generation_loss" in entry) for entry in later.state.log_history if "retrieval_loss" in entry]
     assert named == 4 * [False] + 8 * [True]
     assert later.built_at >= 6  # self-distillation follows, as without these steps
+    ranking = later.ranking
+    later.train()
+    assert later.ranking is not ranking  # a second run builds its own index
 
 
 def test_retrieval_alone_needs_labels_and_a_weight(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:

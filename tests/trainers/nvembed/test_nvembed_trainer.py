@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+from transformers import AutoModel, PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.data.mixture.instructions import query_prompt
@@ -463,15 +463,21 @@ def test_data_sets_may_have_different_numbers_of_negatives(tmp_path: Path, llama
 
 
 def test_a_loaded_decoder_of_sentence_transformers(tmp_path: Path, llama_folder: Path, retriever_folder: Path) -> None:
-    args = NVEmbedTrainingArguments(str(tmp_path), bf16=False, report_to="none", lora_rank=2)
+    args, adapting = (
+        NVEmbedTrainingArguments(str(tmp_path), bf16=False, report_to="none", lora_rank=rank) for rank in (0, 2)
+    )
     transformer = Transformer(str(llama_folder))
     model = SentenceTransformer(modules=[transformer, Pooling(32, "lasttoken")], device="cpu")
     run = NVEmbedTrainer(model, args, train_dataset=pairs())
     assert run.nvembed.embedding_model is transformer.auto_model
-    assert (
-        NVEmbedTrainer(run.model, NVEmbedTrainingArguments(str(tmp_path), lora_rank=0), train_dataset=pairs()).model
-        is run.model
-    )
+    assert NVEmbedTrainer(run.model, args, train_dataset=pairs()).model is run.model
+    NVEmbedTrainer(run.model, adapting, train_dataset=pairs())
+    for given in (args, adapting):  # without adapters, it would not train all weights
+        with pytest.raises(UserError, match="it has adapters already, of an earlier trainer"):
+            NVEmbedTrainer(run.model, given, train_dataset=pairs())
+    frozen = AutoModel.from_pretrained(llama_folder).requires_grad_(False)  # the pooling is not
+    with pytest.raises(UserError, match="all weights of the decoder are frozen, perhaps by an earlier trainer"):
+        NVEmbedTrainer(frozen, args, train_dataset=pairs())
     with pytest.raises(UserError, match="is an encoder: NV-Embed needs a decoder"):
         NVEmbedTrainer(SentenceTransformer(str(retriever_folder), device="cpu"), args, train_dataset=pairs())
 
@@ -480,7 +486,7 @@ def test_a_model_keeps_its_query_instruction(tmp_path: Path, llama_folder: Path)
     first = python_trainer(tmp_path, llama_folder, pairs())
     assert first.model.prompts["query"] == query_prompt("Given a question, retrieve passages that answer the question")
     own = python_trainer(tmp_path, llama_folder, pairs(), query_instruction="Find the sea")
-    [folder] = own.write_models(tmp_path)
+    [folder] = own.write_models(str(tmp_path))
     again = python_trainer(tmp_path, folder, pairs())
     assert again.model.prompts["query"] == query_prompt("Find the sea") == again.train_dataset[0]["anchor_prompt"]
     other = python_trainer(tmp_path, folder, pairs(), query_instruction="Find the fox")

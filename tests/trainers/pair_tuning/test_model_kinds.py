@@ -13,6 +13,7 @@ from sentence_transformers.base.modules import Router
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoder import document_identity, load_encoder, model_identity
+from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
@@ -101,11 +102,21 @@ def test_both_routes_of_an_asymmetric_model_are_trained(routed: Path, tmp_path: 
     assert not np.allclose(base.encode_document(["a fox"]), tuned.encode_document(["a fox"]))
 
 
+def test_a_document_route_that_an_earlier_run_froze_is_rejected(routed: Path, tmp_path: Path) -> None:
+    model = SentenceTransformer(str(routed), device="cpu")
+    for _ in range(2):
+        trainer(model, tmp_path / "run", query_only=True)
+    with pytest.raises(UserError, match=r"the document route are frozen, .* call requires_grad_\(True\)"):
+        trainer(model, tmp_path / "run")
+    with pytest.raises(UserError, match="all weights of the document route are frozen"):
+        ContrieverTrainer(model, ContrieverTrainingArguments(str(tmp_path / "run"), bf16=False), train_dataset=ROWS)
+
+
 def test_a_model_with_adapters_is_rejected(retriever_folder: Path) -> None:
     """sentence-transformers loads the adapters and their base, all frozen."""
     model = SentenceTransformer(str(retriever_folder), device="cpu")
     get_peft_model(model[0].auto_model, LoraConfig(r=2, target_modules=["query"]))  # in place
-    with pytest.raises(UserError, match="it is an adapter of another model: merge it"):
+    with pytest.raises(UserError, match="it has adapters already, .* load the model again, or merge them"):
         load_retriever(model)
 
 

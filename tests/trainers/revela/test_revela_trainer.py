@@ -181,6 +181,26 @@ def test_a_frozen_lm_with_added_reading_gives_a_warning(
     assert "a frozen language model cannot learn to use added reads" in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_part_that_an_earlier_trainer_froze_is_rejected(
+    tmp_path: Path, llama_folder: Path, groups: Dataset, lora_rank: int
+) -> None:
+    loaded = load_backbones(str(llama_folder), str(llama_folder), group_size=4, reading="joint")
+    given: dict[str, Any] = {"train_dataset": groups, "max_length": 32}
+    given |= {"retriever_tokenizer": loaded.retriever_tokenizer, "lm_tokenizer": loaded.lm_tokenizer}
+    options: dict[str, Any] = {"bf16": False, "report_to": "none"}
+    args = RevelaTrainingArguments(str(tmp_path), lora_rank=lora_rank, **options)
+    RevelaTrainer(
+        loaded.model, RevelaTrainingArguments(str(tmp_path), lora_rank=0, lm_training="frozen", **options), **given
+    )
+    with pytest.raises(UserError, match=r"the language model are frozen, perhaps by .*requires_grad_\(True\) on it"):
+        RevelaTrainer(loaded.model, args, **given)
+    loaded.model.lm.requires_grad_(True)
+    loaded.model.retriever.requires_grad_(False)
+    with pytest.raises(UserError, match="all weights of the retriever are frozen"):
+        RevelaTrainer(loaded.model, args, **given)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
