@@ -76,7 +76,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         questions = Dataset.from_dict({"question": ["Who wrote Emma?", ...], "answer": ["Jane Austen", ...]})
         trainer = RAITTrainer("Qwen/Qwen3-0.6B-Base", train_dataset=questions, passages=passages)
         trainer.train()
-        trainer.write_models(Path("outputs"))  # for AutoModelForCausalLM.from_pretrained("outputs/model")
+        trainer.write_models("outputs")  # for AutoModelForCausalLM.from_pretrained("outputs/model")
 
     Args:
         model: Hub id, folder or GGUF file of a decoder, or a loaded one, which gets adapters in place if `args` asks for them.

@@ -229,7 +229,7 @@ class RADITTrainer(MethodTrainer):
         trainer = RADITTrainer("sentence-transformers/all-MiniLM-L6-v2", reader="outputs/ra-it/model",
                                train_dataset=questions, passages=passages)
         trainer.train()
-        trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/retriever")
+        trainer.write_models("outputs")  # for SentenceTransformer("outputs/retriever")
 
     Args:
         model: Hub id or folder of a retriever, or a loaded `SentenceTransformer`; or, with `retrieval_layer`, the Hub id or

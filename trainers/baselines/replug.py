@@ -204,7 +204,7 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         trainer = ReplugTrainer("sentence-transformers/all-MiniLM-L6-v2", "HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
         trainer.train()
         vectors = trainer.retriever.encode(["a passage"])
-        trainer.write_models(Path("outputs"))  # for SentenceTransformer(...) of the folder that it returns
+        trainer.write_models("outputs")  # for SentenceTransformer(...) of the folder that it returns
 
     Args:
         model: Hub id, folder or GGUF file of the retriever, or a loaded `SentenceTransformer`, which is trained in place.

@@ -42,7 +42,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         trainer = CoTMoTEFinetuner("outputs", train_dataset=pairs)  # the output folder of a pre-training
         trainer.train()
         vectors = trainer.retriever.encode_query(["a query"])  # dense and sparse
-        trainer.write_models(Path("tuned"))  # for SentenceTransformer("tuned/dense"), SparseEncoder("tuned/sparse")
+        trainer.write_models("tuned")  # for SentenceTransformer("tuned/dense"), SparseEncoder("tuned/sparse")
 
     Args:
         model: folder or Hub id of a CoT-MoTE model or an encoder, a loaded encoder with its masked-LM head, or a

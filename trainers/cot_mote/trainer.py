@@ -33,7 +33,7 @@ class CoTMoTETrainer(MaskedTrainer):
         trainer = CoTMoTETrainer("google-bert/bert-base-uncased", train_dataset=texts)
         trainer.train()
         vectors = trainer.retriever.encode_document(["a passage"])  # dense and sparse
-        trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/dense"), SparseEncoder("outputs/sparse")
+        trainer.write_models("outputs")  # for SentenceTransformer("outputs/dense"), SparseEncoder("outputs/sparse")
 
     Args:
         model: encoder as Hub id or folder, as a loaded model with masked-LM head, or as a `CoTMoTEForPreTraining`.

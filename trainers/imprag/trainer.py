@@ -64,7 +64,7 @@ class ImpRAGTrainer(MethodTrainer):
         questions = Dataset.from_dict({"question": ["Who wrote Emma?", ...], "answer": ["Jane Austen", ...]})
         trainer = ImpRAGTrainer("Qwen/Qwen3-0.6B-Base", train_dataset=questions, passages=passages)
         trainer.train()
-        trainer.write_models(Path("outputs"))  # for open_answerer("outputs/model", ...)
+        trainer.write_models("outputs")  # for open_answerer("outputs/model", ...)
 
     Args:
         model: Hub id or folder of a decoder or of an ImpRAG model, or a loaded one, which gets adapters in place, if any.

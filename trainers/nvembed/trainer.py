@@ -57,7 +57,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         trainer = NVEmbedTrainer("Qwen/Qwen3-0.6B", train_dataset=pairs)  # columns anchor, positive, negative_1, ...
         trainer.train()
         vectors = trainer.retriever.encode_query(["a query"])
-        trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/embedder", trust_remote_code=True)
+        trainer.write_models("outputs")  # for SentenceTransformer("outputs/embedder", trust_remote_code=True)
 
     Args:
         model: Hub id, folder or GGUF file of a decoder, an NV-Embed model, or a model from `nvembed_encoder`, which

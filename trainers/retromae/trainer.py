@@ -33,7 +33,7 @@ class RetroMAETrainer(MaskedTrainer):
         trainer = RetroMAETrainer("google-bert/bert-base-uncased", train_dataset=texts)
         trainer.train()
         vectors = trainer.retriever.encode_document(["a passage"])
-        trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/encoder")
+        trainer.write_models("outputs")  # for SentenceTransformer("outputs/encoder")
 
     Args:
         model: encoder as Hub id or folder, as a loaded model with masked-LM head, or as a `RetroMAEForPreTraining`.

@@ -54,7 +54,7 @@ class RevelaTrainer(MethodTrainer):
         trainer = RevelaTrainer("sentence-transformers/all-MiniLM-L6-v2", lm="HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
         trainer.train()
         vectors = trainer.retriever.encode_document(["a passage"])
-        trainer.write_models(Path("outputs"))  # for SentenceTransformer("outputs/retriever")
+        trainer.write_models("outputs")  # for SentenceTransformer("outputs/retriever")
 
     Args:
         model: retriever as Hub id, folder or loaded model, or both models as a `RevelaForCausalLM`. Loaded models get adapters
