@@ -1,8 +1,8 @@
 """Marking folders that the program writes, to protect the user's files and to avoid reading our output as text.
 
 A folder is ours if it contains the file `.revela-hub`. Only new and empty folders are marked; a folder with other files is
-rejected, so the user's files are never replaced or deleted. Readers skip marked folders below a folder of text, but read a
-marked folder that is named explicitly.
+rejected, so the user's files are never replaced or deleted. Readers skip marked folders, and others that we wrote, below a folder
+of text, but read one that is named explicitly.
 """
 
 import os
@@ -14,12 +14,40 @@ from revela_hub.errors import UserError
 
 MARKER = ".revela-hub"
 
+# Files in the folders that we write without the mark, because other commands must not replace their content.
+_CONTENTS = (
+    ("run.json", "trainer_state.json"),  # a training run, a checkpoint
+    (".revela_hub",),  # an exported model
+    ("pairs.jsonl", "rejected.jsonl", "settings.json"),  # synthetic data
+)
+
 _EXPLANATION = "revela-hub created this folder: it may replace files in it, and does not read it as text.\n"
 
 
 def is_ours(folder: Path) -> bool:
     """Return whether the program marked the folder as its own."""
     return os.path.isfile(folder / MARKER)  # Path.is_file raises where the folder may not be entered
+
+
+def written_by_us(path: Path) -> bool:
+    """Return whether a path is a folder that the program wrote, marked or not."""
+    return os.path.isdir(path) and (
+        is_ours(path) or any(all(os.path.exists(path / name) for name in names) for names in _CONTENTS)
+    )
+
+
+def expanded(cache: str | Path) -> Path:
+    """Return a cache folder with the home folder for `~`.
+
+    Raises:
+        UserError: There is no home folder, as in a container whose user has no name.
+    """
+    try:
+        return Path(cache).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            "there is no home folder for the cache: set HOME", cache_dir="or use --cache_dir FOLDER"
+        ) from error
 
 
 def names_in(folder: Path) -> set[str]:

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.own_folder import claim
+from revela_hub.data.own_folder import claim, expanded
 from revela_hub.data.sources.converted import SUFFIXES, converter_version
 from revela_hub.data.sources.documents import read_documents, read_held_out
 from revela_hub.data.sources.files import local_files
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROWS, REPORT = "rows.arrow", "report.json"
+FORMAT = 6  # increase it when the same settings and sources produce different rows
 
 
 def document_rows(
@@ -186,7 +187,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], features: "Mapping[str, Any] |
 
 def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) -> str:
     """Return a hash of the settings and the sources (files: path, size and modification time)."""
-    digest = hashlib.sha256(json.dumps(made_with, default=str).encode())
+    digest = hashlib.sha256(json.dumps([FORMAT, made_with], default=str).encode())
     for source in sources:
         # The content of held_out, not its path, which differs between runs.
         held_out = read_held_out(source.held_out) if source.held_out else None
@@ -205,11 +206,11 @@ def cache_folder(cache_dir: str | Path | None) -> Path:
     """Return the cache folder, created if needed: `revela_hub` in the cache of `datasets`, or in `cache_dir`.
 
     Raises:
-        UserError: It cannot be created.
+        UserError: It cannot be created, or there is no home folder.
     """
     import datasets
 
-    folder = Path(cache_dir or datasets.config.HF_DATASETS_CACHE).expanduser() / "revela_hub"
+    folder = expanded(cache_dir or datasets.config.HF_DATASETS_CACHE) / "revela_hub"
     try:
         claim(folder, "cache_dir")
     except OSError as error:

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.own_folder import check_free, claim
+from revela_hub.data.own_folder import check_free, claim, expanded
 from revela_hub.errors import DISK_FULL, UserError, causes, os_error
 
 _STALE_SECONDS = 24 * 3600  # the age at which a temporary file must be left over from a killed process
@@ -34,8 +34,12 @@ def key_of(*values: object) -> str:
 
 
 def default_cache_folder(name: str) -> Path:
-    """Return the folder for one of this package's caches, below $XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "revela-hub" / name
+    """Return the folder for one of this package's caches, below $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        UserError: There is no home folder.
+    """
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "revela-hub" / name
 
 
 def make_folder(folder: Path, option: str = "--cache_dir") -> Path:

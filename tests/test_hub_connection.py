@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,31 @@ def test_an_upload_tries_again(no_network: Path) -> None:
     assert is_offline_mode()
     reconnect()
     assert not is_offline_mode()
+
+
+def test_the_hub_is_tried_again_after_a_minute(no_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("revela_hub.hub_connection.time", SimpleNamespace(monotonic=lambda: clock.now))
+    prefer_cache()
+    assert is_offline_mode()
+    clock.now = 61
+    prefer_cache()  # in vain
+    assert is_offline_mode()
+    monkeypatch.setattr("revela_hub.hub_connection._fault", lambda address: None)  # the network is back
+    for now, offline in ((120, True), (122, False)):
+        clock.now = now
+        prefer_cache()
+        assert is_offline_mode() == offline
+
+
+def test_datasets_is_not_imported_in_our_offline_mode(no_network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stay offline."""
+    imported = []
+    monkeypatch.setattr(
+        "revela_hub.hub_connection.import_module", lambda name: imported.append((name, is_offline_mode()))
+    )
+    prefer_cache()
+    assert imported == [("datasets", False)]
 
 
 def test_the_users_own_offline_mode_stays(monkeypatch: pytest.MonkeyPatch) -> None:

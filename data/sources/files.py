@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from revela_hub.data.own_folder import is_ours
+from revela_hub.data.own_folder import written_by_us
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError
@@ -91,7 +91,7 @@ def _skipped(path: Path, relative: Path, source: Source, report: ReadReport) -> 
         report.patterns.update(patterns)
     elif path.name.startswith("."):
         reason = "hidden"
-    elif is_ours(path):
+    elif written_by_us(path) and not os.path.isfile(path / Path(source.path).name):  # synthetic-*/pairs.jsonl
         reason = "written by revela-hub"
     elif (path.name in GENERATED_FOLDERS and os.path.isdir(path)) or os.path.isfile(path / "pyvenv.cfg"):
         reason = "generated"

@@ -6,6 +6,7 @@ decoded first.
 
 import base64
 import contextlib
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ VOCABULARIES = {
 
 def secret_faults(folder: Path, names: list[str]) -> Iterator[str]:
     """Yield the secrets and home folders in the files that would be published."""
-    own = str(Path.home()).encode()
+    own = os.path.expanduser("~").encode()  # "~" without a home folder
     for name in names:
         raw = _text_of(folder / name)
         data = raw.replace(b"\0", b"") if b"\0" in raw else raw  # UTF-16

@@ -6,32 +6,41 @@ minutes then, even one that is in the cache.
 
 import logging
 import threading
+import time
 from functools import cache
+from importlib import import_module
 
 _logger = logging.getLogger(__name__)
 _LOCK = threading.Lock()
-_ours = False  # whether we have switched offline mode on
+_AGAIN = 60.0  # seconds until the Hub is tried again
+_since: float | None = None  # when we switched offline mode on
 
 
 def prefer_cache() -> None:
-    """Switch to the offline mode of `huggingface_hub` if the Hub cannot be reached. Call it before loading from the Hub."""
+    """Switch to the offline mode of `huggingface_hub` if the Hub cannot be reached. Call it before loading from the Hub.
+
+    A call after more than a minute tries again.
+    """
     from huggingface_hub import constants, is_offline_mode
 
-    global _ours
+    global _since
     with _LOCK:
+        if _since is not None and time.monotonic() > _since + _AGAIN:
+            constants.HF_HUB_OFFLINE, _since = False, None
         if not is_offline_mode() and (fault := _fault(constants.ENDPOINT)):
             _logger.warning("the Hub cannot be reached (%s): only models on this machine are used", fault)
-            constants.HF_HUB_OFFLINE = _ours = True
+            import_module("datasets")  # before the switch, because it keeps the mode in which it was imported
+            constants.HF_HUB_OFFLINE, _since = True, time.monotonic()
 
 
 def reconnect() -> None:
     """Undo `prefer_cache`: later requests, such as those of an upload, try to reach the Hub again."""
     from huggingface_hub import constants
 
-    global _ours
+    global _since
     with _LOCK:
-        if _ours:
-            constants.HF_HUB_OFFLINE = _ours = False
+        if _since is not None:
+            constants.HF_HUB_OFFLINE, _since = False, None
 
 
 def _fault(address: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from revela_hub.data.own_folder import is_ours, written_by_us
 from revela_hub.data.synthesis.backends import LocalModel, Reply, Request, RequestT, Sampling, take
 from revela_hub.data.synthesis.endpoint import Endpoint
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
@@ -97,6 +98,7 @@ def test_rows_are_complete_and_match_their_prompts(tmp_path: Path, settings: Syn
     per_task = [[row["instruction"] for row in made].count(task["task"]) for task in tasks]
     assert per_task == [2, 2, 2, 1, 2, 2, 2, 1, 2, 2, 2]
     assert "20 pairs (7 short-long, 7 long-short, 6 short-short) of 11 tasks" in str(report)
+    assert written_by_us(tmp_path) and not is_ours(tmp_path)  # not read as text, and not replaced
 
 
 def test_placeholders_take_all_their_values() -> None:

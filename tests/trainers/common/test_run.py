@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.cli.main import main
+from revela_hub.data.own_folder import written_by_us
 from revela_hub.trainers.common.checkpoints import Record, last_complete
 from revela_hub.trainers.common.run import LOCK, TRAINING_CURVE
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -189,6 +190,8 @@ def test_old_checkpoints_are_deleted_but_not_the_newest(words: list[str], tmp_pa
 def test_a_finished_run_stays_as_it_is(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(words) == 0
+    # They are not read as text.
+    assert written_by_us(out) and written_by_us(out / "checkpoint-6") and written_by_us(out / "encoder")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != LOCK}
     for more, said in (([], "finished at step 6"), (["--max_steps", "4"], "checkpoint-6 is beyond --max_steps 4")):
         capsys.readouterr()
