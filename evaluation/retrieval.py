@@ -239,7 +239,7 @@ def _check_judgements(task: RetrievalTask) -> None:
     if not task.queries:
         raise UserError(f"{task.name} has no queries")
     for query in task.queries:
-        grades = task.qrels.get(query, {"": None})
+        grades: dict[Any, Any] = {**task.qrels.get(query, {"": None})}
         if not all(isinstance(grade, Integral) and not isinstance(grade, bool) for grade in grades.values()):
             raise UserError(f"{task.name}: the query {query!r} needs judgements with whole numbers as grades")
         if other := [id_ for id_ in (query, *grades) if not isinstance(id_, str)]:
