@@ -90,11 +90,6 @@ def bm25_settings(preset: str = "bm25s", **values: Any) -> BM25Settings:
     return replace(PRESETS[preset], **{name: value for name, value in values.items() if value is not None})
 
 
-def bm25_key(texts: str, settings: BM25Settings) -> str:
-    """Return `BM25.key` of texts with this fingerprint."""
-    return key_of("bm25 of letters, marks, single characters and dotted capitals", asdict(settings), texts)
-
-
 class BM25:
     """A BM25 index over numbered texts (a `Ranker`).
 
@@ -122,7 +117,9 @@ class BM25:
 
         source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
-        self.key = bm25_key(source.fingerprint, self.settings)
+        self.key = key_of(
+            "bm25 of letters, marks, single characters and dotted capitals", asdict(self.settings), source.fingerprint
+        )
         self._bm25s: Any = bm25s
         self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
         self._show_progress_bar = show_progress_bar

@@ -48,7 +48,8 @@ class MilvusIndex:
         self._uri = uri
         self.fields = fields
         self.filter: str | None = None
-        self._name = collection_name(vectors.key, None if fields is None else fields.key)
+        key = vectors.key if fields is None else key_of(vectors.key, fields.key)
+        self.name = f"revela_hub_{key[:16]}"
         self._client = self._call(lambda: _client(uri))
         self._call(lambda: self._fill(vectors))
 
@@ -74,7 +75,7 @@ class MilvusIndex:
         found = copy.copy(self)
         found.filter = expression
         try:
-            self._client.query(self._name, filter=expression, limit=1, output_fields=[ID])
+            self._client.query(self.name, filter=expression, limit=1, output_fields=[ID])
         except (MilvusException, ValueError) as error:
             shown = ", ".join(f"{name} ({kind})" for name, kind in names.items())
             raise UserError(f"--filter {expression!r}: {_reason(error)}; the fields are {shown}") from error
@@ -105,7 +106,7 @@ class MilvusIndex:
             part = part.tolist() if isinstance(part, np.ndarray) else part
             found = self._call(
                 lambda part=part: self._client.search(
-                    self._name, data=part, anns_field=field, limit=k, filter=self.filter or ""
+                    self.name, data=part, anns_field=field, limit=k, filter=self.filter or ""
                 )
             )
             for query, hits in enumerate(found, start=start):
@@ -116,18 +117,18 @@ class MilvusIndex:
 
     def drop(self) -> None:
         """Deletes the collection, and nothing else on the server."""
-        self._call(lambda: self._client.drop_collection(self._name))
+        self._call(lambda: self._client.drop_collection(self.name))
 
     def _fill(self, vectors: NumberedVectors) -> None:
-        found = self._client.has_collection(self._name)
+        found = self._client.has_collection(self.name)
         if not found:
             self._create(vectors.dimension)
-        self._client.load_collection(self._name)
+        self._client.load_collection(self.name)
         # Vectors are inserted in order, so the collection holds the first `stored` of them, and after an interruption perhaps
         # a part of the next call. These are replaced; the others are inserted, because Milvus before 2.3.11 puts replaced rows
         # into the wrong partitions (milvus-io/milvus#30607). Not the statistics' row_count:
         # it counts replaced vectors twice until the server compacts its segments.
-        [counted] = self._client.query(self._name, filter="", output_fields=["count(*)"], consistency_level="Strong")
+        [counted] = self._client.query(self.name, filter="", output_fields=["count(*)"], consistency_level="Strong")
         stored = int(counted["count(*)"])
         for start in range(max(0, stored - INSERT), self._size if stored < self._size else 0, INSERT):
             block = vectors.read(start, start + INSERT)
@@ -135,7 +136,7 @@ class MilvusIndex:
             if self.fields is not None:
                 rows = [row | more for row, more in zip(rows, self.fields.read(start, start + INSERT), strict=True)]
             write = self._client.upsert if found and start < stored + INSERT else self._client.insert
-            write(self._name, rows)
+            write(self.name, rows)
 
     def _create(self, dimension: int) -> None:
         from pymilvus import DataType
@@ -148,9 +149,9 @@ class MilvusIndex:
         if self.fields is not None:
             self.fields.declare(schema, indexes)
         try:
-            self._client.create_collection(self._name, schema=schema, index_params=indexes, consistency_level="Strong")
+            self._client.create_collection(self.name, schema=schema, index_params=indexes, consistency_level="Strong")
         except Exception:  # it may exist without its indexes
-            self._client.drop_collection(self._name)
+            self._client.drop_collection(self.name)
             raise
 
     def _call(self, action: Any) -> Any:
@@ -181,11 +182,6 @@ class MilvusBM25:
     ) -> NDArray[np.float32]:
         """See `Ranker`."""
         return self._bm25.pair_scores(queries, queries_P, rows_P)
-
-
-def collection_name(vectors: str, fields: str | None) -> str:
-    """Return the name of the collection of vectors and fields with these keys."""
-    return f"revela_hub_{(vectors if fields is None else key_of(vectors, fields))[:16]}"
 
 
 def drop_collection(uri: str, name: str) -> None:

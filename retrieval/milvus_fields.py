@@ -43,11 +43,6 @@ def metadata_fields(passages: Passages) -> dict[str, str]:
     return kinds
 
 
-def fields_key(texts: str, metadata: Mapping[str, str], bm25: str | None, partition_key: str | None) -> str:
-    """Return `MilvusFields.key` of texts with this fingerprint; `bm25` is the key of the BM25 index."""
-    return key_of(texts, dict(metadata), bm25, partition_key)
-
-
 @dataclass(frozen=True)
 class MilvusFields:
     """The fields of passages besides their vectors.
@@ -68,7 +63,7 @@ class MilvusFields:
     def key(self) -> str:
         """Changes with any of the values."""
         bm25 = None if self.bm25 is None else self.bm25.key
-        return fields_key(self.passages.texts.fingerprint, self.metadata, bm25, self.partition_key)
+        return key_of(self.passages.texts.fingerprint, dict(self.metadata), bm25, self.partition_key)
 
     def declare(self, schema: Any, indexes: Any) -> None:
         """Add the fields to the schema of a new collection and to the parameters of its indexes."""

@@ -26,14 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.bm25 import BM25Settings, bm25_key
 from revela_hub.retrieval.canary import SAME, Canary, finding, server_change, spread
 from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
 from revela_hub.retrieval.disk import claim_folder, remove, write_text
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.milvus import check_connection, collection_name, drop_collection
-from revela_hub.retrieval.milvus_fields import fields_key, metadata_fields, milvus_fields
+from revela_hub.retrieval.milvus import MilvusIndex, check_connection, drop_collection
+from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_store, document_vectors
 from revela_hub.retrieval.stored_vectors import Vectors
@@ -68,6 +67,7 @@ class IndexMetadata:
         endpoint: The server that computed the vectors: its kind, address and model; None for this machine.
         canary: The name of the canary (`Canary.write`).
         metadata: The names and types of the passages' metadata (`milvus_fields.metadata_fields`); None without.
+        collection: The name of the collection in Milvus; None for another type of index.
     """
 
     model: str
@@ -82,11 +82,13 @@ class IndexMetadata:
     endpoint: str | None = None
     canary: str = ""
     metadata: dict[str, str] | None = None
+    collection: str | None = None
 
     def to_json(self) -> str:
         """Return the content of the file."""
         values = asdict(self) | {"index": self.options.type, **asdict(self.options)}
-        absent = [name for name in ("endpoint", "metadata", "milvus_bm25", "milvus_partition_key") if not values[name]]
+        optional = ("endpoint", "metadata", "collection", "milvus_bm25", "milvus_partition_key")
+        absent = [name for name in optional if not values[name]]
         for name in ("options", "type", *absent):
             del values[name]
         return json.dumps(values, indent=2) + "\n"
@@ -322,6 +324,7 @@ def build_store(
     vectors.write_layout(passages.texts.fingerprint)
     rows = spread(len(passages))
     canary = Canary.of(passages.texts.read(rows.tolist()), replace(vectors, normalize=False).take(rows))
+    index = open_index(vectors, settings.index, folder=folder, option="--output_dir", fields=fields)
     metadata = IndexMetadata(
         model=model,
         fingerprint=settings.identity,
@@ -335,8 +338,8 @@ def build_store(
         endpoint=endpoint,
         canary=canary.write(folder),
         metadata=dict(fields.metadata) if fields else None,
+        collection=index.name if isinstance(index, MilvusIndex) else None,
     )
-    open_index(vectors, settings.index, folder=folder, option="--output_dir", fields=fields)
     write_text(folder / METADATA, metadata.to_json(), "--output_dir")
     _delete_texts(folder, metadata, max(written, started - DAY) if earlier else started)
     if earlier is not None:
@@ -365,18 +368,8 @@ def _delete_replaced(folder: Path, earlier: IndexMetadata, metadata: IndexMetada
             if _DERIVED.fullmatch(path.name) and not any(key in path.name for key in keys):
                 remove(path)
     # A collection of the same name may be the new one: the same server may have two addresses.
-    if earlier.options.type == "milvus" and (name := _collection(earlier)) != _collection(metadata):
-        drop_collection(milvus_uri(earlier.options, folder), name)
-
-
-def _collection(metadata: IndexMetadata) -> str:
-    """Return the name that the index's collection has in Milvus."""
-    texts, options, names = metadata.texts, metadata.options, metadata.metadata or {}
-    identity = f"{metadata.fingerprint} document {metadata.document_prompt!r}"
-    vectors = vectors_key(identity, options.dtype, texts, metadata.similarity == "cosine", options.truncate_dim)
-    bm25 = bm25_key(texts, BM25Settings()) if options.milvus_bm25 else None
-    fields = fields_key(texts, names, bm25, options.milvus_partition_key) if names or bm25 else None
-    return collection_name(vectors, fields)
+    if earlier.collection and earlier.collection != metadata.collection:
+        drop_collection(milvus_uri(earlier.options, folder), earlier.collection)
 
 
 def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> RankerSettings:
