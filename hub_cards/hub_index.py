@@ -138,6 +138,7 @@ def public_metadata(metadata: IndexMetadata) -> IndexMetadata:
         model=path.resolve().name if local else metadata.model,
         metadata=None,
         fingerprint=model + served + _last_parts(named),
+        collection=None,
         options=options,
         endpoint=server and _last_parts(server),
     )

@@ -226,10 +226,12 @@ def open_index(
     device: "str | torch.device" = "cpu",
     option: str = "--cache_dir",
     fields: "MilvusFields | None" = None,
+    collection: str | None = None,
 ) -> VectorIndex:
     """Open the index over vectors, building it first if it is not in the folder yet; default: exact search on the device.
 
-    `option` is the command-line option that sets the folder, for messages; `fields` are what Milvus stores with the vectors.
+    `option` is the command-line option that sets the folder, for messages; `fields` are what Milvus stores with the vectors,
+    in a collection with this name (default: one of this folder).
 
     Raises:
         UserError: A package is not installed, or a server does not answer.
@@ -241,7 +243,7 @@ def open_index(
     if kind == "milvus":
         from revela_hub.retrieval.milvus import MilvusIndex
 
-        return MilvusIndex(vectors, milvus_uri(options, folder), fields)
+        return MilvusIndex(vectors, milvus_uri(options, folder), fields, folder, collection)
     path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
     return FaissIndex(vectors, kind, path, option)
 

@@ -31,25 +31,34 @@ MAX_HITS = 16_384
 
 
 class MilvusIndex:
-    """A collection of vectors, named after a hash of the model and the texts.
+    """A collection of vectors.
 
     Args:
         vectors: The vectors to search; those missing from the collection are inserted.
         uri: `http://host:19530`, or a path that ends in `.db`.
         fields: Metadata and BM25 weights of the passages, to store with the vectors.
+        folder: The folder of the index: others do not share its collection, even with the same passages.
+        name: The name of the collection; None: hashes of the model and the texts, and of the folder.
 
     Raises:
         UserError: pymilvus is not installed, the server does not answer, or the file is of another version.
     """
 
-    def __init__(self, vectors: NumberedVectors, uri: str, fields: MilvusFields | None = None) -> None:
+    def __init__(
+        self,
+        vectors: NumberedVectors,
+        uri: str,
+        fields: MilvusFields | None = None,
+        folder: Path | None = None,
+        name: str | None = None,
+    ) -> None:
         require("pymilvus")
         self._size = len(vectors)
         self._uri = uri
         self.fields = fields
         self.filter: str | None = None
         key = vectors.key if fields is None else key_of(vectors.key, fields.key)
-        self.name = f"revela_hub_{key[:16]}"
+        self.name = name or f"revela_hub_{key[:16]}{_end_of_name(folder)}"
         self._client = self._call(lambda: _client(uri))
         self._call(lambda: self._fill(vectors))
 
@@ -182,6 +191,15 @@ class MilvusBM25:
     ) -> NDArray[np.float32]:
         """See `Ranker`."""
         return self._bm25.pair_scores(queries, queries_P, rows_P)
+
+
+def is_collection_of(folder: Path, name: str) -> bool:
+    """Return whether a collection was made for the index in a folder, not for the folder's original or copy."""
+    return name.endswith(_end_of_name(folder))
+
+
+def _end_of_name(folder: Path | None) -> str:
+    return "" if folder is None else f"_{key_of(str(folder.resolve()))[:16]}"
 
 
 def drop_collection(uri: str, name: str) -> None:

@@ -31,7 +31,7 @@ from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
 from revela_hub.retrieval.disk import claim_folder, remove, write_text
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.milvus import MilvusIndex, check_connection, drop_collection
+from revela_hub.retrieval.milvus import MilvusIndex, check_connection, drop_collection, is_collection_of
 from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_store, document_vectors
@@ -169,7 +169,7 @@ class PassageStore:
         """
         names, options = self.metadata.metadata or {}, self.metadata.options
         fields = milvus_fields(self.passages, names, options, self.folder)
-        return open_index(self.vectors, options, folder=self.folder, fields=fields)
+        return open_index(self.vectors, options, folder=self.folder, fields=fields, collection=self.metadata.collection)
 
     def check_fingerprint(self, fingerprint: str, model: str, *, documents: str | None = None) -> None:
         """Check that the index was built with a model; for the arguments see `PassageStore`.
@@ -369,7 +369,13 @@ def _delete_replaced(folder: Path, earlier: IndexMetadata, metadata: IndexMetada
                 remove(path)
     # A collection of the same name may be the new one: the same server may have two addresses.
     if earlier.collection and earlier.collection != metadata.collection:
-        drop_collection(milvus_uri(earlier.options, folder), earlier.collection)
+        if is_collection_of(folder, earlier.collection):
+            drop_collection(milvus_uri(earlier.options, folder), earlier.collection)
+        else:
+            logger.warning(
+                "the collection %s of the replaced index is kept, because the index in the folder where it was made may use it",
+                earlier.collection,
+            )
 
 
 def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> RankerSettings:

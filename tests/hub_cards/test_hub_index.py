@@ -367,9 +367,10 @@ def test_places_and_addresses_are_not_published() -> None:
         similarity="dot",
         options=IndexOptions("milvus", milvus_uri="http://db.local:19530"),
         endpoint="text-embeddings-inference 1.9 at http://gpu.local:8080, /data/models/mine, float16",
+        collection="revela_hub_0123",
     )
     public = public_metadata(metadata)
-    assert (public.model, public.options) == ("my-retriever", IndexOptions("exact"))
+    assert (public.model, public.options, public.collection) == ("my-retriever", IndexOptions("exact"), None)
     assert public.fingerprint == "folder@0123:served:tei:mine:float16"
     assert public.endpoint == "text-embeddings-inference 1.9, mine, float16"
     assert public_metadata(IndexMetadata("org/model", "org/model@1", "0", 1, 2, "dot")).model == "org/model"

@@ -206,11 +206,31 @@ def test_an_updated_index_has_its_own_bm25_and_one_collection(
         assert folder.name == f"bm25-{index.bm25.key[:16]}"
     with monkeypatch.context() as patched:
         patched.setattr(milvus, "_client", no_answer)
-        shutil.copytree("index", "copy")
-        assert main([*build, "copy"]) == 0
+        assert main([*build, "index"]) == 0
         assert "of the replaced index could not be deleted: Milvus at " in caplog.text
-    assert main([*build, "index"]) == 0
+    assert main(there) == main([*build, "index"]) == 0
     assert {*client.list_collections()} == others
+
+
+def test_folders_with_the_same_passages_have_their_own_collections(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    build = ["index", MODEL, "--corpus", "rows.jsonl", "--device", "cpu", "--output_dir"]
+    client = milvus._client(server)
+    others = set(client.list_collections())
+    for folder in ("first", "second"):
+        assert main([*build, folder, "--index_type", "milvus", "--milvus_uri", server]) == 0
+    assert len({*client.list_collections()} - others) == 2
+    names = [PassageStore(folder).metadata.collection for folder in ("first", "second")]
+    shutil.copytree("first", "copy")
+    Path("first").rename("moved")
+    assert [PassageStore(folder).index.name for folder in ("copy", "moved")] == 2 * names[:1]  # type: ignore[attr-defined]
+    assert main([*build, "second"]) == main([*build, "copy"]) == 0
+    assert {*client.list_collections()} - others == {names[0]}
+    assert f"the collection {names[0]} of the replaced index is kept" in caplog.text
+    assert PassageStore("moved").index.drop() is None  # type: ignore[attr-defined]
 
 
 def no_answer(uri: str) -> None:
