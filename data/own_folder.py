@@ -11,6 +11,7 @@ from pathlib import Path
 
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 
 MARKER = ".revela-hub"
 
@@ -42,12 +43,10 @@ def expanded(cache: str | Path) -> Path:
     Raises:
         UserError: There is no home folder, as in a container whose user has no name.
     """
-    try:
-        return Path(cache).expanduser()
-    except RuntimeError as error:
-        raise UserError(
-            "there is no home folder for the cache: set HOME", cache_dir="or use --cache_dir FOLDER"
-        ) from error
+    folder = local_path(cache)
+    if folder.parts[:1] == ("~",):
+        raise UserError("there is no home folder for the cache: set HOME", cache_dir="or use --cache_dir FOLDER")
+    return folder
 
 
 def names_in(folder: Path) -> set[str]:
@@ -97,7 +96,7 @@ def check_apart(sources: Iterable[Source], output: Path, option: str = "--output
         UserError: The output is inside one of the sources.
     """
     for source in sources:
-        folder = Path(source.path).expanduser()
+        folder = local_path(source.path)
         if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
             continue
         inside = output.resolve().relative_to(folder.resolve())

@@ -17,6 +17,7 @@ from pathlib import Path
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.text.chunks import count_words
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 
 MIN_WORDS = 5
 MIN_LINES = 3
@@ -64,7 +65,7 @@ def docstring_task(
     Raises:
         UserError: There are fewer than 20 documented functions.
     """
-    root = Path(root)
+    root = local_path(root)
     sources = _read_sources(root)
     found = [f for path, text in sources.items() for f in documented_functions(path, text)]
     # A query whose docstring or function occurs twice would have two answers.

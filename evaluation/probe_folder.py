@@ -9,6 +9,7 @@ from revela_hub.data.own_folder import claim
 from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.evaluation.probe import Probe
+from revela_hub.paths import local_path
 from revela_hub.retrieval.disk import writing
 
 SETTINGS = "probe.json"
@@ -22,7 +23,7 @@ def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") 
     Raises:
         UserError: The folder contains files other than those of an earlier probe, or the disk is full.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     metadata = asdict(probe.settings) | {
         "made": dict(probe.kinds),
         "documents_used": probe.documents[0],

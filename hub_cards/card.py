@@ -25,6 +25,7 @@ from revela_hub.hub_cards.metadata import (
     hub_model_id,
 )
 from revela_hub.hub_cards.verify.contents import EVAL_RESULTS
+from revela_hub.paths import local_path
 
 CARD_METADATA = "card.yaml"  # file in a checkpoint with the fields of `ModelCardMetadata`
 OURS = ".revela_hub"  # folder next to a model for our own files; it is never uploaded
@@ -62,7 +63,7 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     Returns:
         The path of README.md.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     model, name = describe(folder), repo_id or folder.name
     title = name.rpartition("/")[2]
     metadata = replace(metadata, base_model=hub_model_id(metadata.base_model))
@@ -195,7 +196,9 @@ def _results_table(results: Sequence[Result], title: str) -> str:
 
 def _write_figures(folder: Path, figures: Sequence[Figure]) -> list[Figure]:
     """Copy the figures to `figures/`, each under its own name without spaces and parentheses, which would break the links."""
-    contents = [Path(figure.path).read_bytes() for figure in figures]  # first, because a figure may be in this folder
+    contents = [
+        local_path(figure.path).read_bytes() for figure in figures
+    ]  # first, because a figure may be in this folder
     written: dict[str, Figure] = {}
     for figure, content in zip(figures, contents, strict=True):
         path = Path(re.sub(r"[^\w.-]+", "_", Path(figure.path).name))

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import padding_right, text_length, with_eos
+from revela_hub.paths import local_path
 
 PoolingMode = Literal["last", "mean", "cls"]
 
@@ -58,11 +59,11 @@ def export_retriever(
     """
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them first (merge_and_unload)")
-    settings = RetrieverSettings(pooling, prompts, max_length, normalize)
+    settings, folder = RetrieverSettings(pooling, prompts, max_length, normalize), local_path(folder)
     tokenizer = settings.tokenizer(tokenizer)
-    save_backbone(with_pooler(model), Path(folder), dtype=dtype)
-    save_settings(settings, tokenizer, model.config, Path(folder))
-    return Path(folder)
+    save_backbone(with_pooler(model), folder, dtype=dtype)
+    save_settings(settings, tokenizer, model.config, folder)
+    return folder
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.metadata import check_types
 from revela_hub.hub_cards.repository import sha256
 from revela_hub.output import note
+from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import Canary
 from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of, write_text
 from revela_hub.retrieval.encoder import SERVED
@@ -110,7 +111,7 @@ def public_names(corpus: Sequence[str]) -> Callable[[str | None], str | None]:
     ('docs/part/a.md', 'wiki.jsonl:3', 'b.md', 'Q42', None)
     """
     given = [str(Path(path)) for path in corpus if not path.startswith(PREFIX)]
-    roots = sorted({*given, *(str(Path(path).expanduser()) for path in given)}, key=len, reverse=True)
+    roots = sorted({*given, *(str(local_path(path)) for path in given)}, key=len, reverse=True)
 
     def public(value: str | None) -> str | None:
         for root in roots if value is not None else ():
@@ -130,15 +131,15 @@ def public_metadata(metadata: IndexMetadata) -> IndexMetadata:
     if options.type == "milvus":
         options = replace(options, type="exact", milvus_uri=None, milvus_bm25=False, milvus_partition_key=None)
     server = metadata.endpoint and re.sub(r" at [^\s,]+", "", metadata.endpoint)
-    path = Path(metadata.model).expanduser()
+    path = local_path(metadata.model)
     local = path.is_dir() or path.is_absolute() or metadata.model.startswith((".", "~"))
     model, served, named = metadata.fingerprint.partition(SERVED)
     return replace(
         metadata,
         model=path.resolve().name if local else metadata.model,
         metadata=None,
-        fingerprint=model + served + _last_parts(named),
         collection=None,
+        fingerprint=model + served + _last_parts(named),
         options=options,
         endpoint=server and _last_parts(server),
     )

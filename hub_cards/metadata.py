@@ -21,6 +21,7 @@ from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.verify.contents import MODEL, QUANTIZED, code_files, listed_modules, of_type, read_json
 from revela_hub.hub_cards.verify.kinds import onnx_outputs
 from revela_hub.hub_cards.verify.weights import safetensors_header
+from revela_hub.paths import local_path
 
 HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
 METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
@@ -147,7 +148,7 @@ class ModelCardMetadata:
         Raises:
             UserError: the file cannot be read, or has an unknown key or a value of the wrong type.
         """
-        path = Path(path)
+        path = local_path(path)
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
             values = _known(cls, json.loads(json.dumps(content, default=str)))  # dates become texts
@@ -175,7 +176,7 @@ class ModelCardMetadata:
 
     def to_file(self, path: str | Path) -> None:
         """Write the fields that are set as YAML for `from_file`, with the paths of figures relative to the file."""
-        path = Path(path)
+        path = local_path(path)
         values = {name: value for name, value in asdict(replace(self, method=None)).items() if value}
         if self.method is not None:
             values = {"method": self.method.name, **values}
@@ -275,7 +276,7 @@ def describe(folder: str | Path) -> ModelDescription:
     Raises:
         UserError: a value in its configuration has the wrong type.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     try:
         model = _describe(folder)
         check_types(model)

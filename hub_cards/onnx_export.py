@@ -23,6 +23,7 @@ from revela_hub.hub_cards.verify.contents import MODEL, QUANTIZED, auto_maps, li
 from revela_hub.hub_cards.verify.onnx_files import OnnxModel, lowest_cosine
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.hub_cards.verify.vectors import difference
+from revela_hub.paths import local_path
 from revela_hub.pickles import encoder
 from revela_hub.scratch import scratch_folder
 
@@ -74,7 +75,7 @@ def export_onnx(folder: str | Path, *, quantize: bool = False) -> list[OnnxFile]
     Raises:
         UserError: a package is not installed, or the model cannot be exported.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     require("onnx", "onnxscript", "onnxruntime")
     if why := why_not_onnx(folder):
         raise UserError(f"{folder} cannot be exported to ONNX: it {why}")

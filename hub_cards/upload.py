@@ -23,6 +23,7 @@ from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import Contents, contents
 from revela_hub.hub_cards.verify.files import Check, folder_fault
 from revela_hub.hub_cards.verify.verify import verify
+from revela_hub.paths import local_path
 from revela_hub.scratch import deleted_after, scratch_folder
 
 # Not downloaded for a check: pickled weights, and weights for other libraries.
@@ -70,11 +71,11 @@ def publish(
 
     `revela_hub.checkpoints.publish` finds both itself, and documents the other arguments.
     """
-    checkpoint, assembly = Path(checkpoint), assembly or Assembly()
+    checkpoint, assembly = local_path(checkpoint), assembly or Assembly()
     repository, before, repo_id = Repository(destination), None, destination.repo_id
     remedy = "choose another --output_dir" if keep else ""
     with scratch_folder("publish") as scratch, _disk_errors("nothing was published", remedy), ExitStack() as stack:
-        work = Path(keep or scratch)
+        work = local_path(keep or scratch)
         if (work / "model").exists():
             raise UserError(f"{work / 'model'} exists already: choose another folder, or delete it")
         work.mkdir(parents=True, exist_ok=True)
@@ -163,7 +164,7 @@ def check(
     Raises:
         UserError: the folder or model does not exist.
     """
-    folder = Path(folder_or_id)
+    folder = local_path(folder_or_id)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a model folder")
     downloaded = not folder.is_dir()

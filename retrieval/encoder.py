@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, reason
+from revela_hub.paths import local_path
 from revela_hub.pickles import encoder, model_json, model_kind, module_types
 from revela_hub.precision import in_fast_precision
 
@@ -113,7 +114,7 @@ def model_identity(name: str, max_seq_length: int | None = None) -> str:
         UserError: Neither the Hub nor its local cache tells the commit.
     """
     cut = "" if max_seq_length is None else f":{max_seq_length}"
-    path = Path(model_in(name)).expanduser()
+    path = local_path(model_in(name))
     if path.is_dir():
         return f"folder@{content_digest(path)[:32]}{cut}"
     from huggingface_hub import hf_hub_download
@@ -134,7 +135,7 @@ def document_identity(name: str, max_seq_length: int | None = None) -> str | Non
 
     A model that was trained with `--query_only` names its base model.
     """
-    folder = Path(model_in(name)).expanduser()
+    folder = local_path(model_in(name))
     place = str(folder) if folder.is_dir() else _hub_id(name)
     route = next((path for path in module_types(place) if DOCUMENT_ROUTE.fullmatch(path)), None)
     if route is None or (found := model_json(place, f"{route}/{DOCUMENT_ENCODER}")) is None:
@@ -188,7 +189,7 @@ def similarity_of(encoder: Any, name: str = "the encoder") -> str:
 
 def model_in(name: str) -> str:
     """Return the model in an output folder of `adapt` or `train`: its only sentence-transformers folder; else the name itself."""
-    folder = Path(name).expanduser()
+    folder = local_path(name)
     if (folder / "modules.json").is_file():
         return name
     models = _exported_in(folder)
@@ -208,7 +209,7 @@ def model_place(name: str) -> str:
         UserError: It is a folder of another kind, or a path that does not exist.
     """
     name = model_in(name)
-    path = Path(name).expanduser()
+    path = local_path(name)
     refuse_other_kind(name, sparse=True)
     if path.is_dir():
         if not (path / "modules.json").is_file():

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import Canary, spread
 from revela_hub.retrieval.disk import mapped
 from revela_hub.retrieval.store import IndexMetadata, PassageStore, read_metadata
@@ -33,7 +34,7 @@ def check_index(folder: str | Path) -> Iterator[IndexCheck]:
     Raises:
         UserError: There is no index, or its `index.json` is damaged.
     """
-    folder = Path(folder).expanduser()
+    folder = local_path(folder)
     metadata = read_metadata(folder)
     yield IndexCheck(
         "index", True, f"{metadata.passages:,} passages, {metadata.dimension} dimensions, of {metadata.model}"

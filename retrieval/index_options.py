@@ -1,7 +1,6 @@
 """How vectors are stored and searched: the options of an index, declared once and passed as a whole."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from revela_hub.errors import UserError, require
 from revela_hub.options import option
+from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 
 IndexType = Literal["exact", "flat", "hnsw", "ivfpq", "milvus"]
@@ -97,7 +97,7 @@ class IndexArguments:
     def milvus_address(self) -> str | None:
         """The server, or the whole path of the file, which is then found from another folder, too."""
         uri = self.milvus_uri
-        return str(Path(uri).expanduser().resolve()) if uri and uri.endswith(".db") else uri
+        return str(local_path(uri).resolve()) if uri and uri.endswith(".db") else uri
 
 
 @dataclass(kw_only=True)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.dense import VectorIndex, open_index
 from revela_hub.retrieval.disk import claim_folder, key_of
@@ -122,7 +123,7 @@ def ranking_folder(cache_dir: str | Path | None, settings: RankerSettings) -> It
     Without a cache folder, it is a temporary one, in which the models need no identity.
     """
     if cache_dir is not None:
-        yield claim_folder(Path(cache_dir).expanduser()), settings
+        yield claim_folder(local_path(cache_dir)), settings
         return
     unnamed = "the only model in this folder"
     with scratch_folder("ranking") as temporary:

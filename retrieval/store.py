@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import SAME, Canary, finding, server_change, spread
 from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
 from revela_hub.retrieval.disk import claim_folder, remove, write_text
@@ -128,7 +129,7 @@ class PassageStore:
         documents: str | None = None,
     ) -> None:
         """Opens the index without reading texts or vectors, in the same time for any size."""
-        self.folder = Path(folder).expanduser()
+        self.folder = local_path(folder)
         self.metadata = read_metadata(self.folder)
         if fingerprint is not None:
             self.check_fingerprint(fingerprint, model, documents=documents)
@@ -299,7 +300,7 @@ def build_store(
     Raises:
         UserError: There is no passage; the folder holds the index of another model; the disk is full.
     """
-    folder = claim_folder(Path(output).expanduser(), "--output_dir")
+    folder = claim_folder(local_path(output), "--output_dir")
     earlier, written = None, 0.0
     with contextlib.suppress(UserError):  # missing or damaged: written again at the end
         earlier, written = read_metadata(folder), (folder / METADATA).stat().st_mtime
@@ -408,7 +409,7 @@ def read_metadata(folder: str | Path) -> IndexMetadata:
     Raises:
         UserError: There is no index, or its `index.json` is damaged.
     """
-    path = Path(folder).expanduser() / METADATA
+    path = local_path(folder) / METADATA
     if not path.is_file():
         raise UserError(f"{folder} is not an index ({METADATA} is missing): build one with revela-hub index")
     try:

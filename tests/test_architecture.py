@@ -14,6 +14,7 @@ PACKAGE = "revela_hub"
 BASE = {
     "errors",
     "output",
+    "paths",
     "interrupts",
     "options",
     "ranges",
@@ -29,7 +30,8 @@ BASE = {
 }
 # What each folder of the package may import, besides itself.
 LAYERS = {
-    "errors": set(),
+    "paths": set(),
+    "errors": {"paths"},
     "output": set(),
     "interrupts": set(),
     "scratch": set(),
@@ -39,9 +41,9 @@ LAYERS = {
     "sdpa": set(),
     "internals": set(),
     "hub_connection": set(),
-    "pickles": {"errors", "hub_connection"},
-    "digests": set(),
-    "gguf_files": {"digests", "errors", "hub_connection", "output", "pickles"},
+    "pickles": {"errors", "hub_connection", "paths"},
+    "digests": {"paths"},
+    "gguf_files": {"digests", "errors", "hub_connection", "output", "paths", "pickles"},
     "modeling": set(),
     "data": BASE,
     "retrieval": {*BASE, "data"},

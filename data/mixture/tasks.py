@@ -29,6 +29,7 @@ from revela_hub.data.mixture.pairs import PairMode
 from revela_hub.data.sources.source import Source, parse_source
 from revela_hub.data.yaml_lines import line_of, open_yaml
 from revela_hub.errors import UserError, did_you_mean
+from revela_hub.paths import local_path
 
 TaskType: TypeAlias = Literal["retrieval", "pairs", "triplets", "classification", "clustering", "sts"]
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted"]
@@ -137,7 +138,7 @@ def parse_mixture(
     lines: list[int] = []
     if isinstance(mixture, str | Path):
         place = str(mixture)
-        given, lines = _read_yaml(Path(mixture).expanduser())
+        given, lines = _read_yaml(local_path(mixture))
     if not isinstance(given, Mapping):
         given = {"tasks": given}
     _check_keys(given, ("root", "stopping_strategy", "tasks"), place)

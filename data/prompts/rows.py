@@ -21,6 +21,7 @@ from datasets import Dataset
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import Row, file_rows
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 
 COLUMNS = ("id", "task", "prompt", "input", "answers", "retrieve", "where")
 """The columns of a data set of prompts: `input` is the prompt without its template, for use as a query; `answers` are the
@@ -68,7 +69,7 @@ def read_prompts(sources: Iterable[str | Path], task: str = "question_answering"
     Raises:
         UserError: A line has no prompt, or its answer is missing or empty; the message has file and line.
     """
-    paths = [Path(source) for source in sources]
+    paths = [local_path(source) for source in sources]
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise UserError(f"{missing[0]}: no such file (prompts are read from JSON lines or parquet files)")

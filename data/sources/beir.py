@@ -10,6 +10,7 @@ from typing import NamedTuple
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import QRELS_HEADER, json_lines_rows, read_judgements
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def beir_files(folder: str | Path, split: str) -> BeirFiles:
     Raises:
         UserError: A file is missing; the message lists those that exist.
     """
-    folder = Path(folder).expanduser()
+    folder = local_path(folder)
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; a BEIR folder has corpus.jsonl, queries.jsonl and qrels/<split>.tsv")
     corpus, queries = find_file(folder, "corpus.jsonl"), find_file(folder, "queries.jsonl")
@@ -119,7 +120,7 @@ def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]
 
 def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> Path:
     """Write a task as a BEIR folder, which `read_beir`, `revela-hub evaluate` and other programs read."""
-    folder = Path(folder)
+    folder = local_path(folder)
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     texts = {"corpus.jsonl": task.corpus, "queries.jsonl": task.queries}
     for name, entries in texts.items():
@@ -134,7 +135,7 @@ def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> 
 
 def is_beir(folder: str | Path) -> bool:
     """Whether a folder has the queries of a BEIR folder."""
-    return _plain_or_gzipped(Path(folder).expanduser() / "queries.jsonl") is not None
+    return _plain_or_gzipped(local_path(folder) / "queries.jsonl") is not None
 
 
 def find_file(folder: str | Path, name: str) -> Path:
@@ -143,7 +144,7 @@ def find_file(folder: str | Path, name: str) -> Path:
     Raises:
         UserError: It does not exist.
     """
-    folder = Path(folder).expanduser()
+    folder = local_path(folder)
     if path := _plain_or_gzipped(folder / name):
         return path
     names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "no files"

@@ -40,6 +40,7 @@ from revela_hub.data.sources.rows import (
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
 from revela_hub.data.sources.unicode import UTF16, decoded, printable_name
 from revela_hub.errors import UserError, first_line
+from revela_hub.paths import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
             try:
                 yield from row_documents(file_rows(path, report), source)
             except UserError as error:
-                if path == Path(source.path).expanduser():
+                if path == local_path(source.path):
                     raise
                 skip = f"skip the file with --exclude {path.name}"
                 raise UserError(error.message, **error.remedies, exclude=skip) from error
@@ -241,7 +242,7 @@ def read_held_out(path: str | Path) -> dict[str, list[str]]:
     Raises:
         UserError: The file does not exist, or a line has other fields.
     """
-    file = Path(path).expanduser()
+    file = local_path(path)
     file = file / HELD_OUT if file.is_dir() else file
     if not file.is_file():
         raise UserError(f"no {file}: a probe's folder has one (revela-hub probe DATA --output_dir DIR)")

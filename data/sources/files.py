@@ -15,13 +15,14 @@ from revela_hub.data.own_folder import written_by_us
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 
 GENERATED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 
 
 def check_exists(source: Source) -> None:
     """Raises UserError if a source is a file or folder that does not exist, or a pattern that nothing matches."""
-    path = Path(source.path).expanduser()
+    path = local_path(source.path)
     if source.is_dataset or path.exists():
         return
     if glob.has_magic(source.path):
@@ -34,7 +35,7 @@ def check_exists(source: Source) -> None:
 
 def source_files(source: Source, report: ReadReport) -> Iterator[Path]:
     """Yield the files of a source that is not a data set. A file that is named explicitly is never skipped."""
-    path = Path(source.path).expanduser()
+    path = local_path(source.path)
     if path.is_dir() and (corpus := _beir_corpus(path)):
         report.skipped["with queries or judgements"] += sum(1 for file in sorted(path.rglob("*")) if file.is_file()) - 1
         yield corpus

@@ -8,6 +8,7 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import file_rows, has_rows, text_lines, warn_of_replaced
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 
 COLUMNS = ("text", "query", "question", "anchor")
 """Columns of JSON lines and tables that may hold the query, the first one present."""
@@ -22,7 +23,7 @@ def read_queries(path: str | Path) -> dict[str, str]:
     Raises:
         UserError: The file does not exist, has no queries, or a row has no column with the query.
     """
-    place = Path(path).expanduser()
+    place = local_path(path)
     if place.is_dir():
         if not is_beir(place):
             raise UserError(

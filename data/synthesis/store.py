@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from revela_hub.data.synthesis.prompts import FORMS, Form
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 
 PAIRS, TASKS, REJECTED, SETTINGS = "pairs.jsonl", "tasks.jsonl", "rejected.jsonl", "settings.json"
 TASK_PREFIX = "synthetic/"  # of the column `task`: synthetic/short-long
@@ -99,7 +100,7 @@ class SyntheticFolder:
     """
 
     def __init__(self, path: str | Path, settings: Mapping[str, Any], overwrite: bool = False) -> None:
-        self.path = Path(path).expanduser()
+        self.path = local_path(path)
         self.pairs: dict[Form, list[Pair]] = {form: [] for form in FORMS}
         self.tasks: dict[Form, list[str]] = {form: [] for form in FORMS}
         self.attempts: dict[Form, dict[int, int]] = {form: defaultdict(int) for form in FORMS}

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -30,6 +29,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import SourceLike, parse_sources
 from revela_hub.data.text.chunks import UNSPACED
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
@@ -161,13 +161,13 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = 
     """
     excluded, counts = ExcludedTexts(n), []
     parsed = parse_sources(sources)
-    names = Counter(Path(source.path).expanduser().resolve().name for source in parsed)
+    names = Counter(local_path(source.path).resolve().name for source in parsed)
     for source in parsed:
         parts = [source]
         if is_beir(source.path):
             files = ("queries.jsonl", "corpus.jsonl") if corpus else ("queries.jsonl",)
             parts = [replace(source, path=str(find_file(source.path, name))) for name in files]
-        name = Path(source.path).expanduser().resolve().name
+        name = local_path(source.path).resolve().name
         name = name if names[name] == 1 else source.path  # a/queries.jsonl and b/queries.jsonl
         number = excluded.add(name, (document.text for document in read_documents(parts)))
         counts.append(f"{counted(number, 'text')} of {name}")

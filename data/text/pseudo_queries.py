@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol
 
 from revela_hub.data.sources.unicode import printable_name
@@ -18,6 +17,7 @@ from revela_hub.data.synthesis.parsing import without_thoughts
 from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, first_line
 from revela_hub.gguf_files import model_folder
+from revela_hub.paths import local_path
 from revela_hub.pickles import pretrained
 from revela_hub.sdpa import varying_shapes
 
@@ -222,13 +222,13 @@ class LanguageModelQueries:
 
 def _shown(model: str) -> str:
     """Return a model's name for the card: of a folder or file of this machine, without its parent folders."""
-    path = Path(model).expanduser()
+    path = local_path(model)
     return printable_name(path.resolve().name) if path.exists() else model
 
 
 def _content(model: str) -> str:
     """Return what identifies a model: a digest of a folder or file, or a Hub id."""
-    path = Path(model).expanduser()
+    path = local_path(model)
     return content_digest(path) if path.exists() else model
 
 

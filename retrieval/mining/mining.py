@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.disk import claim_folder, key_of, make_folder, whole_file
 from revela_hub.retrieval.encoder import Encoder
@@ -149,7 +150,7 @@ def mine(
         UserError: As for `mine_negatives`; the error for no negatives is raised while iterating.
         ValueError: The ranker is an encoder without an identity.
     """
-    folder = claim_folder(Path(folder).expanduser())
+    folder = claim_folder(local_path(folder))
     report = MiningReport(dropped=settings.fewer == "drop")
     numbered = number_pairs(pairs, corpus, folder, report)
     if settings.range_min + settings.num_negatives >= len(numbered.corpus):  # before anything is encoded

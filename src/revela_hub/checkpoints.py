@@ -16,6 +16,7 @@ from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
 from revela_hub.hub_cards.verify.contents import read_json
+from revela_hub.paths import local_path
 from revela_hub.pickles import model_json
 from revela_hub.trainers.common.checkpoints import RECORD
 from revela_hub.trainers.methods import METHODS as METHODS
@@ -41,7 +42,7 @@ def export_checkpoint(
     Raises:
         UserError: the folder is not a checkpoint or has no language model, or the export would overwrite other files.
     """
-    checkpoint, output = Path(checkpoint), Path(output)
+    checkpoint, output = local_path(checkpoint), local_path(output)
     method, of_a_run = method_of(checkpoint), (output / RECORD).is_file()
     for folder in [output / name for name in [*method.folders, *(["lm"] if lm else [])]]:
         if of_a_run and folder.exists() and output.resolve() != checkpoint.resolve():
@@ -77,7 +78,7 @@ def publish(
     """
     if isinstance(destination, str):
         destination = Destination(destination)
-    checkpoint = exported_retriever(Path(checkpoint))
+    checkpoint = exported_retriever(local_path(checkpoint))
     finished = (checkpoint / "modules.json").is_file()
     assemble: Assemble = copy_finished if finished else partial(assemble_part, method_of(checkpoint))
     return publish_assembled(
@@ -104,7 +105,7 @@ def method_of_model(name: str | Path) -> Method | None:
 
 def is_checkpoint(folder: str | Path) -> bool:
     """Return whether a folder is a training checkpoint, not an exported model."""
-    folder = Path(folder)
+    folder = local_path(folder)
     files = ("trainer_state.json", "training_args.bin", "adapter_model.safetensors", "trained.safetensors", "run.json")
     if (folder / "modules.json").exists() or not any((folder / name).exists() for name in files):
         return False

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from revela_hub.paths import local_path
+
 HASHED_WHOLE = 256 * 2**20
 """Size in bytes up to which a file is hashed completely; of larger files, evenly spaced blocks are hashed."""
 BLOCKS, BLOCK = 1024, 2**16
@@ -25,7 +27,7 @@ def add_file(digest: Any, file: Path) -> None:
 
 def content_digest(path: Path) -> str:
     """Return a hexadecimal digest of a file or of a folder's files, which a move does not change; of an empty folder, of its path."""
-    path = path.expanduser().resolve()
+    path = local_path(path).resolve()
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if _is_content(file, path))
     digest = hashlib.sha256(b"" if files else os.fsencode(path))
     for file in files:

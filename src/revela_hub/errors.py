@@ -9,6 +9,8 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from revela_hub.paths import local_path
+
 # Messages for error numbers of the operating system.
 OS_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write to another disk",
@@ -201,7 +203,7 @@ def damaged_file(model: str | Path) -> str | None:
     """
     from safetensors import SafetensorError, safe_open
 
-    folder = Path(model).expanduser()
+    folder = local_path(model)
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
@@ -271,7 +273,7 @@ def refuse_missing_folder(name: str, what: str) -> None:
         UserError: The name looks like a path (`./x`, `/x`, `~/x`, `a/b/c`), and the folder does not exist.
     """
     is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
-    if is_path and not Path(name).is_dir():
+    if is_path and not local_path(name).is_dir():
         raise UserError(f"cannot load {what} {name!r}: no such folder")
 
 

@@ -17,6 +17,7 @@ from revela_hub.digests import add_file
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, first_line, os_error, out_of_memory, reason, require
 from revela_hub.hub_connection import prefer_cache
 from revela_hub.output import note
+from revela_hub.paths import local_path
 from revela_hub.pickles import pretrained
 
 SUFFIX = ".gguf"
@@ -29,6 +30,8 @@ _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 def model_folder(name: str) -> str:
     """Return the folder of a GGUF file's model, converting the file on the first call; any other name is returned unchanged.
 
+    The home folder replaces `~`.
+
     Args:
         name: `path/to/model.gguf`, `user/repo/model.gguf` on the Hub, or a Hub id or folder.
 
@@ -36,9 +39,9 @@ def model_folder(name: str) -> str:
         UserError: the file is missing, damaged or not a GGUF file, transformers does not support its architecture, the package
             `gguf` is not installed, or there is too little memory or space on the disk.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     if not is_gguf(name):
-        return name
+        return os.path.expanduser(name)
     from huggingface_hub import constants
 
     if not path.is_file():
@@ -61,7 +64,7 @@ def model_folder(name: str) -> str:
 
 def is_gguf(name: str) -> bool:
     """Return whether a model's name is that of a GGUF file: a name that ends with .gguf, or a file with that content."""
-    path = Path(name).expanduser()
+    path = local_path(name)
     if path.is_dir():
         return False
     return name.lower().endswith(SUFFIX) or (path.is_file() and _starts(path) == MAGIC)

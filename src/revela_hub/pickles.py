@@ -5,6 +5,7 @@ model, so the file names are checked first.
 """
 
 import json
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 from revela_hub.errors import UserError
 from revela_hub.hub_connection import prefer_cache
+from revela_hub.paths import local_path
 
 Model = TypeVar("Model")
 
@@ -39,7 +41,7 @@ def pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
     """
     refuse_pickles(name)
     with _ONE_AT_A_TIME:
-        return kind.from_pretrained(name, use_safetensors=True, **options)
+        return kind.from_pretrained(os.path.expanduser(name), use_safetensors=True, **options)
 
 
 def encoder(
@@ -58,7 +60,7 @@ def encoder(
     """
     refuse_pickles(name)
     with _ONE_AT_A_TIME:
-        return kind(name, model_kwargs={"use_safetensors": True} | (model_kwargs or {}), **options)
+        return kind(os.path.expanduser(name), model_kwargs={"use_safetensors": True} | (model_kwargs or {}), **options)
 
 
 def refuse_pickles(name: str | Path) -> None:
@@ -121,7 +123,7 @@ def model_json(name: str | Path, file: str) -> Any:
     """
     from transformers.utils import cached_file
 
-    folder = Path(name).expanduser()
+    folder = local_path(name)
     if folder.is_dir():
         place = str(folder)
     else:
@@ -137,7 +139,7 @@ def _files(name: str | Path) -> list[str]:
     Raises:
         OfflineModeIsEnabled: the Hub cannot be reached, and the repository is not in the cache.
     """
-    folder = Path(name).expanduser()
+    folder = local_path(name)
     if not folder.is_dir():
         from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError

@@ -16,13 +16,14 @@ from trl import SFTTrainer
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.paths import local_path
 from revela_hub.retrieval.disk import whole_path
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy, restores_models
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
@@ -104,6 +105,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     args: RAITTrainingArguments
 
+    @restores_models
     def __init__(
         self,
         model: ModelLike,
@@ -164,7 +166,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `model/`, the reader; must be called by all processes."""
-        target = Path(output) / MODEL
+        target = local_path(output) / MODEL
         with self.whole_model():
             if not self.args.should_save:
                 return []

@@ -28,6 +28,7 @@ from revela_hub.hub_cards.export import make_readable, save_backbone, save_token
 from revela_hub.hub_cards.tokenizers import uses_chat_template
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating, load_backbone
+from revela_hub.paths import local_path
 from revela_hub.pickles import refuse_pickles
 from revela_hub.retrieval.disk import whole_path
 from revela_hub.retrieval.encoder import similarity_of, text_positions
@@ -35,7 +36,7 @@ from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
-from revela_hub.trainers.common.adapters import freeze_pooler
+from revela_hub.trainers.common.adapters import freeze_pooler, restores_models
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, model_of_run, name_of, unwrapped
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.prompts import (
@@ -259,6 +260,7 @@ class RADITTrainer(MethodTrainer):
 
     args: RADITTrainingArguments
 
+    @restores_models
     def __init__(
         self,
         model: Retriever | ModelLike,
@@ -371,7 +373,7 @@ class RADITTrainer(MethodTrainer):
 
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `retriever/`."""
-        target = Path(output) / RETRIEVER
+        target = local_path(output) / RETRIEVER
         with self.whole_model():
             if not self.args.should_save:
                 return []

@@ -1,6 +1,5 @@
 """Metadata of a run for the model card: its models, its data, and the settings that differ from the defaults."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from revela_hub.data.sources.source import parse_source
 from revela_hub.gguf_files import hub_repository
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
+from revela_hub.paths import local_path
 from revela_hub.trainers.common.checkpoints import Record
 from revela_hub.trainers.common.settings import LENGTH, NO_EFFECT, plain, shown
 
@@ -51,5 +51,5 @@ def card_metadata(
 
 def _local(name: str) -> Path | None:
     """Return the path of a model or data set on this machine, which may be gone; None for one on the Hub."""
-    path = Path(os.path.expanduser(name))
+    path = local_path(name)
     return path if path.is_absolute() or path.exists() else None

@@ -20,6 +20,7 @@ from revela_hub.errors import UserError, loading
 from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.verify.contents import read_json
+from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import model_in
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import RECORD
@@ -56,7 +57,7 @@ def model_of_run(model: ModelLike, own: str = "") -> ModelLike:
     Raises:
         UserError: the folder has several models.
     """
-    if not isinstance(model, str | Path) or not (folder := Path(model).expanduser()).is_dir():
+    if not isinstance(model, str | Path) or not (folder := local_path(model)).is_dir():
         return model
     kind = read_json(folder / "config.json", {}).get("model_type", "")
     if (folder / "modules.json").is_file() or (kind and (kind == own or not (folder / RECORD).is_file())):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 from revela_hub.trainers.common.sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Publishing(Base):
         """
         from revela_hub.hub_cards.assemble import export_parts
 
-        output = Path(output)
+        output = local_path(output)
         self.save_model(str(output))
         if not self.args.should_save:
             return []

@@ -19,6 +19,7 @@ from revela_hub.hub_cards.card import OURS
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
+from revela_hub.paths import local_path
 from revela_hub.pickles import encoder
 from revela_hub.retrieval.disk import make_folder, whole_path
 from revela_hub.retrieval.encoder import (
@@ -166,7 +167,7 @@ class RetrieverTrainer(MethodTrainer):
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `retriever/` only; checkpoints are for resuming."""
         with self.whole_model():
-            return [self.export(Path(output))] if self.args.should_save else []
+            return [self.export(local_path(output))] if self.args.should_save else []
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write a sentence-transformers folder, and the weights that are not part of the retriever."""

@@ -18,6 +18,7 @@ from revela_hub.data.sources.unicode import printable_name
 from revela_hub.digests import content_digest
 from revela_hub.hub_cards.method import Method
 from revela_hub.options import old_names
+from revela_hub.paths import local_path
 
 # Arguments of every trainer that do not affect the result, by exact name; those of one method are in its record. All other
 # arguments are compared when a run resumes, including any that a later version of transformers adds.
@@ -87,7 +88,7 @@ def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], 
     if not isinstance(value, str) or not value or value in WORDS or value.startswith(ADDRESS):
         return value
     prefix = next((kind for kind in ("lm:", HUB_PREFIX) if value.startswith(kind)), "")  # lm: a pseudo-query generator
-    path = Path(os.path.expanduser(value.removeprefix(prefix)))  # Path.expanduser raises an error for `~$*`
+    path = local_path(value.removeprefix(prefix))
     absolute = path.is_absolute()
     # Any other argument is not a path, even if a file of that name exists in the working folder.
     names_file = name in FILES or name in (*method.models, *method.data, *method.files)

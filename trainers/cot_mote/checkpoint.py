@@ -11,6 +11,7 @@ from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
+from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import checkpoint_config, load_whole
@@ -125,6 +126,7 @@ def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
     Raises:
         UserError: the folder is not a CoT-MoTE checkpoint, or is damaged.
     """
+    folder = local_path(folder)
     with loading(f"cannot load {folder}", folder):
         fields = checkpoint_config(folder, CoTMoTEConfig.model_type, "CoT-MoTE")
         kind: Any = CoTMoTEForPreTraining if PRE_TRAINING in (fields.get("architectures") or []) else CoTMoTEModel

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
+from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import is_encoder, load_adapters, load_whole
@@ -85,12 +86,13 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
     Raises:
         UserError: the folder is not an ImpRAG model, or is damaged.
     """
+    folder = local_path(folder)
     refuse_missing_folder(str(folder), "the model")
     if not is_imprag(folder):
         raise UserError(f"{folder} is not an ImpRAG model (its config.json has no model_type imprag)")
     with loading(f"cannot load {folder}", folder):
-        if (Path(folder) / "adapter_model.safetensors").is_file():
-            model = _with_adapters(Path(folder))
+        if (folder / "adapter_model.safetensors").is_file():
+            model = _with_adapters(folder)
         else:
             model = load_whole(ImpRAGForCausalLM, folder, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)

@@ -13,6 +13,7 @@ from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
+from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
@@ -59,8 +60,8 @@ def load_nvembed(
         UserError: the model cannot be loaded, or the settings differ from those of a trained model.
     """
     config = {name: value for name, value in config.items() if value is not None}
-    if isinstance(model, str | Path) and (Path(model) / EMBEDDER / "config.json").is_file():
-        model = Path(model) / EMBEDDER
+    if isinstance(model, str | Path) and (local_path(model) / EMBEDDER / "config.json").is_file():
+        model = local_path(model) / EMBEDDER
     model = model_of_run(model)
     given, backbone = unwrapped(model), name_of(model)
     if isinstance(given, PreTrainedModel):

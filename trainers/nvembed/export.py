@@ -26,6 +26,7 @@ from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_s
 from revela_hub.hub_cards.tokenizers import plain, text_length, with_eos
 from revela_hub.internals import transformer_around
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
+from revela_hub.paths import local_path
 from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart
@@ -127,7 +128,7 @@ def export_nvembed(
     """
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them first (merge_and_unload)")
-    settings, folder = _settings(model, prompts, max_length), Path(folder)
+    settings, folder = _settings(model, prompts, max_length), local_path(folder)
     tokenizer = nvembed_tokenizer(tokenizer)
     length = _checked_length(model, tokenizer, settings)
     save_backbone(model, folder, dtype=dtype)

@@ -29,8 +29,9 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
+from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder, text_positions
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy, refuse_frozen, saving_merged
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy, refuse_frozen, restores_models, saving_merged
 from revela_hub.trainers.common.inputs import (
     ModelLike,
     as_dataset,
@@ -85,6 +86,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     method = NVEMBED
 
+    @restores_models
     def __init__(
         self,
         model: ModelLike,
@@ -175,7 +177,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `embedder/`; other files are only written if the weights are sharded and have to be gathered."""
-        output = Path(output)
+        output = local_path(output)
         if is_sharded(self.model):
             return super().write_models(output)
         return export_parts(self.method, output, output, loaded=self.exportable()) if self.args.should_save else []

@@ -11,6 +11,7 @@ from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
+from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import checkpoint_config, load_whole, refuse_fused, refuse_remote_code
@@ -79,6 +80,7 @@ def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
     Raises:
         UserError: the folder is not a RetroMAE checkpoint, or is damaged.
     """
+    folder = local_path(folder)
     with loading(f"cannot load {folder}", folder):
         checkpoint_config(folder, RetroMAEConfig.model_type, "RetroMAE")
         model = load_whole(RetroMAEForPreTraining, folder, dtype=torch.float32)

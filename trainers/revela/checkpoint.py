@@ -17,6 +17,7 @@ from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.hub_cards.tokenizers import ends_texts, never_without_token, uses_chat_template, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
+from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
 from revela_hub.trainers.common.adapters import refuse_adapters
 from revela_hub.trainers.common.inputs import (
@@ -182,7 +183,7 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
     Raises:
         UserError: the folder is not a Revela checkpoint, or is damaged.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     with loading(f"cannot load {folder}", folder):
         checkpoint_config(folder, RevelaConfig.model_type, "Revela")
         if (folder / "adapter_model.safetensors").is_file():

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.cli.encoders import load_dense
 from revela_hub.errors import UserError
 from revela_hub.options import option
+from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class EngineOptions:
 
 def path_for_workers(model: str) -> str:
     """Return the absolute path of a model's folder or file, or its Hub id."""
-    path = Path(model).expanduser()
+    path = local_path(model)
     return str(path.resolve()) if path.exists() else model
 
 

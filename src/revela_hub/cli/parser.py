@@ -28,6 +28,7 @@ from revela_hub.errors import UserError, did_you_mean, first_line, install_hint
 from revela_hub.internals import option_group
 from revela_hub.options import old_names
 from revela_hub.output import note
+from revela_hub.paths import local_path
 from revela_hub.ranges import expected_range, limits
 
 ArgumentsT = TypeVar("ArgumentsT")
@@ -345,7 +346,7 @@ class CommandParser(TrlParser):
             raise self._mistake("--config takes one YAML file, once")
         values: dict[str, Any] = {}
         old: list[str] = []
-        for key, value, place in read_items(Path(file).expanduser()) if file is not None else ():
+        for key, value, place in read_items(local_path(file)) if file is not None else ():
             name = str(key).replace("-", "_")
             if name in self.renamed:
                 old.append(name)

@@ -11,6 +11,7 @@ from revela_hub.cli.ranker_options import given
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import note, shows_progress
+from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.retrieval.index_options import IndexOptions, Precision
 
@@ -87,7 +88,7 @@ def check_output(corpus: list[str], folder: str, option: str = "--output_dir", e
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.retrieval.disk import check_folder
 
-    output = Path(folder).expanduser()
+    output = local_path(folder)
     check_apart(parse_sources(corpus, exclude=exclude), output, option)
     check_folder(output, option)
 

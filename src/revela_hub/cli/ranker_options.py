@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from revela_hub.adaptation import HYBRID
@@ -12,6 +11,7 @@ from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import note, shows_progress
+from revela_hub.paths import local_path
 from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength, Weight
 from revela_hub.retrieval.index_options import IndexArguments, Precision
 
@@ -200,7 +200,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
 
 def _of_adapt(model: str) -> dict[str, Any]:
     """Return the fitted `weights` of dense and BM25, `bm25` settings and `token_weight` of an output folder of adapt; else {}."""
-    file = Path(model).expanduser() / HYBRID
+    file = local_path(model) / HYBRID
     if not file.is_file():
         return {}
     try:

@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGModel, PassageStates
+from revela_hub.paths import local_path
 from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.store import PassageStore
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
@@ -45,7 +46,7 @@ class StoredStates:
     """
 
     def __init__(self, folder: str | Path, first_layer: int, fingerprint: str | None = None) -> None:
-        self.folder, self.first_layer = Path(folder), first_layer
+        self.folder, self.first_layer = local_path(folder), first_layer
         try:
             metadata = json.loads((self.folder / METADATA).read_text(encoding="utf-8"))
             self.starts = np.load(self.folder / "starts.npy", allow_pickle=False)
@@ -95,7 +96,7 @@ def store_states(
         UserError: the model does not encode passages independently, or the disk is full.
     """
     _check_independent(model)
-    folder = Path(folder)
+    folder = local_path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     starts = passages.starts - passages.starts[0]
     batches = range(0, len(passages), batch_size)

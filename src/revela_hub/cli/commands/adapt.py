@@ -29,6 +29,7 @@ from revela_hub.cli.ranker_options import given
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.output import command_line, note
+from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveFloat, Seed, TextLength
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
     file = output / SETTINGS
     free = ("output_dir", "cache_dir", "dry_run")
     settings = {name: value for name, value in vars(arguments).items() if name not in free}
-    paths = {name: Path(settings[name]).expanduser() for name in MODELS_AND_FILES if settings[name]}
+    paths = {name: local_path(settings[name]) for name in MODELS_AND_FILES if settings[name]}
     content = {name: content_identity(path) for name, path in paths.items() if path.exists()}
     if is_ours(output) and file.exists():
         # Folders of earlier versions lack the settings that did not exist: these had what is now the default.
@@ -301,5 +302,5 @@ def _portable(arguments: Arguments) -> dict[str, Any]:
     for name in MODELS_AND_FILES:
         if settings[name] and Path(settings[name]).exists():
             settings[name] = Path(settings[name]).name
-    settings["exclude"] = [each for each in settings["exclude"] if not Path(each).expanduser().is_absolute()]
+    settings["exclude"] = [each for each in settings["exclude"] if not local_path(each).is_absolute()]
     return {name: value for name, value in settings.items() if value not in (None, [], False)}

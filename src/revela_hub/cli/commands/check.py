@@ -36,6 +36,7 @@ from revela_hub.cli.passage_options import ReadingOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import is_utf8
+from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -115,9 +116,9 @@ def _check_model(arguments: Arguments, model: str) -> None:
         publish = command_line("publish", model, "NAME/MODEL", "--dry_run")
         raise UserError(f"{model} is a training checkpoint: `{publish}` exports it and checks the result")
     model = model_in(model)
-    if arguments.revision and Path(model).expanduser().exists():
+    if arguments.revision and local_path(model).exists():
         raise UserError(f"--revision is for a model on the Hub, but {model} is a folder")
-    if (Path(model).expanduser() / "index.json").is_file():
+    if (local_path(model) / "index.json").is_file():
         if arguments.endpoint:
             raise UserError(f"{model} is an index: leave out --endpoint, or give the model's folder")
         checks = [Check(*row) for row in check_index(model)]

@@ -29,6 +29,7 @@ from revela_hub.cli.ranker_options import given
 from revela_hub.errors import UserError, require
 from revela_hub.options import option
 from revela_hub.output import note
+from revela_hub.paths import local_path
 from revela_hub.ranges import Port, PositiveInt, TextLength
 from revela_hub.scratch import scratch_folder
 
@@ -96,7 +97,7 @@ def demo_page(arguments: Arguments) -> "Iterator[Blocks]":
 
     if arguments.model == "bm25":
         raise UserError("the demo needs a model besides BM25: give a folder or a Hub id")
-    folder = Path(arguments.model).expanduser()
+    folder = local_path(arguments.model)
     place = str(exported_retriever(folder)) if folder.is_dir() else arguments.model
     method = method_of_model(place)
     with scratch_folder("demo") as temporary:
@@ -123,7 +124,7 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
     queries = _queries(arguments, folder)
     retrievers, notes = _retrievers(arguments, folder, place, report)
     encoder = retrievers[-1].encoder
-    cache = claim_folder(Path(arguments.cache_dir or default_cache_folder("passages")).expanduser())
+    cache = claim_folder(local_path(arguments.cache_dir or default_cache_folder("passages")))
     tokens, bm25 = (report.token_weight, report.bm25) if report else (0.0, None)
     shared: dict[str, Any] = {"max_words": arguments.max_words, "bm25": bm25, "token_weight": tokens}
     collection = Collection(documents, retrievers, temporary, cache=cache, name=corpus_name, **shared)
@@ -239,7 +240,7 @@ def _answer_page(arguments: Arguments, place: str, method: Any, temporary: Path)
             lambda folder: read_passages(documents, folder, max_words=words), encoder, index, settings, model=place
         )
     answerer = resolve_name(method.answerer)(place, index, device=arguments.device)
-    name = _name(Path(arguments.model).expanduser(), place)
+    name = _name(local_path(arguments.model), place)
     shown = Shown(name, answer_snippets(name), _queries(arguments, Path(place)), **_card(place))
     return answer_page(shown, lambda question: stream(answerer, question, max_new_tokens=arguments.max_new_tokens))
 
@@ -248,7 +249,7 @@ def _name(folder: Path, place: str) -> str:
     """Return a name without the path of this machine: `adapted/retriever`, `my-retriever`, or a Hub id."""
     if not folder.is_dir():
         return place
-    whole = Path(place).expanduser().resolve()
+    whole = local_path(place).resolve()
     return "/".join(whole.parts[-2:]) if whole.name in ("retriever", "model") else whole.name
 
 
@@ -256,7 +257,7 @@ def _card(place: str) -> dict[str, Any]:
     """Return the address of the model card on the Hub, or the text of the one in the folder."""
     from huggingface_hub import constants
 
-    folder = Path(place).expanduser()
+    folder = local_path(place)
     if not folder.is_dir():
         return {"url": f"{constants.ENDPOINT}/{place if '/' in place else f'sentence-transformers/{place}'}"}
     from revela_hub.demo.texts import card_text

@@ -17,7 +17,6 @@ Examples:
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Interval
@@ -27,6 +26,7 @@ from revela_hub.cli.passage_options import PassageOptions, check_output, load_pa
 from revela_hub.cli.processes import run_in_processes
 from revela_hub.errors import UserError
 from revela_hub.options import option
+from revela_hub.paths import local_path
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.retrieval.index_options import IndexOptions
 
@@ -56,9 +56,9 @@ def run(arguments: Arguments) -> None:
     if arguments.shard >= arguments.num_shards:
         raise UserError(f"--shard {arguments.shard} must be between 0 and {arguments.num_shards - 1}")
     check_output(arguments.corpus, arguments.output_dir, exclude=arguments.exclude)
-    parquet = None if arguments.parquet_dir is None else Path(arguments.parquet_dir).expanduser()
+    parquet = None if arguments.parquet_dir is None else local_path(arguments.parquet_dir)
     if parquet is not None:
-        if parquet.resolve() == Path(arguments.output_dir).expanduser().resolve():
+        if parquet.resolve() == local_path(arguments.output_dir).resolve():
             raise UserError(f"--parquet_dir {parquet} is also --output_dir: choose another folder")
         check_output(arguments.corpus, str(parquet), "--parquet_dir", arguments.exclude)
         check_parquet_folder(parquet, arguments.metadata_columns, arguments.num_shards * arguments.num_processes)
@@ -70,7 +70,7 @@ def run(arguments: Arguments) -> None:
     engine = arguments.ray_engine(partial(load_for_workers, arguments))
     loaded = load_passage_encoder(arguments, IndexOptions(dtype=arguments.dtype))
     settings = replace(loaded.settings, engine=engine)
-    folder = claim_folder(Path(arguments.output_dir).expanduser(), "--output_dir")
+    folder = claim_folder(local_path(arguments.output_dir), "--output_dir")
     passages = loaded.write(folder)
     texts = passages.texts
     source = key_of(document_store(settings), texts.fingerprint)

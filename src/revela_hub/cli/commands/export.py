@@ -24,6 +24,7 @@ from typing import ClassVar, Literal
 
 from revela_hub.errors import UserError, require
 from revela_hub.options import option
+from revela_hub.paths import local_path
 from revela_hub.ranges import TextLength
 from revela_hub.scratch import deleted_after
 
@@ -68,7 +69,7 @@ def run(arguments: Arguments) -> None:
     if arguments.format == "onnx":
         require("onnx", "onnxscript", "onnxruntime")
     try_folder(Path(arguments.output_dir), "--output_dir")
-    if arguments.format == "onnx" and not is_checkpoint(Path(arguments.checkpoint).expanduser()):
+    if arguments.format == "onnx" and not is_checkpoint(local_path(arguments.checkpoint)):
         arguments.checkpoint = model_in(arguments.checkpoint)
     finished = arguments.format == "onnx" and (Path(arguments.checkpoint) / "modules.json").is_file()
     folders = [Path(arguments.output_dir)] if finished else _exported(arguments)

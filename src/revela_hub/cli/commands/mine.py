@@ -36,6 +36,7 @@ from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.output import note
+from revela_hub.paths import local_path
 
 if TYPE_CHECKING:
     from revela_hub.retrieval.mining.mining import MiningSettings
@@ -97,12 +98,12 @@ def run(arguments: Arguments) -> None:
     settings = MiningSettings(**values_of(MiningSettings, arguments))
     if not arguments.positive_aware:
         settings = replace(settings, relative_margin=None)
-    output = Path(arguments.output).expanduser()
+    output = local_path(arguments.output)
     _check_output(arguments, output)
     check_used(arguments, [arguments.mode])
     if arguments.rerank_weight is not None:
         raise UserError("--rerank_weight: mine compares the reranker's scores only, so leave it out")
-    folder = Path(arguments.cache_dir or default_cache_folder("mining")).expanduser()
+    folder = local_path(arguments.cache_dir or default_cache_folder("mining"))
     check_folder(folder, "--cache_dir")
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
@@ -136,7 +137,7 @@ def _check_output(arguments: Arguments, output: Path) -> None:
     if output.exists() and not arguments.overwrite:
         raise UserError(f"{output} already exists; choose another --output, or replace it with --overwrite")
     for name, source in (("--pairs", arguments.pairs), ("--corpus", arguments.corpus), ("--beir", arguments.beir)):
-        path = Path(source or "").expanduser().resolve()
+        path = local_path(source or "").resolve()
         if source and not source.startswith("hf:") and output.resolve().is_relative_to(path):
             if output.exists() or not is_beir(path):  # of a BEIR folder, only its three files are read
                 raise UserError(f"--output {output} is one of the files that {name} reads: choose another")

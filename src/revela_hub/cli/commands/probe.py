@@ -21,13 +21,13 @@ Examples:
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from revela_hub.cli.passage_options import ReadingOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import command_line, note
+from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, Seed
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _make(arguments: Arguments) -> None:
     from revela_hub.evaluation.probe_folder import write_probe
     from revela_hub.retrieval.disk import check_folder
 
-    output = Path(arguments.output_dir).expanduser()
+    output = local_path(arguments.output_dir)
     sources = parse_sources(arguments.data, **arguments.reading())
     check_apart(sources, output, "--output_dir")
     check_folder(output, "--output_dir")

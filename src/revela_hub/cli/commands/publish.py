@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
+from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, TextLength
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _space(arguments: Arguments) -> dict[str, str]:
         raise UserError(f"--space has no page for the part {arguments.part}: leave out --space")
     return space_files(
         arguments.repo_id,
-        Path(arguments.checkpoint).expanduser(),
+        local_path(arguments.checkpoint),
         arguments.space_corpus,
         arguments.space_queries,
         arguments.space_package,

@@ -37,6 +37,7 @@ from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import is_utf8, note, shows_progress
+from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
 from revela_hub.scratch import scratch_folder
@@ -88,7 +89,7 @@ def run(arguments: Arguments) -> None:
     if arguments.index:
         refuse_reading_options(arguments)
     _check_corpus(arguments)
-    if arguments.mode is None and (Path(arguments.model).expanduser() / HYBRID).is_file():
+    if arguments.mode is None and (local_path(arguments.model) / HYBRID).is_file():
         arguments.mode = "hybrid"
     check_used(arguments, [arguments.mode])
     if arguments.query is not None and not arguments.query.strip():
@@ -151,7 +152,7 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
 
     models = load_models(arguments, arguments.model, arguments.mode)
     settings = models.settings
-    folder = Path(arguments.cache_dir or default_cache_folder("passages")).expanduser()
+    folder = local_path(arguments.cache_dir or default_cache_folder("passages"))
     loaded: dict[str, Any] = {"dense": models.dense, "sparse": models.sparse, "reranker": models.reranker}
     if passages is None:
         from revela_hub.hub_cards.index_repository import open_index_of
