@@ -1,6 +1,6 @@
 """Base classes of the collators and trainers that mask whole words (RetroMAE and CoT-MoTE)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from revela_hub.data.text.masking import (
     whole_word_masks,
 )
 from revela_hub.errors import UserError
+from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.epochs import SharedEpoch
 from revela_hub.trainers.common.trainer import MethodTrainer
 
@@ -140,10 +141,12 @@ class MaskedTrainer(MethodTrainer):
 
     Attributes:
         losses: names of the losses in the model's output.
+        checkpoint: what the method's loader returns, made of a model and a tokenizer.
         forward_options: further arguments of the model in training and evaluation.
     """
 
     losses: ClassVar[tuple[str, ...]] = ()
+    checkpoint: ClassVar[Callable[..., Any]]
     forward_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -165,3 +168,7 @@ class MaskedTrainer(MethodTrainer):
                 if outputs.get(name) is not None:
                     self.keep(name, outputs[name].mean())
         return (loss, outputs) if return_outputs else loss
+
+    def exportable(self) -> Any:
+        """Return the encoder with its decoder, as the method's loader does."""
+        return self.checkpoint(merged_copy(self.accelerator.unwrap_model(self.model)), self.processing_class)
