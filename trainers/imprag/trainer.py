@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast_object_list, gather_object  # type: ignore[import-untyped]
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from peft import PeftConfig, PeftModel
@@ -36,6 +35,7 @@ from revela_hub.retrieval.stored_vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
+from revela_hub.trainers.common.processes import from_main, gathered
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, refuse_eval_dataset, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import check_ranking, rank_passages
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
@@ -268,8 +268,7 @@ class ImpRAGTrainer(MethodTrainer):
             passages_ME = self._encode(self.tokens, self.imprag.embed_passages)
         depth = max(self.args.num_candidates, self.imprag.config.k)
         # One process searches, because only one may write to a server.
-        found = [self._search(queries_NE, passages_ME, depth) if self.accelerator.is_main_process else None]
-        self.ranking, self._held = broadcast_object_list(found)[0], None
+        self.ranking, self._held = from_main(lambda: self._search(queries_NE, passages_ME, depth)), None
         self.built_at = self.state.global_step
 
     def _search(
@@ -293,7 +292,7 @@ class ImpRAGTrainer(MethodTrainer):
         mine = order[self.accelerator.process_index :: self.accelerator.num_processes]
         with self.accelerator.autocast():
             part_NE = texts.encode(embed, self.args.device, self.args.encode_batch_size, mine)
-        found = gather_object([(mine, part_NE)])
+        found = gathered((mine, part_NE))
         vectors_NE = np.empty((len(texts), found[0][1].shape[1]), np.float32)
         for rows, part in found:
             if len(rows):
