@@ -24,7 +24,6 @@ from huggingface_hub import (
     HfApi,
     ModelInfo,
     SpaceInfo,
-    constants,
 )
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -339,8 +338,7 @@ def hub_errors(target: str, state: str) -> Iterator[None]:
     except LocalTokenNotFoundError as error:
         raise UserError(_NOT_LOGGED_IN) from error
     except OfflineModeIsEnabled as error:
-        set_offline = "the Hub cannot be reached because HF_HUB_OFFLINE is set"
-        raise UserError(set_offline if constants.HF_HUB_OFFLINE else f"{error}; {state}") from error
+        raise UserError("the Hub cannot be reached because HF_HUB_OFFLINE is set") from error
     except UserError:
         raise
     except Exception as error:

@@ -12,7 +12,7 @@ from importlib import import_module
 
 _logger = logging.getLogger(__name__)
 _LOCK = threading.Lock()
-_AGAIN = 60.0  # seconds until the Hub is tried again
+_TIMEOUT, _AGAIN = 10.0, 60.0  # seconds that a request takes at most, and until the Hub is tried again
 _since: float | None = None  # when we switched offline mode on
 
 
@@ -57,6 +57,6 @@ def _request(address: str) -> None:
     from huggingface_hub import get_session
 
     try:
-        get_session().head(address, timeout=10)
+        get_session().head(address, timeout=_TIMEOUT)
     except Exception:
-        get_session().head(address, timeout=10)
+        get_session().head(address, timeout=_TIMEOUT)

@@ -7,9 +7,7 @@ Written for transformers 5.17 to 5.24, sentence-transformers 6, trl 1.16, datase
 import copy
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +25,6 @@ else:
 logging.getLogger("transformers.trainer_utils").addFilter(
     lambda record: "arguments do not match the ones in the `trainer_state.json`" not in record.getMessage()
 )
-
-_SILENT = 300.0
-"""Seconds for which a host that did not answer twice is not asked again."""
 
 
 class TrainerHooks(Base):
@@ -168,16 +163,9 @@ def fingerprint(dataset: "Dataset") -> str:
 
 
 def limit_waiting_for_the_hub(seconds: float) -> None:
-    """Let requests to the Hub fail after this time without data; by default, only those of downloads have a limit.
-
-    After two in a row without an answer, the next ones fail at once, as in offline mode. Libraries ask for each file of a model
-    six times, which took more than an hour, and look in the cache only then.
-    """
+    """Let requests to the Hub fail after this time without data; by default, only those of downloads have a limit."""
     from huggingface_hub import set_client_factory
-    from huggingface_hub.errors import OfflineModeIsEnabled
     from huggingface_hub.utils._http import default_client_factory
-
-    unanswered: dict[str, list[float]] = {}  # by host, the times of the last requests
 
     def limit(request: Any) -> None:  # not `client.timeout`: most functions pass None for each request
         given = request.extensions.get("timeout", {})
@@ -185,24 +173,9 @@ def limit_waiting_for_the_hub(seconds: float) -> None:
             name: given.get(name) or seconds for name in ("connect", "read", "write", "pool")
         }
 
-    def send(usual: Callable[..., Any], request: Any, **options: Any) -> Any:
-        host = request.url.host
-        times = unanswered.setdefault(host, [])
-        if request.method in ("GET", "HEAD") and len(times) > 1 and time.monotonic() < times[-1] + _SILENT:
-            raise OfflineModeIsEnabled(f"{host} did not answer")
-        try:
-            answer = usual(request, **options)
-        except Exception as error:
-            if any(kind.__name__ == "TimeoutException" for kind in type(error).__mro__):  # of httpx or httpx2
-                times.append(time.monotonic())
-            raise
-        times.clear()
-        return answer
-
     def client() -> Any:
         made: Any = default_client_factory()
         made.event_hooks = {**made.event_hooks, "request": [*made.event_hooks["request"], limit]}
-        made.send = partial(send, made.send)
         return made
 
     set_client_factory(client)
