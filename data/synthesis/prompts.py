@@ -12,11 +12,11 @@ the keys of the JSON objects and the values of the placeholders are theirs; the 
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from importlib.resources import files
 from random import Random
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
@@ -99,25 +99,18 @@ def brainstorm_prompt(form: Form, domains: Sequence[str], random: Random) -> str
     return prompt
 
 
-class Draw(NamedTuple):
-    """A prompt, and the placeholder values that it was made from."""
-
-    prompt: str
-    values: Mapping[str, str]
-
-
-def example_prompt(form: Form, task: str, languages: Sequence[str], random: Random) -> Draw:
-    """Return the prompt of the second step, for an example of the task, with random placeholder values."""
+def example_prompt(form: Form, task: str, languages: Sequence[str], random: Random) -> tuple[str, str]:
+    """Return the prompt of the second step, for an example of the task, with random placeholder values; and its language."""
     prompts = FORMS[form]
     values = {name: random.choice(choices) for name, choices in prompts.placeholders.items()}
     values["language"] = random.choice(languages)
-    prompt = _PROMPTS["example"].format(
+    prompt: str = _PROMPTS["example"].format(
         noun=prompts.called or prompts.noun,
         task=task,
         keys=_listed([f'"{part.key}": a string, {part.description}.' for part in prompts.parts]),
         rules=_listed(prompts.rules).format(**values),
     )
-    return Draw(prompt, values)
+    return prompt, values["language"]
 
 
 def _listed(items: Sequence[str]) -> str:

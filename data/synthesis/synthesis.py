@@ -244,9 +244,9 @@ class _Synthesis:
             draw, attempt = pending.popleft() if pending else (next(numbers), 0)
             tasks = self.folder.tasks[form]
             task = tasks[draw // settings.examples_per_task % len(tasks)]
-            drawn = example_prompt(form, task, settings.languages, self._random("examples", form, draw))
+            prompt, language = example_prompt(form, task, settings.languages, self._random("examples", form, draw))
             return _Job(
-                drawn.prompt,
+                prompt,
                 self._random("sampling", form, draw, attempt).getrandbits(31),
                 FORMS[form].example.model_json_schema(),
                 step="examples",
@@ -254,7 +254,7 @@ class _Synthesis:
                 draw=draw,
                 attempt=attempt,
                 task=task,
-                language=drawn.values["language"],
+                language=language,
             )
 
         def use(job: _Job, reply: Reply) -> None:
