@@ -59,8 +59,8 @@ class MilvusIndex:
         self.filter: str | None = None
         key = vectors.key if fields is None else key_of(vectors.key, fields.key)
         self.name = name or f"revela_hub_{key[:16]}{_end_of_name(folder)}"
-        self._client = self._call(lambda: _client(uri))
-        self._call(lambda: self._fill(vectors))
+        self._client = _call(self._uri, lambda: _client(uri))
+        _call(self._uri, lambda: self._fill(vectors))
 
     def __len__(self) -> int:
         return self._size
@@ -113,10 +113,11 @@ class MilvusIndex:
         for start in range(0, len(queries), INSERT):
             part = queries[start : start + INSERT]
             part = part.tolist() if isinstance(part, np.ndarray) else part
-            found = self._call(
+            found = _call(
+                self._uri,
                 lambda part=part: self._client.search(
                     self.name, data=part, anns_field=field, limit=k, filter=self.filter or ""
-                )
+                ),
             )
             for query, hits in enumerate(found, start=start):
                 ranked = sorted((-hit["distance"], hit["id"]) for hit in hits)
@@ -126,7 +127,7 @@ class MilvusIndex:
 
     def drop(self) -> None:
         """Deletes the collection, and nothing else on the server."""
-        self._call(lambda: self._client.drop_collection(self.name))
+        _call(self._uri, lambda: self._client.drop_collection(self.name))
 
     def _fill(self, vectors: NumberedVectors) -> None:
         found = self._client.has_collection(self.name)
@@ -163,34 +164,14 @@ class MilvusIndex:
             self._client.drop_collection(self.name)
             raise
 
-    def _call(self, action: Any) -> Any:
-        return _call(self._uri, action)
-
 
 class MilvusBM25:
     """BM25 in Milvus (a `Ranker`), with the words of a `BM25`, whose weights the collection has."""
 
     def __init__(self, index: MilvusIndex, bm25: BM25) -> None:
-        self._index, self._bm25 = index, bm25
         self.key = key_of("milvus", bm25.key, index.filter)
-
-    def encode(self, queries: Sequence[str]) -> list[list[int]]:
-        """See `Ranker`: the ids of each query's words that occur in any text."""
-        return self._bm25.encode(queries)
-
-    def search(self, queries: list[list[int]], k: int) -> Hits:
-        """See `Ranker`; texts without a word of the query are not returned."""
-        return self._index.search_words(queries, k)
-
-    def why_nothing(self, queries: list[list[int]]) -> list[str]:
-        """See `Ranker`."""
-        return self._bm25.why_nothing(queries)
-
-    def pair_scores(
-        self, queries: list[list[int]], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """See `Ranker`."""
-        return self._bm25.pair_scores(queries, queries_P, rows_P)
+        self.encode, self.why_nothing, self.pair_scores = bm25.encode, bm25.why_nothing, bm25.pair_scores
+        self.search = index.search_words
 
 
 def is_collection_of(folder: Path, name: str) -> bool:
