@@ -362,6 +362,70 @@ def test_what_a_run_would_lose_is_rejected(
         CoTMoTETrainer(str(masked_folder), train_dataset=raw, compute_metrics=lambda predictions: {})
 
 
+def test_a_constructor_that_fails_does_not_change_loaded_models(
+    raw: Dataset,
+    masked_folder: Path,
+    retriever_folder: Path,
+    llama_folder: Path,
+    texts: list[str],
+    settings: dict[str, Any],
+) -> None:
+    pairs = {"train_dataset": Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["a dog", "a city"] * 4})}
+    answers = Dataset.from_dict({"question": ["Where is Paris?"] * 4, "answer": ["France"] * 4})
+    questions = {"train_dataset": answers, "passages": texts}
+    likely = {"pseudo_labels": np.array([[0, 1, 2]] * 4), "log_likelihoods": torch.rand(4, 3)}
+
+    def llama(**options: Any) -> Any:
+        return AutoModelForCausalLM.from_pretrained(llama_folder, **options)
+
+    def bert(**options: Any) -> Any:
+        return AutoModelForMaskedLM.from_pretrained(masked_folder, **options)
+
+    def encoder() -> Any:
+        return SentenceTransformer(str(retriever_folder), device="cpu")
+
+    def lm() -> dict[str, Any]:
+        return {"lm": llama(), "max_length": 64}
+
+    few = settings | {"per_device_train_batch_size": 4}
+    lora = settings | {"lora_rank": 2}
+    makers: list[tuple[Callable[..., Any], Any, dict[str, Any]]] = [
+        (RevelaTrainer, encoder(), {"args": RevelaTrainingArguments(**lora)} | lm()),
+        (RevelaTrainer, encoder(), {"args": RevelaTrainingArguments(**settings, lm_training="frozen")} | lm()),
+        (NVEmbedTrainer, llama(dtype=torch.bfloat16), {"args": NVEmbedTrainingArguments(**settings)} | pairs),
+        (RetroMAETrainer, bert(), {"args": RetroMAETrainingArguments(**settings)}),
+        (CoTMoTETrainer, bert(), {"args": CoTMoTETrainingArguments(**settings)}),
+        (
+            CoTMoTEFinetuner,
+            load_cot_mote_start(str(masked_folder), pre_training=False).encoder,
+            {"args": CoTMoTETrainingArguments(**settings, stage="finetune", scores="dense")} | pairs,
+        ),
+        (
+            ImpRAGTrainer,
+            load_imprag(llama(), b=0, t=1, k=2, l_max=32).model,
+            {"args": ImpRAGTrainingArguments(**lora, num_candidates=2), "max_length": 64} | questions,
+        ),
+        (PairsTrainer, encoder(), {"args": PairsTrainingArguments(**lora)} | pairs),
+        (PairsTrainer, encoder(), {"args": PairsTrainingArguments(**settings, query_only=True)} | pairs),
+        (ReplugTrainer, encoder(), {"args": ReplugTrainingArguments(**settings)} | lm()),
+        (ContrieverTrainer, encoder(), {"args": ContrieverTrainingArguments(**few)}),
+        (RADITTrainer, encoder(), {"args": RADITTrainingArguments(**settings)} | questions | likely),
+        (RAITTrainer, llama(), {"args": RAITTrainingArguments(**lora), "num_passages": 2} | questions),
+    ]
+    for make, model, given in makers:
+        models = [model, given["lm"]] if "lm" in given else [model]
+        before = [state_of(each) for each in models]
+        with pytest.raises(TypeError, match="unexpected"):
+            make(model, **{"train_dataset": raw} | given, unexpected=True)
+        assert [state_of(each) for each in models] == before, make.__name__
+
+
+def state_of(model: torch.nn.Module) -> Any:
+    weights = [(name, weight.requires_grad, weight.dtype) for name, weight in model.named_parameters()]
+    own = {name: str(type(value)) for name, value in vars(model).items()}
+    return weights, own, [str(getattr(module, "config", "")) for module in model.modules()]
+
+
 def test_noise_is_rejected_where_it_cannot_be_added(
     raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
 ) -> None:

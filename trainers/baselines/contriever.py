@@ -32,7 +32,7 @@ from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import CONTRIEVER
-from revela_hub.trainers.common.adapters import freeze_pooler
+from revela_hub.trainers.common.adapters import freeze_pooler, restores_models
 from revela_hub.trainers.common.arguments import WARMUP, RunArguments
 from revela_hub.trainers.common.epochs import SharedEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
@@ -260,6 +260,7 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
 
     args: ContrieverTrainingArguments
 
+    @restores_models
     def __init__(
         self,
         model: ModelLike,

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from trl import SFTTrainer
 
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.paths import local_path
@@ -62,7 +63,9 @@ def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking: NDArray[n
     `prompts` are rows of `read_prompts`; `ranking` holds (rows, at least k) indices of passages, best first, -1 for none.
     """
     if k > len(passages):
-        raise UserError(f"--num_passages {k} is more than the {len(passages)} passages of the collection: lower it")
+        raise UserError(
+            f"--num_passages {k} is more than the {counted(len(passages), 'passage')} of the collection: lower it"
+        )
 
     def pasted(row: dict[str, Any], number: int) -> dict[str, str]:
         read = [passages[at] for at in ranking[number, :k].tolist() if at >= 0] if row["retrieve"] else []

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError, first_line, reason
 from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer
@@ -454,7 +455,7 @@ def _ranked(
     depth = args.num_candidates
     if depth > len(passages):
         raise UserError(
-            f"--num_candidates {depth} is more than the {len(passages)} passages of the collection: lower it"
+            f"--num_candidates {depth} is more than the {counted(len(passages), 'passage')} of the collection: lower it"
         )
     how = {"trust_remote_code": trust_remote_code, "show_progress_bar": not args.disable_tqdm}
     return rank_passages(pseudo_labels, prompts["input"], passages, depth, **how)

@@ -30,7 +30,7 @@ from revela_hub.ranges import PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of, text_positions, truncates
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.common.adapters import freeze_pooler
+from revela_hub.trainers.common.adapters import freeze_pooler, restores_models
 from revela_hub.trainers.common.arguments import WARMUP, RunArguments
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, prepare_datasets, prepared_rows
 from revela_hub.trainers.common.passages import token_rows
@@ -225,6 +225,7 @@ class ReplugTrainer(WrappedRetrieverTrainer):
 
     args: ReplugTrainingArguments
 
+    @restores_models
     def __init__(
         self,
         model: ModelLike,

@@ -1,9 +1,10 @@
 """LoRA adapters: added to a model in place, and merged into a copy of it for the export."""
 
-from copy import deepcopy
+from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
 from dataclasses import fields, replace
-from functools import partial
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
@@ -14,6 +15,7 @@ from transformers import PreTrainedConfig
 from revela_hub.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
+Parameters = ParamSpec("Parameters")
 UNFREEZE = "perhaps by an earlier trainer: call requires_grad_(True) on it, or load it again"
 
 
@@ -30,6 +32,42 @@ def refuse_frozen(part: str, model: nn.Module) -> None:
     """Raise a `UserError` if all weights of a part that is to be trained are frozen."""
     if not any(weight.requires_grad for weight in model.parameters()):
         raise UserError(f"all weights of {part} are frozen, {UNFREEZE}")
+
+
+def restores_models(init: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Let a constructor that fails leave loaded models as they were: without new adapters, with the same weights to train."""
+
+    @wraps(init)
+    def restoring(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        models = [value for value in (*args, *kwargs.values()) if isinstance(value, nn.Module)]
+        modules = [module for model in models for module in model.modules()]
+        states = [(each, _state(each)) for module in modules for each in (module, *_configs(module))]
+        weights = [(weight, weight.requires_grad, weight.dtype) for model in models for weight in model.parameters()]
+        try:
+            init(*args, **kwargs)
+        except BaseException:
+            for each, state in states:
+                vars(each).clear()
+                vars(each).update(state)
+            for weight, trained, dtype in weights:
+                weight.data = weight.data.to(dtype)
+                weight.requires_grad_(trained)
+            raise
+
+    return restoring
+
+
+def _state(owner: Any) -> dict[str, Any]:
+    """Return the attributes of a module or configuration, with copies of its dictionaries of modules, weights and hooks."""
+    return {name: copy(value) if isinstance(value, dict | set) else value for name, value in vars(owner).items()}
+
+
+def _configs(owner: Any) -> Iterator[PreTrainedConfig]:
+    """Return the configurations of a module, and those in them."""
+    for value in list(vars(owner).values()):
+        if isinstance(value, PreTrainedConfig):
+            yield value
+            yield from _configs(value)
 
 
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
-from revela_hub.trainers.common.adapters import merged_copy
+from revela_hub.trainers.common.adapters import merged_copy, restores_models
 from revela_hub.trainers.common.inputs import (
     ModelLike,
     as_dataset,
@@ -64,6 +64,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     method = COT_MOTE
     saves_copy = True
 
+    @restores_models
     def __init__(
         self,
         model: ModelLike | CoTMoTEModel,

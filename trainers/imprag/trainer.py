@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
 
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.modeling import ImpRAGForCausalLM
@@ -32,7 +33,7 @@ from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.stored_vectors import VectorsInMemory
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy, restores_models
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.processes import from_main, gathered
@@ -89,6 +90,7 @@ class ImpRAGTrainer(MethodTrainer):
 
     method = IMPRAG
 
+    @restores_models
     def __init__(
         self,
         model: ModelLike | ImpRAGForCausalLM,
@@ -398,5 +400,5 @@ def _check(
         )
     if args.retrieval_warmup_epochs < args.num_train_epochs and args.num_candidates > passages:
         raise UserError(
-            f"--num_candidates {args.num_candidates} is more than the {passages} passages of the collection: lower it"
+            f"--num_candidates {args.num_candidates} is more than the {counted(passages, 'passage')} of the collection: lower it"
         )

@@ -33,7 +33,7 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, restores_models
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.common.inputs import (
     ModelLike,
@@ -116,6 +116,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
     documents: str | None = None
     """With `query_only`, the identity of the model whose document vectors stay valid (`identity_of_documents`)."""
 
+    @restores_models
     def __init__(
         self,
         model: ModelLike,

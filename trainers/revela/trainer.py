@@ -24,7 +24,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, merged_copy, refuse_frozen
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, merged_copy, refuse_frozen, restores_models
 from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.inputs import (
@@ -79,6 +79,7 @@ class RevelaTrainer(MethodTrainer):
     method = REVELA
     adapts_retriever = True
 
+    @restores_models
     def __init__(
         self,
         model: ModelLike | RevelaForCausalLM,
