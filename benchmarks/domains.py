@@ -12,12 +12,15 @@
 import gzip
 import json
 import random
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
-from revela_hub.evaluation import docstring_task
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "quickstart"))
+from task import docstring_task  # noqa: E402
 
 DOMAINS = ("stdlib", "cosqa", "medquad", "scifact", "squad")
 

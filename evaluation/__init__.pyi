@@ -1,5 +1,3 @@
-from .docstrings import DocstringTask as DocstringTask
-from .docstrings import docstring_task as docstring_task
 from .mteb_tasks import evaluate_mteb as evaluate_mteb
 from .probe import Probe as Probe
 from .probe import ProbeSettings as ProbeSettings

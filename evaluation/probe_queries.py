@@ -7,7 +7,6 @@
 A passage has a candidate of each applicable kind; at most one of them is used.
 """
 
-import ast
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -96,14 +95,9 @@ def _functions(document: Document) -> Iterator[Passage]:
 def _python_functions(document: Document) -> Iterator[Passage]:
     if "def " not in document.text:  # parsing two million words takes a minute
         return
-    text = textwrap.dedent(document.text)
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
     # If the code is indented as a whole, the lines to remove are the original, indented ones.
     lines = python_lines(document.text)
-    for function in documented_functions(document.id, text):
+    for function in documented_functions(textwrap.dedent(document.text)):
         first, last = function.docstring_lines
         removed = "".join(lines[first - 1 : last])
         yield Passage(document.id, function.code, {"docstring": Candidate(function.query, removed)})

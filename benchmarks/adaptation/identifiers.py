@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY / "benchmarks")]
+sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "examples" / "quickstart")]
 
 from adapt import difference, load_start, run_of  # noqa: E402
 from domains import load_domain, sample  # noqa: E402
+from task import docstring_task  # noqa: E402
 
 from revela_hub.data.sources.beir import RetrievalTask  # noqa: E402
-from revela_hub.evaluation import docstring_task  # noqa: E402
 from revela_hub.evaluation.hybrid_weight import fuse_runs  # noqa: E402
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, score_run  # noqa: E402
 from revela_hub.retrieval import BM25Settings  # noqa: E402

@@ -2,15 +2,79 @@
 
     python examples/quickstart/task.py --output outputs
 
-writes outputs/task (a BEIR folder) and outputs/text (Python files) from Python's standard library or the sources in --data.
+writes outputs/task (a BEIR folder) and outputs/text (Python files) from Python's standard library or the sources in --data. A docstring is
+a query, its function without the docstring the document. Held-out docstrings are removed from the functions and from the text, so a
+retriever that is trained on the text cannot have seen the answers.
 """
 
 import argparse
+import contextlib
+import random
 import sysconfig
+from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
-from revela_hub.data.sources.beir import write_beir
-from revela_hub.evaluation import docstring_task
+from revela_hub.data import RetrievalTask, write_beir
+from revela_hub.evaluation.docstrings import documented_functions, python_lines
+
+
+class DocstringTask(NamedTuple):
+    """A task, and the sources without the docstrings of its queries, by relative path."""
+
+    task: RetrievalTask
+    sources: dict[str, str]
+
+
+def docstring_task(
+    root: str | Path, *, queries: int = 500, functions: int | None = None, seed: int = 0, name: str = "docstrings"
+) -> DocstringTask:
+    """Build a docstring-to-function task from the Python files in a folder.
+
+    Args:
+        root: The folder, searched for `*.py` without `site-packages`, tests and hidden folders.
+        queries: Number of documented functions to hold out, at most half of them.
+        functions: Size of the corpus, which always includes the functions of the queries; None for all.
+        seed: The seed of the sample.
+        name: The name of the task.
+    """
+    sources = read_sources(Path(root))
+    found = [(path, f) for path, text in sources.items() for f in documented_functions(text)]
+    # A query whose docstring or function occurs twice would have two answers.
+    count_query = Counter(f.query for _, f in found)
+    count_code = Counter(f.code for _, f in found)
+    found = [(path, f) for path, f in found if count_query[f.query] == count_code[f.code] == 1]
+    if len(found) < 20:
+        raise SystemExit(f"{root}: only {len(found)} functions with a unique docstring; at least 20 are required")
+    drawn = random.Random(seed).sample(found, len(found))
+    held_out = drawn[: min(queries, len(found) // 2)]
+    searched = set(drawn if functions is None else drawn[: max(functions, len(held_out))])
+    asked = {f"{path}:{f.first_line}": f for path, f in held_out}
+    task = RetrievalTask(
+        corpus={f"{path}:{f.first_line}": f.code for path, f in found if (path, f) in searched},
+        queries={id_: f.query for id_, f in asked.items()},
+        qrels={id_: {id_: 1} for id_ in asked},
+        name=name,
+    )
+    remove: dict[str, set[int]] = {}
+    for path, function in held_out:
+        first, last = function.docstring_lines
+        remove.setdefault(path, set()).update(range(first, last + 1))
+    for path, removed in remove.items():
+        kept = (line for number, line in enumerate(python_lines(sources[path]), start=1) if number not in removed)
+        sources[path] = "".join(kept)
+    return DocstringTask(task, sources)
+
+
+def read_sources(root: Path) -> dict[str, str]:
+    sources = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        skipped = ("site-packages", "dist-packages", "test", "tests", "idle_test")
+        if not any(part.startswith(".") or part in skipped for part in parts):
+            with contextlib.suppress(UnicodeDecodeError, OSError):
+                sources["/".join(parts)] = path.read_text(encoding="utf-8")
+    return sources
 
 
 def main() -> None:

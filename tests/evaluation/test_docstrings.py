@@ -1,13 +1,9 @@
-"""The docstring task: what is held out is nowhere in what may be trained on, and each query has one answer."""
+"""Functions with docstrings: what they are, wherever they stand and however their lines end."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
-from revela_hub.data.sources.beir import read_beir, write_beir
-from revela_hub.errors import UserError
-from revela_hub.evaluation import docstring_task
 from revela_hub.evaluation.docstrings import _functions, documented_functions, python_lines
 
 FUNCTION = '''
@@ -23,100 +19,16 @@ def make_{name}(value):
 '''
 
 
-@pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    root = tmp_path / "src"
-    for file in range(3):
-        folder = root / f"part{file}"
-        folder.mkdir(parents=True)
-        functions = [FUNCTION.format(name=f"thing{file}x{i}", number=10 * file + i) for i in range(10)]
-        (folder / "code.py").write_text("import log\n" + "".join(functions))
-    return root
-
-
-def test_held_out_docstrings_leave_the_text_and_the_functions(sources: Path) -> None:
-    built = docstring_task(sources, queries=8, seed=3)
-    task = built.task
-    assert (len(task.queries), len(task.corpus)) == (8, 30)
-    text = "".join(built.sources.values())
-    for id_, query in task.queries.items():
-        assert task.qrels[id_] == {id_: 1}
-        assert query.startswith("Builds the thing")
-        name = query.split()[2]
-        assert query not in text
-        assert f"A second paragraph about {name}." not in text
-        assert f"def make_{name}(value):" in text
-        assert f"def make_{name}(value):" in task.corpus[id_]
-        assert task.corpus[id_].startswith("@decorated")
-    assert not any('"""' in code for code in task.corpus.values())
-    assert text.count('"""') == 2 * (30 - 8)
-
-
-@pytest.mark.parametrize("character", ["\f", "\v", "\x1c", "\x85", "\u2028"])
-def test_other_ends_of_lines_are_none(sources: Path, character: str) -> None:
-    """Python ends no line there: counted as ends, they moved every function below, and held-out docstrings stayed."""
-    for file in sources.rglob("*.py"):
-        header = (
-            f"\f\nSEPARATOR = 'a{character}b'  # a{character}b\n" if character not in "\f\v" else f"# a{character}b\n"
-        )
-        file.write_text(header + file.read_text(), encoding="utf-8", newline="\n")
-    built = docstring_task(sources, queries=8, seed=3)
-    text = "".join(built.sources.values())
-    assert not any(query in text for query in built.task.queries.values())
-    assert text.count("def make_") == 30
-    assert all(code.startswith("@decorated\ndef make_") for code in built.task.corpus.values())
-
-
 @pytest.mark.parametrize("end", ["\r\n", "\r"])
 def test_files_with_other_ends_of_lines_have_the_same_functions(end: str) -> None:
     method = FUNCTION.format(name="thing", number=1).replace("    log", "\n    log").replace("\n", "\n    ")
     text = f"class A:{method}"
     other = text.replace("\n", end)
-    found = documented_functions("a.py", text)
-    assert documented_functions("a.py", other) == found and found[0].code.startswith("@decorated\ndef make_thing")
+    found = documented_functions(text)
+    assert documented_functions(other) == found and found[0].code.startswith("@decorated\ndef make_thing")
     first, last = found[0].docstring_lines
     removed = "".join(python_lines(other)[first - 1 : last])
     assert removed in other and removed.count(end) == 4
-
-
-def test_the_choice_depends_on_the_seed_alone(sources: Path) -> None:
-    first, again, other = (docstring_task(sources, queries=8, seed=seed).task for seed in (1, 1, 2))
-    assert first == again
-    assert first.queries != other.queries
-
-
-def test_fewer_functions_to_find_are_the_same_queries(sources: Path) -> None:
-    whole, few, least = (docstring_task(sources, queries=5, functions=n, seed=1) for n in (None, 9, 1))
-    assert few.task.queries == least.task.queries == whole.task.queries and few.sources == whole.sources
-    assert len(few.task.corpus) == 9 and len(least.task.corpus) == 5 < len(whole.task.corpus)
-    assert few.task.corpus.items() <= whole.task.corpus.items()
-    assert set(least.task.corpus) == set(least.task.queries)
-
-
-def test_what_has_no_single_answer_or_is_not_code_is_left_out(sources: Path) -> None:
-    twice = FUNCTION.format(name="twin", number=1)
-    (sources / "twins.py").write_text(twice + twice.replace("make_twin", "make_other"))
-    (sources / "broken.py").write_text("def f(:\n")
-    (sources / "latin.py").write_bytes(b"# caf\xe9\n")
-    (sources / "short.py").write_text('def f():\n    """Does what it does very well."""\n    return 1\n')
-    hidden = sources / ".venv" / "site-packages"
-    hidden.mkdir(parents=True)
-    (hidden / "x.py").write_text(FUNCTION.format(name="hidden", number=1))
-    task = docstring_task(sources).task
-    assert len(task.corpus) == 30
-    assert len(task.queries) == 15
-
-
-def test_too_little_code_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(FUNCTION.format(name="one", number=1))
-    with pytest.raises(UserError, match="only 1 functions with a unique docstring"):
-        docstring_task(tmp_path)
-
-
-def test_a_task_survives_its_beir_folder(sources: Path, tmp_path: Path) -> None:
-    task = docstring_task(sources, queries=5).task
-    read = read_beir(write_beir(task, tmp_path / "task"))
-    assert (read.corpus, read.queries, read.qrels) == (task.corpus, task.queries, task.qrels)
 
 
 def test_functions_are_found_wherever_a_statement_may_stand() -> None:

@@ -440,7 +440,7 @@ def test_questions_and_comments_are_not_counted_in_spaces() -> None:
     code = f"// {comment}\nfunction sum(a, b) {{\n  const c = a + b;\n  return c;\n}}\n"
     assert [function.query for function in commented_functions(code)] == [comment]
     code = f'def add(a, b):\n    """{comment}"""\n    c = a + b\n    log(c)\n    return c\n'
-    assert [function.query for function in documented_functions("a.py", code)] == [comment]
+    assert [function.query for function in documented_functions(code)] == [comment]
 
 
 @pytest.mark.parametrize(

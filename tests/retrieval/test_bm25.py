@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from revela_hub.data.sources.beir import read_beir
+from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.errors import UserError
-from revela_hub.evaluation import docstring_task, evaluate_bm25
+from revela_hub.evaluation import evaluate_bm25
+from revela_hub.evaluation.docstrings import documented_functions
 from revela_hub.retrieval import ANSERINI, BM25, BM25Settings
 from revela_hub.retrieval.bm25 import bm25_settings
 
@@ -222,7 +223,11 @@ def test_identifiers_are_also_indexed_by_their_parts(tmp_path: Path) -> None:
 
 
 def test_split_identifiers_help_on_code() -> None:
-    task = docstring_task(str(Path(json.__file__).parents[1] / "email"), queries=100, seed=0).task
+    files = sorted((Path(json.__file__).parents[1] / "email").rglob("*.py"))
+    found = {f.query: f.code for file in files for f in documented_functions(file.read_text(encoding="utf-8"))}
+    queries = {str(number): query for number, query in enumerate(found)}
+    corpus = {id_: found[query] for id_, query in queries.items()}
+    task = RetrievalTask(corpus, queries, {id_: {id_: 1} for id_ in queries}, "docstrings")
     split = evaluate_bm25(task, BM25Settings(split_identifiers=True)).ndcg_at_10
     assert split > evaluate_bm25(task).ndcg_at_10 + 0.05
 
