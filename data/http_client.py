@@ -22,11 +22,7 @@ ResultT = TypeVar("ResultT")
 
 
 def server_url(url: str) -> SplitResult:
-    """Return the parts of the URL of a server.
-
-    Raises:
-        UserError: It is not a URL, or it contains a password.
-    """
+    """Return the parts of the URL of a server."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -108,11 +104,7 @@ class Connection:
         return re.sub(r"(\w+://)[^\s/@]+@", r"\1", text)[:300]
 
     def failure(self, error: "APIStatusError", where: str) -> str:
-        """Return the message for an HTTP error.
-
-        Raises:
-            UserError: The server rejects the key, or requires one.
-        """
+        """Return the message for an HTTP error."""
         said = self.shown(server_message(error))
         message = f"{where}: HTTP {error.status_code}{f' ({said})' if said else ''}"
         if error.status_code in (401, 403):

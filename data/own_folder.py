@@ -60,9 +60,6 @@ def check_free(folder: Path, option: str) -> None:
     Args:
         folder: The folder, which may be missing.
         option: The command-line option that sets it, for the message.
-
-    Raises:
-        UserError: It is a file, or an unmarked folder with files.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{option} {folder} is a file, not a folder: choose another folder with {option}")
@@ -90,11 +87,7 @@ def claim(folder: Path, option: str) -> Path:
 
 
 def check_apart(sources: Iterable[Source], output: Path, option: str = "--output_dir") -> None:
-    """Check that the output is not inside the data, where the next run would read it.
-
-    Raises:
-        UserError: The output is inside one of the sources.
-    """
+    """Check that the output is not inside the data, where the next run would read it."""
     for source in sources:
         folder = local_path(source.path)
         if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):

@@ -100,11 +100,7 @@ def _milliseconds(ranker: Any, queries_QD: np.ndarray) -> float:
 
 
 def sizes_of(dims: Sequence[int], precisions: Sequence[str]) -> list[VectorSize]:
-    """Return every combination, the largest first; without values all components and float32.
-
-    Raises:
-        UserError: A value occurs twice, or is not a precision.
-    """
+    """Return every combination, the largest first; without values all components and float32."""
     for name, values in (("dims", dims), ("precision", precisions)):
         if repeated := [value for place, value in enumerate(values) if value in values[:place]]:
             raise UserError(f"--{name} contains {repeated[0]} twice")

@@ -80,11 +80,7 @@ PRESETS = {"bm25s": BM25Settings(), "anserini": ANSERINI}
 
 
 def bm25_settings(preset: str = "bm25s", **values: Any) -> BM25Settings:
-    """Return a preset with those of the values replaced that are not None.
-
-    Raises:
-        UserError: The preset is unknown, or a value is out of range.
-    """
+    """Return a preset with those of the values replaced that are not None."""
     if preset not in PRESETS:
         raise UserError(f"unknown BM25 preset {preset!r}; the presets are {', '.join(PRESETS)}")
     return replace(PRESETS[preset], **{name: value for name, value in values.items() if value is not None})

@@ -54,11 +54,7 @@ class Canary:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> "Canary":
-        """Read the canary of an index, by the name that `write` returned.
-
-        Raises:
-            UserError: The file is missing or was changed.
-        """
+        """Read the canary of an index, by the name that `write` returned."""
         path = _path(folder, name)
         try:
             content = path.read_bytes()
@@ -86,9 +82,6 @@ class Canary:
 
         This is the cosine; if the model compares by dot product, times the ratio of the lengths. `truncate_dim` is the number of
         components that the index keeps (None: all).
-
-        Raises:
-            UserError: The vectors have another dimension now.
         """
         then_ND = np.array(self.vectors, dtype=np.float64)
         now_ND = encode_texts(encoder, self.texts, "document", batch_size=SIZE, prompt=prompt)[:, :truncate_dim]

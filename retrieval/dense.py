@@ -249,11 +249,7 @@ def open_index(
 
 
 def milvus_uri(options: IndexOptions, folder: Path | None) -> str:
-    """Return the server of an index in Milvus, or the local file in its folder.
-
-    Raises:
-        UserError: There is neither.
-    """
+    """Return the server of an index in Milvus, or the local file in its folder."""
     uri = options.milvus_uri or (folder and str(folder / "milvus.db"))
     if not uri:
         raise UserError("a Milvus index needs the URI of a server, or a folder for its local file")

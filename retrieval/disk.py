@@ -43,11 +43,7 @@ def default_cache_folder(name: str) -> Path:
 
 
 def make_folder(folder: Path, option: str = "--cache_dir") -> Path:
-    """Creates a folder, and removes temporary files of killed processes from it.
-
-    Raises:
-        UserError: It cannot be created.
-    """
+    """Creates a folder, and removes temporary files of killed processes from it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.glob("*.tmp")):  # only those of `whole_file`: others may be the user's
@@ -60,32 +56,20 @@ def make_folder(folder: Path, option: str = "--cache_dir") -> Path:
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Check before long work whether `claim_folder` will accept a folder; leaves nothing on the disk.
-
-    Raises:
-        UserError: As `claim_folder`.
-    """
+    """Check before long work whether `claim_folder` will accept a folder; leaves nothing on the disk."""
     check_free(folder, option)
     try_folder(folder, option)
 
 
 def claim_folder(folder: Path, option: str = "--cache_dir") -> Path:
-    """`make_folder` for an index or a cache: marks the folder as ours; never takes one that holds the user's files.
-
-    Raises:
-        UserError: It holds other files, or cannot be created.
-    """
+    """`make_folder` for an index or a cache: marks the folder as ours; never takes one that holds the user's files."""
     with writing(folder, option):
         claim(folder, option)
     return make_folder(folder, option)
 
 
 def try_folder(folder: Path, option: str) -> None:
-    """Check that a folder can be created or written to, so that a missing permission is reported before the work.
-
-    Raises:
-        UserError: It cannot.
-    """
+    """Check that a folder can be created or written to, so that a missing permission is reported before the work."""
     with writing(folder, option):
         place = next(path for path in (folder, *folder.parents) if path.exists())
         # Another name: the folder may be that of another process, which starts to write to it.
@@ -130,11 +114,7 @@ def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, option: str = "--cache_dir") -> None:
-    """Write a text file as a whole: an interrupted call leaves the earlier file.
-
-    Raises:
-        UserError: The disk is full, or the folder cannot be written to.
-    """
+    """Write a text file as a whole: an interrupted call leaves the earlier file."""
     with whole_file(path, option) as stream:
         stream.write(text.encode())
 
@@ -201,11 +181,7 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def writing(folder: Path, option: str = "--cache_dir") -> Iterator[None]:
-    """Turns every OSError of a block that only writes into a `UserError` about the folder.
-
-    Raises:
-        UserError: The disk is full, or the folder cannot be written to.
-    """
+    """Turns every OSError of a block that only writes into a `UserError` about the folder."""
     try:
         yield
     except OSError as error:

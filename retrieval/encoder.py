@@ -173,9 +173,6 @@ def similarity_of(encoder: Any, name: str = "the encoder") -> str:
     """Return how an encoder's vectors are compared, "cosine" or "dot": its `similarity_fn_name`.
 
     The default for an encoder without that attribute is cosine, as in sentence-transformers.
-
-    Raises:
-        UserError: It is a distance, which search, evaluation and training here do not support.
     """
     found = getattr(encoder, "similarity_fn_name", None) or "cosine"
     similarity = str(getattr(found, "value", found))  # sentence-transformers' enumeration, or a string
@@ -203,11 +200,7 @@ def _exported_in(folder: Path) -> list[Path]:
 
 
 def model_place(name: str) -> str:
-    """Return the path of a sentence-transformers folder, or the full Hub id.
-
-    Raises:
-        UserError: It is a folder of another kind, or a path that does not exist.
-    """
+    """Return the path of a sentence-transformers folder, or the full Hub id."""
     name = model_in(name)
     path = local_path(name)
     refuse_other_kind(name, sparse=True)
@@ -241,11 +234,7 @@ def _load(
 def open_model(
     kind: Any, place: str, name: str, *, device: str | None, trust_remote_code: bool, what: str = "model"
 ) -> Any:
-    """Return a model of sentence-transformers, of the class `kind`.
-
-    Raises:
-        UserError: It cannot be read, has an invalid length, or requires remote code that was not allowed.
-    """
+    """Return a model of sentence-transformers, of the class `kind`."""
     try:
         model = encoder(kind, place, device=device, trust_remote_code=trust_remote_code)
     except (UserError, MemoryError):

@@ -138,11 +138,7 @@ class Hybrid:
 
 
 def part_weights(weights: Sequence[float] | None, parts: int, fusion: str) -> list[float]:
-    """Return the weights of a hybrid's parts.
-
-    Raises:
-        UserError: An unknown fusion; not one weight per part, or weights so large or small that scores overflow or vanish.
-    """
+    """Return the weights of a hybrid's parts."""
     if fusion not in get_args(Fusion):
         raise UserError(f"the fusion must be one of {', '.join(get_args(Fusion))}, not {fusion!r}")
     if weights is None:

@@ -71,11 +71,7 @@ class MilvusIndex:
         return self.fields.bm25 if self.fields is not None else None
 
     def where(self, expression: str) -> "MilvusIndex":
-        """Return this index, restricted to the passages whose metadata match an expression of Milvus.
-
-        Raises:
-            UserError: The expression is malformed, or names an unknown field.
-        """
+        """Return this index, restricted to the passages whose metadata match an expression of Milvus."""
         from pymilvus.exceptions import MilvusException
 
         names = self.fields.metadata if self.fields is not None else {}
@@ -199,11 +195,7 @@ def drop_collection(uri: str, name: str) -> None:
 
 
 def check_connection(uri: str) -> None:
-    """Check before long work that Milvus answers.
-
-    Raises:
-        UserError: As `MilvusIndex`.
-    """
+    """Check before long work that Milvus answers."""
     require("pymilvus")
     _call(uri, lambda: _client(uri).close())
 

@@ -27,11 +27,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
 def metadata_fields(passages: Passages) -> dict[str, str]:
-    """Return the names and Milvus types of the metadata of passages.
-
-    Raises:
-        UserError: A name is not allowed in Milvus, or as `metadata_types`.
-    """
+    """Return the names and Milvus types of the metadata of passages."""
     kinds = metadata_types(passages)
     for name in kinds:
         if not _NAME.fullmatch(name) or name in (ID, VECTOR, BM25_WEIGHTS):
@@ -79,11 +75,7 @@ class MilvusFields:
             indexes.add_index(BM25_WEIGHTS, index_type="SPARSE_INVERTED_INDEX", metric_type="IP")
 
     def read(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """Return the fields of the passages from `start` up to, but not including, `stop`.
-
-        Raises:
-            UserError: As `check`.
-        """
+        """Return the fields of the passages from `start` up to, but not including, `stop`."""
         stop = min(stop, len(self.passages))
         rows = self._values(start, stop)
         if self.bm25 is not None:
@@ -136,11 +128,7 @@ class MilvusFields:
 def milvus_fields(
     passages: Passages, metadata: Mapping[str, str], options: IndexOptions, folder: Path
 ) -> MilvusFields | None:
-    """Return the fields of an index in a folder; None if it has vectors only.
-
-    Raises:
-        UserError: The partition key is not one of the metadata, or neither text nor a whole number.
-    """
+    """Return the fields of an index in a folder; None if it has vectors only."""
     key = options.milvus_partition_key
     if key is not None and metadata.get(key) not in ("varchar", "int64"):
         reason = f"its values are {metadata[key]}" if key in metadata else "--metadata_columns does not name it"

@@ -84,11 +84,7 @@ class ModelSettings:
         return self.prompts["query" if kind == "query" else "document"]
 
     def inputs(self, texts: list[str], kind: str, prompt: str | None = None) -> list[str]:
-        """Return what a server has to encode: prompt and text, cut to the maximum length.
-
-        Raises:
-            UserError: The folder does not pool the tokens of the prompt; servers do.
-        """
+        """Return what a server has to encode: prompt and text, cut to the maximum length."""
         prompt = self.prompt(kind) if prompt is None else prompt
         if prompt and not self.include_prompt:
             raise UserError(

@@ -63,11 +63,7 @@ def write_groups(
 
 
 def check_parquet_folder(folder: Path, metadata_columns: Iterable[str], num_shards: int) -> None:
-    """Check before long work whether `write_passages_as_parquet` can write passages with this metadata to a folder.
-
-    Raises:
-        UserError: The folder holds files of another number of shards; metadata has the name of another column.
-    """
+    """Check before long work whether `write_passages_as_parquet` can write passages with this metadata to a folder."""
     for file in sorted(folder.glob("*.parquet")):
         found = _SHARD.fullmatch(file.name)
         if found is None or int(found[2]) != num_shards:
@@ -84,11 +80,7 @@ def check_parquet_folder(folder: Path, metadata_columns: Iterable[str], num_shar
 
 
 def check_other_shards(folder: Path, source: str, shard: int, num_shards: int) -> None:
-    """Check before long work that the files of the other shards have the same source as `write_passages_as_parquet` gets.
-
-    Raises:
-        UserError: A file has another source.
-    """
+    """Check before long work that the files of the other shards have the same source as `write_passages_as_parquet` gets."""
     for file in sorted(folder.glob("*.parquet")):
         other = int(_SHARD.fullmatch(file.name)[1])  # type: ignore[index]  # after `check_parquet_folder`
         if other != shard and (pq.read_schema(file).metadata or {}).get(_SOURCE) != source.encode():

@@ -103,11 +103,7 @@ class Passages:
 
 
 def metadata_types(passages: Passages) -> dict[str, str]:
-    """Return the names and types of the metadata of passages, as Milvus names them: bool, int64, double or varchar.
-
-    Raises:
-        UserError: A column has values of several types, or no value at all.
-    """
+    """Return the names and types of the metadata of passages, as Milvus names them: bool, int64, double or varchar."""
     kinds: dict[str, set[str]] = {}
     texts = passages.texts
     for line in range(len(texts.rows_L)) if "metadata" in texts.columns else ():

@@ -80,11 +80,7 @@ class Reranker:
 
     @varying_shapes()
     def scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
-        """Return the scores (P,) of pairs of a query and a passage, as the model's own activation gives them.
-
-        Raises:
-            UserError: A score is NaN or infinite.
-        """
+        """Return the scores (P,) of pairs of a query and a passage, as the model's own activation gives them."""
         pairs = [(without_surrogates(query), without_surrogates(passage)) for query, passage in pairs]
         if not pairs:
             return np.empty(0, dtype=np.float32)
@@ -156,9 +152,6 @@ def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | 
     """Return a retriever as a `MultiVectorEncoder` of its unit token vectors, which shares its weights.
 
     Prompts other than None replace the retriever's. Their tokens are compared if the retriever's pooling includes them.
-
-    Raises:
-        UserError: It has no token vectors in context, or the vectors come from a server.
     """
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.base.modules import Normalize

@@ -58,9 +58,6 @@ def pack_terms(weights: Any, most: int) -> NDArray[np.float32]:
     Args:
         weights: A sparse or dense tensor (N, V), as returned by a SparseEncoder.
         most: M, or V if that is smaller.
-
-    Raises:
-        UserError: A weight is not finite or is negative, so the model does not produce term weights.
     """
     weights_NV = as_terms(weights)
     most = min(most, weights_NV.shape[1])
@@ -87,11 +84,7 @@ def unpack_terms(packed: NDArray[np.float32], size: int) -> Any:
 
 
 def as_terms(weights: Any) -> Any:
-    """Convert a tensor (N, V) of a SparseEncoder to a sparse matrix.
-
-    Raises:
-        UserError: A weight is not finite or is negative.
-    """
+    """Convert a tensor (N, V) of a SparseEncoder to a sparse matrix."""
     if weights.is_sparse:
         coalesced = weights.cpu().coalesce()
         matrix = sparse.coo_array(

@@ -380,11 +380,7 @@ def _delete_replaced(folder: Path, earlier: IndexMetadata, metadata: IndexMetada
 
 
 def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> RankerSettings:
-    """Return the settings with the options and the prompt that an index was built with.
-
-    Raises:
-        UserError: The settings ask for something else than the index has.
-    """
+    """Return the settings with the options and the prompt that an index was built with."""
     asked, built = settings.index, metadata.options
     for name, value, default, found in (
         ("truncate_dim", asked.truncate_dim, None, built.truncate_dim),
@@ -404,11 +400,7 @@ def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> Ra
 
 
 def read_metadata(folder: str | Path) -> IndexMetadata:
-    """Read the metadata of an index.
-
-    Raises:
-        UserError: There is no index, or its `index.json` is damaged.
-    """
+    """Read the metadata of an index."""
     path = local_path(folder) / METADATA
     if not path.is_file():
         raise UserError(f"{folder} is not an index ({METADATA} is missing): build one with revela-hub index")

@@ -217,11 +217,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
 
 
 def truncated_dimension(dimension: int, truncate_dim: int | None) -> int:
-    """Return the dimension of truncated vectors.
-
-    Raises:
-        UserError: The vectors have fewer components.
-    """
+    """Return the dimension of truncated vectors."""
     if truncate_dim is not None and dimension and truncate_dim > dimension:
         raise UserError(
             f"the model's vectors have {dimension} dimensions, fewer than the {truncate_dim} requested: lower the number"

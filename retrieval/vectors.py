@@ -140,11 +140,7 @@ class VectorStore:
         encode: "Encode",
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """Encodes the texts with these numbers, and writes their vectors as one shard.
-
-        Raises:
-            UserError: As `fill`.
-        """
+        """Encodes the texts with these numbers, and writes their vectors as one shard."""
         self._write(texts.digests_N2[rows], encode(texts.read(rows.tolist()), progress))
 
     def vectors(self, texts: TextSource, *, normalize: bool = False, truncate_dim: int | None = None) -> Vectors:

@@ -176,11 +176,7 @@ def _in_stage(described: MixtureFile, stage: int | None) -> tuple[Task, ...]:
 
 
 def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_strategy: str) -> list[int]:
-    """Return how many rows each task contributes; see the top of this file.
-
-    Raises:
-        UserError: Only some of the tasks have a weight.
-    """
+    """Return how many rows each task contributes; see the top of this file."""
     weights = [task.weight for task in tasks if task.weight is not None]
     if not weights:
         return list(available)

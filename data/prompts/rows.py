@@ -37,11 +37,7 @@ def templates() -> dict[str, Any]:
 
 
 def render(task: str, where: str = "", **parts: str) -> str:
-    """Fill in the template of a task.
-
-    Raises:
-        UserError: The task is unknown, or a field of its template is missing.
-    """
+    """Fill in the template of a task."""
     known = {name: text for name, text in templates().items() if isinstance(text, str)}
     if task not in known:
         raise UserError(f"{where}: unknown task {task!r}; the tasks are {', '.join(known)}")

@@ -217,11 +217,7 @@ def _document(row: Row, text: str, source: Source) -> Document:
 
 
 def _metadata(row: Row, names: Sequence[str]) -> str:
-    """Return the values of columns as JSON; a column that the row does not have counts as null.
-
-    Raises:
-        UserError: A value is not text, a number, a truth value, a date or null.
-    """
+    """Return the values of columns as JSON; a column that the row does not have counts as null."""
     values = {name: row.columns.get(name) for name in names}
     for name, value in values.items():
         if isinstance(value, date):  # also a datetime: sorted as text, these are sorted by time
@@ -237,11 +233,7 @@ def _metadata(row: Row, names: Sequence[str]) -> str:
 
 
 def read_held_out(path: str | Path) -> dict[str, list[str]]:
-    """Return the texts to remove by document id, from a file of JSON lines with `document` and `text` or its folder.
-
-    Raises:
-        UserError: The file does not exist, or a line has other fields.
-    """
+    """Return the texts to remove by document id, from a file of JSON lines with `document` and `text` or its folder."""
     file = local_path(path)
     file = file / HELD_OUT if file.is_dir() else file
     if not file.is_file():

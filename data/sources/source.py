@@ -190,11 +190,7 @@ def _with_dataset_parts(source: Source) -> Source:
 
 
 def parse_sources(sources: SourceLike | Iterable[SourceLike], **defaults: Any) -> list[Source]:
-    """Parse a list of sources; see `parse_source`.
-
-    Raises:
-        UserError: The list is empty, or one of the sources is invalid.
-    """
+    """Parse a list of sources; see `parse_source`."""
     if isinstance(sources, str | PathLike | Mapping | Source):
         sources = [sources]
     parsed = [parse_source(source, **defaults) for source in sources]

@@ -128,11 +128,7 @@ class LocalModel:
         self.recorded = self._sampling.recorded() | {"weights": _fingerprint(model)}
 
     def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
-        """Yield each request with its reply, in order, batch by batch.
-
-        Raises:
-            UserError: The device runs out of memory, or the model's logits overflow.
-        """
+        """Yield each request with its reply, in order, batch by batch."""
         source = iter(requests)
         more = True
         while more:

@@ -13,11 +13,7 @@ CODES = frozenset(
 
 
 def check_language(code: str) -> str:
-    """Return a valid language code.
-
-    Raises:
-        UserError: It is neither an ISO 639-1 code nor three lower-case letters (ISO 639-3).
-    """
+    """Return a valid language code."""
     if code in CODES or (len(code) == 3 and code.isascii() and code.isalpha() and code.islower()):
         return code
     near = code[:2].lower()

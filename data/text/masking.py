@@ -56,11 +56,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
-        """Return the properties of a tokenizer.
-
-        Raises:
-            UserError: It is not the tokenizer of a masked language model.
-        """
+        """Return the properties of a tokenizer."""
         name = tokenizer.name_or_path or type(tokenizer).__name__
         if tokenizer.mask_token_id is None:
             raise UserError(f"the tokenizer of {name} has no mask token; use an encoder trained as a masked LM")

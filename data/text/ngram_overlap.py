@@ -77,9 +77,6 @@ class ExcludedTexts:
     Args:
         n: Number of consecutive words that count as an overlap.
 
-    Raises:
-        UserError: n is below 2.
-
     >>> excluded = ExcludedTexts(n=6)
     >>> excluded.add("science", ["Zinc shortens the common cold by about a day.", "Does vitamin C prevent colds?"])
     2
@@ -183,9 +180,6 @@ class NearDuplicates:
 
     Args:
         threshold: Similarity from which texts count as duplicates, above 0 and at most 1.
-
-    Raises:
-        UserError: The threshold is out of range.
 
     >>> seen = NearDuplicates(0.7)
     >>> seen.add("Rivers carry sediment from the mountains down to the sea, where it settles.")

@@ -53,9 +53,6 @@ class ExtractiveQueries:
     Args:
         queries: Maximum number of queries per passage.
         words: Maximum number of words in a query.
-
-    Raises:
-        UserError: A number is less than 1.
     """
 
     def __init__(self, queries: int = 1, words: int = 8) -> None:
@@ -180,9 +177,6 @@ class LanguageModelQueries:
         name: The model's name: its Hub id, folder or GGUF file, or its name at an endpoint.
         queries: Queries per passage.
         seed: The sampling seed.
-
-    Raises:
-        UserError: `queries` is less than 1.
     """
 
     def __init__(self, backend: Backend, name: str, queries: int = 1, *, seed: int = 0) -> None:
@@ -196,11 +190,7 @@ class LanguageModelQueries:
         return f"{self.description} from {_content(self.name)}"
 
     def __call__(self, passages: Sequence[str]) -> list[list[str]]:
-        """Return the queries of each passage, each the first line of a reply.
-
-        Raises:
-            UserError: Every reply ends before the model has finished thinking.
-        """
+        """Return the queries of each passage, each the first line of a reply."""
         requests = (
             Request(PROMPT.format(passage=passage), self.seed + self.queries * number + again)
             for number, passage in enumerate(passages)

@@ -84,9 +84,6 @@ class QueryOverlap:
 def query_overlap(queries: Mapping[str, str], documents: Iterable[Document], n: int = 13) -> QueryOverlap:
     """Find the queries that documents contain, exactly or by an n-gram.
 
-    Raises:
-        UserError: n is below 2.
-
     >>> text = [
     ...     Document("d1", "They ask: does vitamin C prevent colds in winter?", None, "text"),
     ...     Document("d2", "zinc", None, "text"),
