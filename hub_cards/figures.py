@@ -5,12 +5,7 @@ from pathlib import Path
 
 
 def training_curve(log_history: Sequence[dict[str, float]], path: Path) -> bool:
-    """Draw the training loss over the steps; return False if there are too few points.
-
-    Args:
-        log_history: the entries in `trainer_state.json`.
-        path: PNG file to write.
-    """
+    """Draw the training loss over the steps of `trainer_state.json` into a PNG; return False if there are too few points."""
     points = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry and "step" in entry]
     if len(points) < 2:
         return False

@@ -49,14 +49,7 @@ class Fit:
 
 
 class Hypotheses:
-    """Recomputes the vectors of a few texts under each mistake.
-
-    Args:
-        model: The folder's SentenceTransformer, in float32.
-        prompt: The prompt that was sent before each text.
-        texts: The texts.
-        prompts: All prompts of the folder, by name.
-    """
+    """Recomputes the vectors of a few texts, each sent after a prompt, under each mistake, with the folder's model in float32."""
 
     def __init__(self, model: Any, prompt: str, texts: list[str], prompts: Mapping[str, str]) -> None:
         self.model, self.texts, self.prompt = model, texts, prompt

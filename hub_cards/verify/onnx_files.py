@@ -24,11 +24,7 @@ _LEAST_COSINE = 0.8
 class OnnxModel:
     """An ONNX file with its tokenizer.
 
-    Args:
-        file: the ONNX file.
-        tokenizer: tokenizer of the model.
-        max_length: maximum length in tokens.
-        modules: the modules of sentence-transformers after the first, for files without the output `sentence_embedding`.
+    `modules` are those of sentence-transformers after the first, for files without the output `sentence_embedding`.
     """
 
     def __init__(self, file: Path, tokenizer: Any, max_length: int, modules: Sequence[Any] = ()) -> None:

@@ -19,15 +19,9 @@ from revela_hub.trainers.common.sharding import reshard
 
 
 class EncoderInTraining:
-    """Wraps a retriever in training as an `Encoder`.
+    """Wraps a retriever in training as an `Encoder`; its mode is restored after encoding.
 
-    Args:
-        model: model in training; its mode is restored after encoding.
-        embed: `(input_ids, attention_mask) -> (N, d)`.
-        tokenizer: tokenizer of the retriever.
-        prompts: prompts for `query` and `document`.
-        max_length: maximum number of tokens, as in the exported model.
-        similarity: how vectors are compared, "cosine" or "dot".
+    `embed` is `(input_ids, attention_mask) -> (N, d)`. The other settings are those of the exported model.
     """
 
     def __init__(

@@ -178,8 +178,7 @@ class Adaptation:
     def baselines(self, *, code: bool = False) -> None:
         """Rank with BM25 and the base retriever, and fit the weight of their hybrid; then that of late interaction.
 
-        Args:
-            code: whether the text has code: then BM25 with split identifiers is tried, too, and used below if it is better.
+        If the text has code, BM25 with split identifiers is tried, too, and used below if it is better.
         """
         self.systems = [self._system(UNTRAINED[0], BASE, self.inputs.retriever, 0.0)]
         if code:
@@ -327,10 +326,7 @@ class Adaptation:
 def training_length(longest: int, seconds: float, each: float) -> int:
     """Return the number of tokens to which training texts are cut, so that a slow machine takes about `STEPS` steps.
 
-    Args:
-        longest: the retriever's maximum.
-        seconds: time of the training.
-        each: seconds to encode a passage.
+    `longest` is the retriever's maximum, and `each` the seconds to encode a passage.
     """
     steps = seconds / (PASSES * each * candidates.PAIRS["per_device_train_batch_size"])
     return min(longest, max(SHORTEST, int(longest * steps / STEPS)))

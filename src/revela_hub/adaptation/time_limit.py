@@ -16,12 +16,7 @@ PARTS = 3
 
 
 class TimeLimit(TrainerCallback):
-    """Stops after a number of seconds of training; a resumed run continues to count.
-
-    Args:
-        folder: output folder of the run.
-        seconds: time limit, without evaluations.
-    """
+    """Stops after a number of seconds of training, without evaluations; a resumed run continues to count."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.file, self.limit = folder / FILE, seconds

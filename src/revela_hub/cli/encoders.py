@@ -20,13 +20,7 @@ def load_dense(
 ) -> Any:  # noqa: ANN401 (an `Encoder` with its device)
     """Return the encoder of a model; its `similarity_fn_name` names the similarity of its vectors.
 
-    Args:
-        model: Folder or Hub id of a sentence-transformers model, or of a model whose method has a separate encoder.
-        device: Device to load it on (default: the fastest one).
-        trust_remote_code: Allow a sentence-transformers model to run its own code.
-        max_seq_length: Maximum number of tokens per text.
-        prompt: Prompt that replaces the model's own.
-        server: Server that computes the vectors; the model's weights are not loaded then.
+    `prompt` replaces the model's own. With a server, which computes the vectors, the model's weights are not loaded.
 
     Raises:
         UserError: The model cannot be loaded, uses a distance as its similarity, or does not support an option.

@@ -53,11 +53,7 @@ class EngineOptions:
         return RayCluster(self.address, self.num_actors)
 
     def ray_engine(self, load: Callable[[], Any]) -> "RayEngine | None":
-        """Return the engine that encodes on the cluster of --engine ray; None for local.
-
-        Args:
-            load: Loads the encoder in an actor.
-        """
+        """Return the engine that loads the encoder on the cluster of --engine ray; None for local."""
         from revela_hub.retrieval.ray_engine import RayEngine
 
         cluster = self.ray_cluster()

@@ -71,12 +71,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def exit_status(action: Callable[[], None], options: Container[str], *, trace: bool) -> int:
-    """Run a command, report errors on standard error, and return the exit status.
+    """Run a command, report errors on standard error (with `trace`, with a traceback), and return the exit status.
 
-    Args:
-        action: The command.
-        options: The names of its options; error messages recommend no others.
-        trace: Also print the traceback of an error.
+    Error messages recommend only these options.
     """
     try:
         action()

@@ -30,11 +30,9 @@ sys.exit(child())
 
 
 def run_in_processes(module: str, parts: Sequence[Any]) -> None:
-    """Run a command once for each of `parts`, concurrently, and wait for all of them.
+    """Run a command once for each of `parts`, its arguments, concurrently, and wait for all of them.
 
-    Args:
-        module: The full name of the command's module, with `Arguments` and `run`.
-        parts: The arguments of each process; their fields are plain values or paths.
+    The fields of the arguments are plain values or paths.
 
     Raises:
         UserError: A process failed and printed its message on standard error; the others were left to finish.

@@ -138,14 +138,9 @@ class Models(NamedTuple):
 
 
 def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank: bool = True) -> Models:
-    """Load the models that a mode needs.
+    """Load the models that a mode needs (default: dense, or bm25 if that is the model), with `rerank` also the reranker, if any.
 
-    Args:
-        options: The options.
-        model: A folder, a Hub id, or "bm25". In an output folder of adapt, the fitted weights and BM25 settings are used where the
-            options give none.
-        mode: "dense", "sparse", "bm25" or "hybrid" (default: dense, or bm25 if that is the model).
-        rerank: Whether to return the reranker that the options or adapt ask for.
+    In an output folder of adapt, the fitted weights and BM25 settings are used where the options give none.
     """
     from revela_hub.retrieval import RankerSettings
     from revela_hub.retrieval.bm25 import BM25Settings, bm25_settings

@@ -37,13 +37,7 @@ class Seen:
 
 
 def stream(answerer: Any, question: str, max_new_tokens: int = 64) -> Iterator[tuple[str, list[Passage]]]:
-    """Yield the growing answer to a question, with the passages that the model reads.
-
-    Args:
-        answerer: The model with its index (`Method.answerer`).
-        question: The question.
-        max_new_tokens: Maximum number of tokens of the answer.
-    """
+    """Yield the growing answer of a `Method.answerer` to a question, with the passages that it reads."""
     one = copy.copy(answerer)
     one.collection = seen = Seen(answerer.collection)
     streamer = TextIteratorStreamer(one.tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -28,15 +28,9 @@ def snippets(
     bm25: BM25Settings | None = None,
     remote_code: bool = False,
 ) -> list[Snippet]:
-    """Return code that embeds a query and a passage.
+    """Return code that embeds a query and a passage, and a search with these weights of BM25 and of late interaction.
 
-    Args:
-        name: Hub id of the model, or the name of its folder.
-        prompts: Prompts of the model by name, as sentence-transformers has them; empty ones are ignored.
-        weight: Weight of BM25 in the hybrid.
-        token_weight: Weight of late interaction; 0 without it.
-        bm25: Settings of BM25; None for the default ones.
-        remote_code: Whether the model requires its own code, which servers do not run.
+    There is no code for servers if the model has remote code, which they do not run.
     """
     trust = ", trust_remote_code=True" if remote_code else ""
     python = f"""from sentence_transformers import SentenceTransformer

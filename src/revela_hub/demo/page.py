@@ -61,12 +61,7 @@ def search_page(
 ) -> "Blocks":
     """Return the page that compares systems.
 
-    Args:
-        shown: Description of the model.
-        collection: The texts to search at first.
-        index: Indexes other documents in a folder.
-        weight: Weight of BM25 in the hybrid at first.
-        top_k: Number of results per column at first.
+    It begins with the collection, the weight of BM25 and the number of results; `index` indexes other documents in a folder.
     """
     gr = _gradio()
     most = max(MOST_RESULTS, top_k)
@@ -122,12 +117,7 @@ def search_page(
 
 
 def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[tuple[str, str, float]]]]]) -> "Blocks":
-    """Return the page of a model that retrieves passages and answers.
-
-    Args:
-        shown: Description of the model.
-        answer: Yields the growing answer to a question, with the passages (text, source, score) that the model reads.
-    """
+    """Return the page of a model that answers: `answer` yields the growing text with the passages (text, source, score) read."""
     gr = _gradio()
 
     def ask(question: str) -> Iterator[tuple[str, str]]:

@@ -109,13 +109,7 @@ class Collection:
         return len(self.passages)
 
     def search(self, query: str, weight: float, top_k: int = 5) -> list[Column]:
-        """Return the results of each retriever, of BM25, and of the hybrid of the last retriever and BM25.
-
-        Args:
-            query: The query.
-            weight: Weight of BM25 in the hybrid, from 0 to 1.
-            top_k: Number of results per column.
-        """
+        """Return the results of each retriever, of BM25, and of the hybrid of the last retriever and BM25 with this weight."""
         depth = max(DEPTH, top_k)
         dense, columns = Hits.none(1), []
         base: list[int] | None = None

@@ -41,15 +41,10 @@ def space_files(
     *,
     trust_remote_code: bool = False,
 ) -> dict[str, str]:
-    """Return the files of the Space.
+    """Return the files of the Space, with the report in an output folder of `adapt`.
 
-    Args:
-        repo_id: Id of the model, and of the Space.
-        folder: Output folder of `adapt` or of a training, for its report.
-        corpus: Text to upload and to search (default: the built-in sample).
-        queries: File of example queries.
-        package: Requirement that installs this package in the Space (default: this version).
-        trust_remote_code: Whether the Space runs the model's own code.
+    Without a corpus, it searches the built-in sample. `package` is the requirement that installs this package (default: this
+    version).
     """
     files: dict[str, str] = {}
     options: dict[str, object] = {"model": repo_id}
