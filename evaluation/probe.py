@@ -189,7 +189,7 @@ def build_probe(
 
 def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Document]) -> str:
     """Return the message for a text with too few candidate queries: it has too few, or they occur several times."""
-    message = f"the text has {asked} candidate queries, but a probe needs at least {MIN_QUERIES}: "
+    message = f"the text has {counted(asked, 'candidate query')}, but a probe needs at least {MIN_QUERIES}: "
     candidates = (
         (passage.document, kind, each.removed) for passage in passages for kind, each in passage.candidates.items()
     )

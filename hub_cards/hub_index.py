@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from revela_hub.data.sources.report import counted
 from revela_hub.data.text.chunks import Chunk
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.metadata import check_types
@@ -168,7 +169,7 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
         canary = Canary.read(snapshot, metadata.canary)
     except UserError as error:
         raise _damaged(name, f"canary-{metadata.canary}.json", "it is missing, or has other content") from error
-    note(f"making a local index of the {metadata.passages:,} passages, once, in {claim_folder(folder)}")
+    note(f"making a local index of {counted(metadata.passages, 'passage')}, once, in {claim_folder(folder)}")
     passages = write_passages(_chunks(snapshot, files, name), folder, metadata=_has_metadata(snapshot, files, name))
     if len(passages) != metadata.passages:
         raise _damaged(name, METADATA, f"it names {metadata.passages:,} passages, but there are {len(passages):,}")

@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.hub_index import PREFIX, open_downloaded, read_index, write_files
 from revela_hub.hub_cards.index_card import index_card, is_unchanged
@@ -91,7 +92,7 @@ def push_index(
         card = index_card(metadata, [folder / name for name in written], repo_id)
         (folder / CARD).write_text(card, encoding="utf-8")
         files = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
-        say(f"pushing {sum(file.stat().st_size for file in files.values()):,} bytes in {len(files)} files")
+        say(f"pushing {sum(file.stat().st_size for file in files.values()):,} bytes in {counted(len(files), 'file')}")
         with hub_errors(repo_id, f"nothing was pushed: {_AGAIN} to resume"):
             return _commit(destination, before, files, say)
     finally:

@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, causes, os_error, reason
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly, card_metadata
 from revela_hub.hub_cards.card import CARD_METADATA, OURS, check_card, write_card
@@ -202,8 +203,8 @@ def _contents_faults(folder: Path, found: Contents) -> Iterator[str]:
 
 def _contents_summary(found: Contents) -> str:
     names = ", ".join(sorted(found.skipped)[:3]) + (" ..." if len(found.skipped) > 3 else "")
-    others = f", and {len(found.skipped)} other files: {names}" if found.skipped else ""
-    return f"{len(found.included)} model files{others}"
+    others = f", and {counted(len(found.skipped), 'other file')}: {names}" if found.skipped else ""
+    return f"{counted(len(found.included), 'model file')}{others}"
 
 
 def _checks(assembled: Assembled, folder: Path) -> list[Check]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.http_client import Connection, in_thread, public_url, server_url
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoder import SERVED
 from revela_hub.retrieval.model_settings import ModelSettings
@@ -177,7 +178,7 @@ class EmbeddingServer:
         if not isinstance(rows, list):
             raise UserError(f"{where}: the answer has no list of vectors: check --endpoint and --endpoint_type")
         if len(rows) != count:
-            raise UserError(f"{where}: {len(rows):,} vectors were returned for {count:,} texts")
+            raise UserError(f"{where}: the answer has {counted(len(rows), 'vector')} for {counted(count, 'text')}")
         try:
             vectors_ND = np.asarray(rows, dtype=np.float32)
         except (ValueError, TypeError) as error:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import Canary, spread
@@ -37,7 +38,7 @@ def check_index(folder: str | Path) -> Iterator[IndexCheck]:
     folder = local_path(folder)
     metadata = read_metadata(folder)
     yield IndexCheck(
-        "index", True, f"{metadata.passages:,} passages, {metadata.dimension} dimensions, of {metadata.model}"
+        "index", True, f"{counted(metadata.passages, 'passage')}, {metadata.dimension} dimensions, of {metadata.model}"
     )
     try:
         texts = Texts(folder / f"texts-{metadata.texts}.arrow")
@@ -57,7 +58,8 @@ def _texts(texts: Texts, metadata: IndexMetadata) -> IndexCheck:
         found_R2 = TextList(texts.read(rows)).digests_N2
         wrong += int((found_R2 != texts.digests_N2[start : rows.stop]).any(axis=1).sum())
     if wrong or len(texts) != metadata.passages:
-        found = f"{wrong:,} texts have changed" if wrong else f"{len(texts):,} texts, not {metadata.passages:,}"
+        texts_found = counted(wrong or len(texts), "text")
+        found = f"{texts_found} changed" if wrong else f"{texts_found}, not {metadata.passages:,}"
         return IndexCheck("texts", False, f"{texts.path}: {found}: delete it, and {_AGAIN}")
     return IndexCheck("texts", True, "their hashes match")
 
@@ -71,7 +73,7 @@ def _shards(folder: Path, metadata: IndexMetadata) -> IndexCheck:
         first = damaged[0] if damaged else store
         count = f"{len(damaged):,} of {len(shards):,} shards are damaged, such as" if damaged else "no vectors in"
         return IndexCheck("vectors", False, f"{count} {first}: delete them, and {_AGAIN}")
-    return IndexCheck("vectors", True, f"the checksums of {len(shards):,} shards match")
+    return IndexCheck("vectors", True, f"the checksums of {counted(len(shards), 'shard')} match")
 
 
 def _is_intact(path: Path) -> bool:
@@ -86,7 +88,11 @@ def _places(folder: Path, metadata: IndexMetadata, texts: Texts) -> Iterator[Ind
         store = PassageStore(folder)
         vectors = replace(store.vectors, normalize=False)
         wrong = sum(_misplaced(vectors, texts, start) for start in range(0, len(texts), ROWS))
-        found = "each passage has its vector" if not wrong else f"{wrong:,} passages have vectors of others: {_AGAIN}"
+        found = (
+            "each passage has its vector"
+            if not wrong
+            else f"{counted(wrong, 'passage')} with the vector of another one: {_AGAIN}"
+        )
         yield IndexCheck("places", not wrong, found)
         canary = Canary.read(folder, metadata.canary)
         same = np.array_equal(np.array(canary.vectors, np.float32), vectors.take(spread(len(texts))))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.rows import QRELS_HEADER, json_lines_rows, read_judgements
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
@@ -106,7 +106,9 @@ def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]
     documents = dict(_texts(corpus, wanted))
     if len(documents) < len(wanted):
         logger.warning(
-            "%s: skipped %d judged documents that are not in the corpus", qrels_file, len(wanted) - len(documents)
+            "%s: skipped %s missing from the corpus",
+            qrels_file,
+            counted(len(wanted) - len(documents), "judged document"),
         )
     found = False
     for id_, query in _texts(queries, qrels, with_titles=False):
@@ -215,11 +217,11 @@ def _warn(files: BeirFiles, qrels: dict[str, dict[str, int]], queries: dict[str,
     unknown = [query for query in qrels if query not in queries]
     missing = {document for judged in qrels.values() for document in judged if document not in corpus}
     empty = [[id_ for id_, text in texts.items() if not text.strip()] for texts in (queries, corpus)]
-    for file, ids, what in (
-        (files.qrels, unknown, "judged queries are not in the queries file (skipped)"),
-        (files.qrels, sorted(missing), "judged documents are not in the corpus (counted as not retrieved)"),
-        (files.queries, empty[0], "queries are empty"),
-        (files.corpus, empty[1], "documents are empty"),
+    for file, ids, noun, fault in (
+        (files.qrels, unknown, "judged query", " missing from the queries file (skipped)"),
+        (files.qrels, sorted(missing), "judged document", " missing from the corpus (counted as not retrieved)"),
+        (files.queries, empty[0], "empty query", ""),
+        (files.corpus, empty[1], "empty document", ""),
     ):
         if ids:
-            logger.warning("%s: %d %s (first: %s)", file, len(ids), what, ids[0])
+            logger.warning("%s: %s%s (first: %s)", file, counted(len(ids), noun), fault, ids[0])

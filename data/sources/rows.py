@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from revela_hub.data.sources.files import check_exists, source_files
-from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.data.sources.unicode import UTF16, printable_name, without_surrogates
 from revela_hub.errors import UserError, first_line
@@ -65,7 +65,9 @@ def _file_rows(source: Source) -> Iterator[Row]:
         forms = f"{', '.join(ROW_FILES + TABLES)}, a BEIR folder, or a data set ({HUB_PREFIX}owner/name)"
         raise UserError(f"{source.path}: rows are read from {forms}")
     if skipped := len(files) - len(readable):
-        logger.warning("%s: skipped %d files that are neither JSON lines nor parquet", source.path, skipped)
+        logger.warning(
+            "%s: skipped %s without rows (not JSON lines, parquet or a table)", source.path, counted(skipped, "file")
+        )
     for path in readable:
         if _is_judgements(path):
             yield from (row for row in read_judgements(path) if row.columns["score"] > 0)

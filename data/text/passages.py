@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.row_cache import document_rows
-from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.chunks import chunk_document, count_words
 from revela_hub.errors import UserError
@@ -68,5 +68,5 @@ def _rows(
             number += 1
     if number < 2:
         raise UserError(
-            f"the data contain {number} passages of at least {min_words} words: add more text (read: {report})"
+            f"the data contain {counted(number, 'passage')} of at least {counted(min_words, 'word')}: add more text (read: {report})"
         )

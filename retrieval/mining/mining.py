@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 from revela_hub.retrieval.bm25 import BM25
@@ -156,8 +157,8 @@ def mine(
     if settings.range_min + settings.num_negatives >= len(numbered.corpus):  # before anything is encoded
         skipped = f" after the best {settings.range_min:,}" if settings.range_min else ""
         raise UserError(
-            f"the corpus is too small for {settings.num_negatives:,} negatives{skipped} per pair: it has"
-            f" {len(numbered.corpus):,} different documents, including the pair's positive; lower num_negatives or range_min,"
+            f"the corpus is too small for {counted(settings.num_negatives, 'negative')}{skipped} per pair: it has"
+            f" {counted(len(numbered.corpus), 'different document')}, including the pair's positive; lower num_negatives or range_min,"
             " or use a larger corpus"
         )
     if ranker == "bm25" or ranker is BM25:
@@ -274,7 +275,7 @@ class _Miner:
             raise UserError("no negatives: no document shares a term with any anchor; use a dense or hybrid ranker")
         reasons = ", ".join(f"{number:,} by {reason}" for reason, number in report.removed.most_common() if number)
         raise UserError(
-            f"no negatives left of {report.candidates:,} candidates: removed {reasons or 'none'}; relax the limits "
+            f"no negatives left of {counted(report.candidates, 'candidate')}: removed {reasons or 'none'}; relax the limits "
             f"(relative_margin, range_max, max_score, min_score), or use a larger corpus"
         )
 

@@ -110,7 +110,7 @@ TEI = [[0.1, 0.2]]
 WRONG: dict[str, tuple[Any, str]] = {
     "HTML": ((200, {"Content-Type": "text/html"}, HTML), "the answer is an HTML page, not vectors"),
     "broken JSON": ((200, {}, b"[[0.1, "), "the answer is not valid JSON"),
-    "too few": ((200, {}, TEI), "1 vectors were returned for 2 texts"),
+    "too few": ((200, {}, TEI), "the answer has 1 vector for 2 texts"),
     "no list": ((200, {}, {"vectors": TEI}), "the answer has no list of vectors"),
     "no vectors": ((200, {}, ["a", "b"]), "the vectors are not lists of numbers of the same length"),
     "ragged": ((200, {}, [[0.1], [0.1, 0.2]]), "the vectors are not lists of numbers of the same length"),

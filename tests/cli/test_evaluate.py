@@ -25,7 +25,7 @@ def task(tmp_path: Path) -> Path:
 def test_prints_a_table_of_the_models(task: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "bm25", str(retriever_folder), "--corpus", str(task), "--device", "cpu"]) == 0
     title, header, bm25, ours = capsys.readouterr().out.splitlines()
-    assert title == "task/test: 1 queries, 4 documents"
+    assert title == "task/test: 1 query, 4 documents"
     assert header.split() == ["model", "nDCG@10", "MRR@10", "Recall@100"]
     assert bm25.split() == ["bm25", "1.0000", "1.0000", "1.0000"]
     assert ours.split()[0] == str(retriever_folder)

@@ -104,7 +104,7 @@ def test_an_upload(client: Client, tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.write_text('{"text": "salt wind bird"}\n' if name == "rows.jsonl" else "salt wind bird\n")
     status = client.predict("", handle_file(file), api_name="/use_text")
-    assert "your text: 1 passages" in str(status)
+    assert "your text: 1 passage" in str(status)
     html = search(client, "bird")
     assert name in html and str(tmp_path) not in html and "/tmp" not in html
 

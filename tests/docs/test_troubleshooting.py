@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from revela_hub.cli import main as cli
+from revela_hub.data.sources.report import counted
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -21,6 +22,9 @@ def text_of(node: ast.expr) -> str:
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(text_of(part) for part in node.values)
+    match node:
+        case ast.FormattedValue(ast.Call(ast.Name("counted"), [_, ast.Constant(noun)])):
+            return counted(0, str(noun))
     return "\0"
 
 

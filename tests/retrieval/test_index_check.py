@@ -78,9 +78,9 @@ def change_canary(index: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "name", "message"),
     [
-        (change_text, "texts", "1 texts have changed: delete it, and run revela-hub index again"),
+        (change_text, "texts", "1 text changed: delete it, and run revela-hub index again"),
         (change_vector, "vectors", "1 of 2 shards are damaged, such as"),
-        (swap_places, "places", "2 passages have vectors of others: run revela-hub index again"),
+        (swap_places, "places", "2 passages with the vector of another one: run revela-hub index again"),
         (change_canary, "places", "is damaged"),
         (lambda index: next(index.glob("*.lines.npy")).unlink(), "texts", "cannot be read"),
     ],

@@ -28,7 +28,7 @@ from revela_hub.trainers.common.adapters import add_adapters, merged_copy, resto
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
-from revela_hub.trainers.common.pseudo_labels import check_ranking, rank_passages
+from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 MODEL = "model"  # folder of the reader
@@ -140,12 +140,9 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
                 )
             prompts = as_prompts(rows)
             kept = tokenize_prompts(prompts, tokenizer, max_length, args.say)["source_row"]
-            ranking = pseudo_labels
-            if isinstance(ranking, str):
-                depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm}
-                how["trust_remote_code"] = trust_remote_code
-                ranking = rank_passages(ranking, prompts["input"], texts, depth, **how)
-            check_ranking(ranking, len(prompts), len(texts))
+            depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm}
+            how["trust_remote_code"] = trust_remote_code
+            ranking = rank_passages(pseudo_labels, prompts["input"], texts, depth, **how)
             pasted = pasted_prompts(prompts.select(kept), short, ranking[np.array(kept)], num_passages)
             data = tokenized_pairs(pasted, tokenizer)
             _check_room(decoder, max(map(len, data["input_ids"])))

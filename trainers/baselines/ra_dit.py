@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,16 +23,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from revela_hub.data.sources.report import counted
-from revela_hub.errors import UserError, first_line, reason
+from revela_hub.errors import UserError, reason
 from revela_hub.hub_cards.assemble import forget_origins
-from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer
+from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.tokenizers import uses_chat_template
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating, load_backbone
-from revela_hub.paths import local_path
 from revela_hub.pickles import refuse_pickles
-from revela_hub.retrieval.disk import whole_path
-from revela_hub.retrieval.encoder import similarity_of, text_positions
+from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
@@ -47,16 +45,12 @@ from revela_hub.trainers.common.prompts import (
     refuse_excluded_prompts,
     tokenize_prompts,
 )
-from revela_hub.trainers.common.pseudo_labels import check_ranking, rank_passages, top_rows
+from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.common.query_route import refuse_routes
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
-from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
-from revela_hub.trainers.common.sharding import is_sharded
-from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.common.retriever import RetrieverTrainer, WrappedRetriever, load_retriever
 from revela_hub.trainers.common.weights import load_whole
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
 
 MASKED = -1e30
 """Score of a missing candidate; finite, so that its gradient is not NaN."""
@@ -64,28 +58,22 @@ COSINE_TEMPERATURE = 0.05
 """Default for cosine similarities; at 1, their softmax is nearly uniform."""
 
 
-class Retriever(nn.Module):
+class Retriever(WrappedRetriever):
     """Computes vectors of queries and passages with either kind of model; `forward` returns the scores of candidates."""
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, decoder: bool) -> None:
-        super().__init__()
-        self.model, self.tokenizer, self.decoder = model, tokenizer, decoder
-        self.cosine = not decoder and similarity_of(cast("SentenceTransformer", model), "the retriever") == "cosine"
+        super().__init__(model)
+        self.tokenizer, self.decoder = tokenizer, decoder
         self.config = getattr(model, "config", None)
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor, *, query: bool) -> Tensor:
         """Return (N, E) vectors of (N, L) tokens."""
-        model: Any = self.model
+        model = self.retriever
         if self.decoder:
             made: Tensor = (model.embed_queries if query else model.embed_passages)(input_ids, attention_mask)
         else:
             made = model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
         return nn.functional.normalize(made, dim=-1) if self.cosine else made
-
-    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Recompute the model's activations in the backward pass (`--gradient_checkpointing`)."""
-        model: Any = self.model
-        model.gradient_checkpointing_enable(*args, **kwargs)
 
     def forward(
         self, query_input_ids: Tensor, query_attention_mask: Tensor, input_ids: Tensor, attention_mask: Tensor
@@ -104,9 +92,8 @@ class Retriever(nn.Module):
         """
         if self.decoder:
             return tokenize_passages(self.tokenizer, texts, max_length, end=not query)
-        model: Any = self.model
-        prompt = model.prompts.get("query" if query else "document") or ""
-        length = min(max_length, model.max_seq_length or max_length)
+        prompt = self.retriever.prompts.get("query" if query else "document") or ""
+        length = min(max_length, self.retriever.max_seq_length or max_length)
         return tokenize_passages(self.tokenizer, [prompt + text for text in texts], length, end=False)
 
     @torch.no_grad()
@@ -224,7 +211,7 @@ class _Candidates:
     log_likelihoods_NC: Tensor
 
 
-class RADITTrainer(MethodTrainer):
+class RADITTrainer(RetrieverTrainer):
     """Trainer of a retriever by equation 6, optionally after a warm-up with another retriever's rankings.
 
         questions = Dataset.from_dict({"question": ["Who wrote Emma?", ...], "answer": ["Jane Austen", ...]})
@@ -257,7 +244,6 @@ class RADITTrainer(MethodTrainer):
     """
 
     method = RA_DIT
-    saves_copy = True
 
     args: RADITTrainingArguments
 
@@ -280,7 +266,7 @@ class RADITTrainer(MethodTrainer):
         **kwargs: Any,
     ) -> None:
         refuse_eval_dataset(kwargs, "RADITTrainer")
-        inner: Any = model.model if isinstance(model, Retriever) else model
+        inner: Any = model.retriever if isinstance(model, Retriever) else model
         args = args or default_arguments(RADITTrainingArguments, inner, self.method)
         if not isinstance(model, Retriever):
             model = open_retriever(model, retrieval_layer, max_passage_length, trust_remote_code=trust_remote_code)
@@ -348,71 +334,40 @@ class RADITTrainer(MethodTrainer):
         inner: Any = self.accelerator.unwrap_model(model)
         if not inner.decoder:
             return COSINE_TEMPERATURE if inner.cosine else 1.0
-        config = inner.model.config.backbone
+        config = inner.retriever.config.backbone
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return sqrt((config.num_key_value_heads or config.num_attention_heads) * width)
 
-    @property
-    def retriever(self) -> Any:
-        """The model in training: a sentence-transformers model, or an ImpRAG model of the first layers."""
-        return self.accelerator.unwrap_model(self.model).model
+    def retrieval_encoder(self) -> Any:
+        """Return the retriever; that of a decoder encodes as an ImpRAG model does."""
+        inner = self.accelerator.unwrap_model(self.model)
+        return ImpRAGEncoder(inner.retriever, inner.tokenizer) if inner.decoder else inner.retriever
 
     def trained_config(self) -> PreTrainedConfig:
         """Return the configuration of the transformers model."""
         inner = self.retriever
-        config: PreTrainedConfig = inner.config if isinstance(inner, PreTrainedModel) else inner[0].auto_model.config
-        return config
-
-    def model_names(self) -> str:
-        """Return the retriever's model type."""
-        return f"RA-DIT's retriever, of type {self.trained_config().model_type}"
+        return inner.config if isinstance(inner, PreTrainedModel) else super().trained_config()
 
     def settings(self) -> dict[str, Any]:
         """Add a digest of the reader's likelihoods to the settings."""
         digest = hashlib.sha256(self.log_likelihoods.numpy().tobytes() + self.candidates.tobytes()).hexdigest()[:12]
         return super().settings() | {"likelihoods": digest}
 
-    def write_models(self, output: str | Path) -> list[Path]:
-        """Write `retriever/`."""
-        target = local_path(output) / RETRIEVER
-        with self.whole_model():
-            if not self.args.should_save:
-                return []
-            with whole_path(target, "--output_dir") as folder:
-                self.export(folder)
-            return [target]
-
-    def export(self, folder: Path) -> Path:
+    def write_retriever(self, folder: Path) -> None:
         """Write the retriever: a sentence-transformers folder, or an ImpRAG model to use for its vectors."""
-        wrapped: Any = self.accelerator.unwrap_model(self.model)
-        if wrapped.decoder:
-            save_backbone(wrapped.model, folder)
-            forget_origins(folder, "backbone")
-            save_tokenizer(wrapped.tokenizer, folder)
-        else:
-            wrapped.model.save_pretrained(str(folder), create_model_card=False)
-            make_readable(folder)
-        return folder
-
-    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write the retriever as `export` does."""
-        with self.whole_model(state_dict):
-            self.export(folder)
-
-    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
-        """Load the weights of a retriever that `export` wrote; sharded ones from the file of FSDP."""
-        if is_sharded(self.retriever):
-            super().read_weights(folder, model)
+        wrapped = self.accelerator.unwrap_model(self.model)
+        if not wrapped.decoder:
+            super().write_retriever(folder)
             return
-        try:
-            saved: nn.Module = (
-                load_whole(ImpRAGForCausalLM, folder, dtype=torch.float32)
-                if isinstance(self.retriever, PreTrainedModel)
-                else load_retriever(folder)
-            )
-            self.retriever.load_state_dict(saved.state_dict())
-        except (KeyError, OSError, RuntimeError) as error:
-            raise UserError(f"{folder} is not a checkpoint of this run ({first_line(error)})") from error
+        save_backbone(wrapped.retriever, folder)
+        forget_origins(folder, "backbone")
+        save_tokenizer(wrapped.tokenizer, folder)
+
+    def saved_retriever(self, folder: Path) -> nn.Module:
+        """Load what `write_retriever` wrote."""
+        if isinstance(self.retriever, PreTrainedModel):
+            return load_whole(ImpRAGForCausalLM, folder, dtype=torch.float32)
+        return super().saved_retriever(folder)
 
 
 def _read_candidates(
@@ -449,11 +404,8 @@ def _ranked(
     trust_remote_code: bool,
 ) -> NDArray[np.int32]:
     """Return the given rankings, or those of the given retriever."""
-    if not isinstance(pseudo_labels, str):
-        check_ranking(pseudo_labels, len(prompts), len(passages))
-        return pseudo_labels
     depth = args.num_candidates
-    if depth > len(passages):
+    if isinstance(pseudo_labels, str) and depth > len(passages):
         raise UserError(
             f"--num_candidates {depth} is more than the {counted(len(passages), 'passage')} of the collection: lower it"
         )

@@ -8,6 +8,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations import CodeCarbonCallback
 from transformers.trainer_callback import ExportableState
 
+from revela_hub.data.sources.report import counted
 from revela_hub.trainers.common.progress import clock
 
 
@@ -56,7 +57,7 @@ def describe_cost(trainer: Trainer, *, resumed: bool = False) -> str:
     processes = trainer.args.world_size * max(trainer.args.n_gpu, 1)
     took = next((each.seconds for each in trainer.callback_handler.callbacks if isinstance(each, WallTime)), 0.0)
     where = hardware(trainer.args.device, processes)
-    text = f"Trained for {trainer.state.global_step:,} steps in {clock(took)} on {where}."
+    text = f"Trained for {counted(trainer.state.global_step, 'step')} in {clock(took)} on {where}."
     if emissions := co2_emissions(trainer):
         text += (
             f" codecarbon estimates {emissions['energy_consumed'] * 1000:.3g} Wh of energy and"

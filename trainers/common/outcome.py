@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.data.mixture.held_out import HELD_OUT
+from revela_hub.data.sources.report import counted
 from revela_hub.evaluation.hybrid_weight import PROBE, FittedHybrid
 from revela_hub.evaluation.retrieval import RetrievalScores
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
@@ -96,7 +97,7 @@ class Outcome:
         exported = f"trained ({self._weights()})" if self.step else "exported (base model)"
         rows = {"base model": self.start, exported: self.chosen, **self._compared()}
         width = max(map(len, rows))
-        lines = [f"{self.task}: {self.queries[1]} queries, {self.start.documents:,} passages"]
+        lines = [f"{self.task}: {counted(self.queries[1], 'query')}, {counted(self.start.documents, 'passage')}"]
         lines.append(f"{'':<{width}}  nDCG@10  MRR@10  Recall@100")
         for name, s in rows.items():
             lines.append(f"{name:<{width}}  {s.ndcg_at_10:7.3f}  {s.mrr_at_10:6.3f}  {s.recall_at_100:10.3f}")

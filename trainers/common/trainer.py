@@ -25,6 +25,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError, is_file_error, reason, require
 from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
 from revela_hub.internals import TrainerHooks
@@ -454,7 +455,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             low = f"; --warmup_steps {warm_up:,} exceeds them, so the learning rate only reaches {steps / warm_up:.0%}"
         return (
             f"training {self.model_names()}: {count(trained)} of {count(weights)} parameters, on {devices}"
-            f"{self.args.device.type} in {kind}; {steps:,} steps of {rows} rows, about {count(tokens)} tokens{low}"
+            f"{self.args.device.type} in {kind}; {counted(steps, 'step')} of {counted(rows, 'row')}, about {count(tokens)} tokens{low}"
         )
 
     def model_names(self) -> str:

@@ -9,7 +9,7 @@ from sentence_transformers.base.sampler import BatchSamplers
 
 from revela_hub.data.mixture.pairs import KnownPairs
 from revela_hub.data.row_cache import cached_rows, rows_fingerprint
-from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import parse_source
 from revela_hub.data.text.contexts import CONTEXTS, build_contexts
@@ -232,5 +232,5 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
         raise UserError(f"{arguments.pairs}: in every row a negative equals a positive: mine the negatives again")
     counts["with a positive as a negative"] = len(whole) - len(pairs)
     skipped_rows = ", ".join(f"{number:,} {why}" for why, number in counts.items() if number)
-    summary = f"{len(pairs):,} pairs with {arguments.num_negatives} negatives each"
+    summary = f"{counted(len(pairs), 'pair')} with {counted(arguments.num_negatives, 'negative')} each"
     return pairs, f"{summary}; skipped: {skipped_rows}" if skipped_rows else summary

@@ -8,7 +8,7 @@ from datasets import Dataset
 from revela_hub.data.prompts.rows import read_prompts
 from revela_hub.data.prompts.self_supervised import mix, text_prompts
 from revela_hub.data.sources.documents import read_documents
-from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError, require
@@ -141,7 +141,7 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, st
             documents = read_documents(arguments.plain_text or arguments.corpus, report=skipped)
             parts.append(text_prompts(documents, kind, number, seed=seed))
     made = sum(map(len, parts))
-    counts = f"{len(prompts):,} prompts, {made:,} rows made from raw text, {len(passages):,} passages"
+    counts = f"{counted(len(prompts), 'prompt')}, {counted(made, 'row')} made from raw text, {counted(len(passages), 'passage')}"
     report = "; ".join([counts, *skipped.remarks()])
     return ImpRAGData(mix(prompts, parts, seed), passages), report
 

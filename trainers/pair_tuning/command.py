@@ -20,14 +20,12 @@ Examples:
 """
 
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from revela_hub.data.sources.documents import HELD_OUT, read_held_out
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
@@ -40,7 +38,7 @@ from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import Run, open_run
 from revela_hub.trainers.common.run_probe import hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
-from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs, without_held_out
+from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
@@ -111,7 +109,6 @@ def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | Non
         columns = {"anchor_column": arguments.anchor_column, "positive_column": arguments.positive_column}
         rows, said = run.read("reading the pairs", lambda: read_labelled_pairs(pairs, **columns, split=arguments.split))
         left, task = hold_out_rows(arguments, rows)
-        left = _without_held_out(left, arguments)
         if len(left) < len(rows):
             said = f"{said}, of which {len(left):,} are trained on"
         return left, task, said
@@ -123,26 +120,15 @@ def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | Non
     return rows, task, said
 
 
-def _without_held_out(rows: Dataset, arguments: Arguments) -> Dataset:
-    """Return the rows without the text that an existing probe holds out, as it is removed from raw text."""
-    probe = Path(arguments.probe)
-    if arguments.eval_corpus or arguments.probe in ("auto", "none") or not (probe / HELD_OUT).is_file():
-        return rows
-    left, removed = without_held_out(rows, chain.from_iterable(read_held_out(probe).values()))
-    if len(left) < 2:
-        raise UserError(f"--probe holds out the passages of all but {len(left)} training rows: too few to train on")
-    if removed:
-        arguments.say(f"{counted(removed, 'text')} of the probe held out of the training rows")
-    return left
-
-
 def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> "RetrievalTask | None":
     """Return the task to measure on; a probe of the text takes at most half of its pairs."""
     if arguments.probe == "auto" and not arguments.eval_corpus:
         with arguments.main_process_first(desc="reading the text"):
             available = len(build_text_pairs(arguments.sources(), **kept))
         if available < 2 * MIN_QUERIES:
-            arguments.say(f"no evaluation: the text has {available} natural pairs, fewer than {2 * MIN_QUERIES}")
+            arguments.say(
+                f"no evaluation: the text has {counted(available, 'natural pair')}, fewer than {2 * MIN_QUERIES}"
+            )
             arguments.disable_evaluation()
             return None
         arguments.probe_queries = min(arguments.probe_queries, available // 2)

@@ -15,7 +15,7 @@ from revela_hub.data.mixture.held_out import without_queries
 from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.beir import is_beir
 from revela_hub.data.sources.queries import read_queries
-from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike, parse_sources
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import KINDS
@@ -72,7 +72,7 @@ def _rows(seed: int, documents: Iterable[Document], report: ReadReport) -> Itera
                 number += 1
     if number < 2:
         raise TooFewPairs(
-            f"the text has {number} natural pairs: too few functions with docstrings, headings, or passages of three sentences"
+            f"the text has {counted(number, 'natural pair')}: too few functions with docstrings, headings, or passages of three sentences"
             f" (read: {report}); add text, or train without pairs (revela-hub train contriever)"
         )
 

@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import Document
 from revela_hub.demo.code import Snippet
 from revela_hub.demo.rendering import CSS, header_html, message_html, passages_html, report_html, results_html
@@ -232,7 +233,9 @@ def _own_texts(index: Callable[[list[Document], Path], Collection], text: str, f
 
 
 def _searching(collection: Collection) -> str:
-    return f"Searching {collection.name}: {len(collection):,} passages. Ranks are compared with the first column."
+    return (
+        f"Searching {collection.name}: {counted(len(collection), 'passage')}. Ranks are compared with the first column."
+    )
 
 
 def _about(shown: Shown) -> None:

@@ -56,8 +56,8 @@ def test_unknown_ids_in_judgements_are_reported(folder: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         task = read_beir(folder)
     assert task.qrels == {"q1": {"d1": 2, "3": 0, "gone": 1}}  # a document that cannot be found lowers the score
-    assert "1 judged queries are not in the queries file (skipped) (first: q9)" in caplog.text
-    assert "1 judged documents are not in the corpus (counted as not retrieved) (first: gone)" in caplog.text
+    assert "1 judged query missing from the queries file (skipped) (first: q9)" in caplog.text
+    assert "1 judged document missing from the corpus (counted as not retrieved) (first: gone)" in caplog.text
 
 
 def test_empty_texts_are_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,7 +66,7 @@ def test_empty_texts_are_reported(folder: Path, caplog: pytest.LogCaptureFixture
         stream.write('{"_id": "e1", "title": "", "text": ""}\n{"_id": "e2", "text": "\\n"}\n')
     with caplog.at_level(logging.WARNING):
         read_beir(folder)
-    assert "1 queries are empty" in caplog.text and "2 documents are empty (first: e1)" in caplog.text
+    assert "1 empty query (first: " in caplog.text and "2 empty documents (first: e1)" in caplog.text
 
 
 @pytest.mark.parametrize(

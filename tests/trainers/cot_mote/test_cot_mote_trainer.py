@@ -474,7 +474,7 @@ def test_missing_pairs_raise_clear_errors(tmp_path: Path) -> None:
 
     row = {"anchor": "a", "positive": "b", "negative_1": "c"}
     rows, summary = read(json.dumps(row) + "\n" + json.dumps(row | {"negative_1": None}) + "\n")
-    assert len(rows) == 1 and summary == "1 pairs with 1 negatives each; skipped: 1 without all texts"
+    assert len(rows) == 1 and summary == "1 pair with 1 negative each; skipped: 1 without all texts"
     same = {"anchor": "a", "positive": "b b", "negative_1": " b\nb "}
     other = {"anchor": "a", "positive": "d", "negative_1": "b  b"}
     rows, summary = read("".join(json.dumps(each) + "\n" for each in (row, same, other)))

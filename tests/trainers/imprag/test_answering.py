@@ -127,7 +127,7 @@ def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTra
     built, collection = together(bpe_tokenizer)
     with pytest.raises(UserError, match="k=3 is more than the 2 passages that the model reads"):
         Answerer(built, bpe_tokenizer, collection, k=3)
-    with pytest.raises(UserError, match="k=2 is more than the 1 passages of the index"):
+    with pytest.raises(UserError, match="k=2 is more than the 1 passage of the index"):
         Answerer(built, bpe_tokenizer, InMemory(ImpRAGEncoder(built, bpe_tokenizer), PASSAGES[:1]))
     answerer = Answerer(built, bpe_tokenizer, collection)
     with pytest.raises(
@@ -160,7 +160,7 @@ class Recorder:
         (
             [False, True, True],
             [(True, ["second", "third"]), (False, ["first"])],
-            ["3 questions, 1 passages each (1 without passages)", "1.000   1.000      0.500"],
+            ["3 questions, 1 passage each (1 without passages)", "1.000   1.000      0.500"],
         ),
         (
             [False] * 3,

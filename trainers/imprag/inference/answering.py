@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
@@ -94,9 +95,11 @@ class Answerer:
         self.rerank_depth = 50
         self.k = model.config.k if k is None else k
         if self.k > model.config.k:
-            raise UserError(f"k={self.k} is more than the {model.config.k} passages that the model reads: lower k")
+            raise UserError(
+                f"k={self.k} is more than the {counted(model.config.k, 'passage')} that the model reads: lower k"
+            )
         if collection is not None and self.k > len(collection):
-            raise UserError(f"k={self.k} is more than the {len(collection)} passages of the index: lower k")
+            raise UserError(f"k={self.k} is more than the {counted(len(collection), 'passage')} of the index: lower k")
 
     def answer(
         self,

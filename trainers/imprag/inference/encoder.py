@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from revela_hub.data.sources.report import counted
 from revela_hub.modeling import ImpRAGForCausalLM, ImpRAGModel
 from revela_hub.precision import in_fast_precision
 from revela_hub.trainers.common.passages import token_rows, tokenize_passages
@@ -36,7 +37,10 @@ class ImpRAGEncoder:
         if not self.cut:
             return []
         limit = self.model.config.l_max
-        return [f"{self.cut:,} passages are longer than the model's {limit} tokens and are cut: lower --max_words"]
+        are = "is" if self.cut == 1 else "are"
+        return [
+            f"{counted(self.cut, 'passage')} {are} longer than the model's {limit} tokens and {are} cut: lower --max_words"
+        ]
 
 
 def load_imprag_encoder(name: str, device: str | None = None) -> ImpRAGEncoder:

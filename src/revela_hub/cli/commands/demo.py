@@ -26,6 +26,7 @@ from revela_hub.adaptation import REPORT
 from revela_hub.cli.encoders import encoder_identity, load_dense
 from revela_hub.cli.passage_options import ReadingOptions, refuse_reading_options
 from revela_hub.cli.ranker_options import given
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError, require
 from revela_hub.options import option
 from revela_hub.output import note
@@ -128,7 +129,7 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
     tokens, bm25 = (report.token_weight, report.bm25) if report else (0.0, None)
     shared: dict[str, Any] = {"max_words": arguments.max_words, "bm25": bm25, "token_weight": tokens}
     collection = Collection(documents, retrievers, temporary, cache=cache, name=corpus_name, **shared)
-    note(f"{len(collection):,} passages")
+    note(counted(len(collection), "passage"))
     weight = report.bm25_weight if report else BM25_WEIGHT
     collection.search("the first query takes longer", weight, 1)  # so that the times on the page are those of others
 

@@ -24,6 +24,7 @@ from annotated_types import Interval
 from revela_hub.cli.engine_options import EngineOptions, load_for_workers
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.cli.processes import run_in_processes
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.paths import local_path
@@ -92,7 +93,7 @@ def run(arguments: Arguments) -> None:
         )
     last = arguments.num_shards - 1
     shard = f" (shard {arguments.shard} of 0 to {last})" if last else ""
-    print(f"encoded {len(vectors):,} of {len(texts):,} passages in {folder}{shard}")
+    print(f"encoded {len(vectors):,} of {counted(len(texts), 'passage')} in {folder}{shard}")
 
 
 def parts_of(arguments: Arguments) -> list[Arguments]:

@@ -42,6 +42,7 @@ from revela_hub.cli.ranker_options import (
     load_models,
     load_reranker,
 )
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
@@ -244,7 +245,7 @@ def _tables(
         size = rows[0][1]
         yield "\n".join(
             [
-                f"{task}: {size.queries:,} queries, {size.documents:,} documents",
+                f"{task}: {counted(size.queries, 'query')}, {counted(size.documents, 'document')}",
                 f"{'model':<{width}}  nDCG@10  MRR@10  Recall@100",
                 *(
                     f"{model:<{width}}  {scores.ndcg_at_10:7.4f}  {scores.mrr_at_10:6.4f}  {scores.recall_at_100:10.4f}"
@@ -318,7 +319,7 @@ def _evaluate_answers(arguments: Arguments) -> None:
     without = sum(not answer.passages for answer in answers)
     remark = f" ({without:,} without passages)" if without else ""
     recall = "-" if scores.answer_recall is None else f"{scores.answer_recall:.3f}"
-    print(f"{data}: {scores.questions:,} questions, {scores.k} passages each{remark}")
+    print(f"{data}: {counted(scores.questions, 'question')}, {counted(scores.k, 'passage')} each{remark}")
     print(f"{'model':<{width}}     EM      F1  Recall@{scores.k}")
     print(f"{models[0]:<{width}}  {scores.exact_match:.3f}   {scores.f1:.3f}  {recall:>9}")
 

@@ -29,6 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import note, shows_progress
@@ -102,7 +103,7 @@ def run(arguments: Arguments) -> None:
     )
     options, dimension = store.metadata.options, store.metadata.dimension
     kind = options.type if options.precision == "float32" else options.precision
-    print(f"{len(store):,} passages, {dimension}-dimensional vectors ({kind}), in {store.folder}")
+    print(f"{counted(len(store), 'passage')}, {dimension}-dimensional vectors ({kind}), in {store.folder}")
     if task is not None:
         print(_cost(loaded.encoder, loaded.settings, task, options))
     for line in loaded.encoder.warnings() if method and method.encoder else ():
@@ -111,7 +112,7 @@ def run(arguments: Arguments) -> None:
         stored = states.store_index_states(
             loaded.encoder, store, batch_size=arguments.batch_size, show_progress_bar=shows_progress()
         )
-        print(f"states of {len(stored):,} passages, {stored.bytes / 1e6:,.1f} MB")
+        print(f"states of {counted(len(stored), 'passage')}, {stored.bytes / 1e6:,.1f} MB")
     if destination is not None:
         from revela_hub.data.sources.source import parse_sources
         from revela_hub.hub_cards.index_repository import push_index
@@ -142,6 +143,6 @@ def _cost(encoder: Any, settings: "RankerSettings", task: "RetrievalTask", optio
     possible = first.queries > 1
     found = f": {compare_queries(first.per_query['ndcg_at_10'], second.per_query['ndcg_at_10'])}" if possible else ""
     return (
-        f"on {first.name}, {first.queries:,} queries: nDCG@10 {first.ndcg_at_10:.4f} with {whole.bytes_per_passage:,} bytes per"
+        f"on {first.name}, {counted(first.queries, 'query')}: nDCG@10 {first.ndcg_at_10:.4f} with {whole.bytes_per_passage:,} bytes per"
         f" passage, {second.ndcg_at_10:.4f} with {small.bytes_per_passage:,}{found}"
     )

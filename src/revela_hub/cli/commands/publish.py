@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.paths import local_path
@@ -146,7 +147,7 @@ def _print_checks_and_files(published: "Published") -> None:
     print()
     for name, size in published.files.items():
         print(f"{size:>14,}  {name}")
-    print(f"{sum(published.files.values()):>14,}  bytes in {len(published.files)} files")
+    print(f"{sum(published.files.values()):>14,}  bytes in {counted(len(published.files), 'file')}")
     if published.skipped:
         print(f"\nskipped, because they are not model files ({len(published.skipped)}):")
         for name, why in published.skipped.items():
