@@ -1,6 +1,7 @@
 """Notes and progress bars of commands, on standard error and switched off by `--quiet`."""
 
 import io
+import itertools
 import os
 import shlex
 import sys
@@ -76,6 +77,19 @@ def note(text: object) -> None:
     if str(text) and not is_quiet():
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
+
+
+def typed_lines(prompt: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of the non-empty lines of standard input, with a prompt on a terminal."""
+    terminal = sys.stdin.isatty()
+    for number in itertools.count(1):
+        if terminal:
+            sys.stderr.write(f"{prompt}> ")
+            sys.stderr.flush()
+        if not (line := sys.stdin.readline()):
+            return
+        if text := line.removeprefix("\ufeff").strip():  # Windows writes a byte order mark into pipes
+            yield number, text
 
 
 def command_line(*words: object) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+from transformers.hf_argparser import string_to_bool
 from trl import TrlParser
 
 from revela_hub.cli.config_file import read_items
@@ -35,7 +36,7 @@ ArgumentsT = TypeVar("ArgumentsT")
 
 KINDS = {"int": "a whole number", "float": "a number", "string_to_bool": "true or false"}
 NUMBERS = {"int": "N", "float": "X"}
-TRUE, FALSE = {"yes", "true", "t", "y", "1"}, {"no", "false", "f", "n", "0"}  # what trl's string_to_bool accepts
+TRUTH_VALUES = {"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"}  # of transformers' string_to_bool
 # In the name of a text option for which an empty text means something.
 MAY_BE_EMPTY = ("prompt", "column", "instruction")
 
@@ -144,7 +145,7 @@ class CommandParser(TrlParser):
         self.has_quiet = "quiet" in self.hints  # training commands have a field of this name
         if not self.has_quiet:
             self.hints["quiet"] = bool
-            switch = group.add_argument("--quiet", nargs="?", const=True, type=_truth_value)
+            switch = group.add_argument("--quiet", nargs="?", const=True, type=string_to_bool)
             switch.help = "Print results and errors only."
             switch.type = self._converter(switch, "string_to_bool", [], own=True)
         group.add_argument("--traceback", action="store_true", help="Print the full traceback of an error.")
@@ -300,7 +301,7 @@ class CommandParser(TrlParser):
         """Write each switch with its value as one word: `--json "query"` must not take the query as its value."""
         switches = {name for name, action in self._option_string_actions.items() if action.nargs == "?"}
         return [
-            f"{word}=true" if word in switches and follower.lower() not in TRUE | FALSE else word
+            f"{word}=true" if word in switches and follower.lower() not in TRUTH_VALUES else word
             for word, follower in zip(words, [*words[1:], ""], strict=False)
         ]
 
@@ -418,12 +419,6 @@ def _title(owner: type, arguments: type) -> str:
     """Return the heading of the options of one of the classes that `arguments` is made of."""
     default = "options" if owner is arguments else "training"
     return str(vars(owner).get("_argument_group_name", default))  # the name that HfArgumentParser uses for it
-
-
-def _truth_value(word: str) -> bool:
-    if word.lower() not in TRUE | FALSE:
-        raise ValueError(word)
-    return word.lower() in TRUE
 
 
 def _is_mapping(word: str) -> bool:

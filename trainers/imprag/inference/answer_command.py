@@ -14,11 +14,12 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 from revela_hub.errors import UserError
 from revela_hub.options import option
-from revela_hub.output import is_utf8
+from revela_hub.output import is_utf8, typed_lines
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
@@ -95,20 +96,10 @@ def _batches(arguments: Arguments) -> Iterator[list[tuple[str, str]]]:
     if arguments.prompt is not None:
         yield [("the prompt", arguments.prompt)]
         return
-    typed = sys.stdin.isatty()
-    waiting: list[tuple[str, str]] = []
-    if typed:
-        print("prompt> ", end="", file=sys.stderr, flush=True)
-    for number, line in enumerate(sys.stdin, start=1):
-        if prompt := line.removeprefix("\ufeff").strip():  # Windows writes a byte order mark into pipes
-            waiting.append((f"line {number} of standard input", prompt))
-        if waiting and (typed or len(waiting) == arguments.batch_size):
-            yield waiting
-            waiting = []
-        if typed:
-            print("prompt> ", end="", file=sys.stderr, flush=True)
-    if waiting:
-        yield waiting
+    prompts = ((f"line {number} of standard input", prompt) for number, prompt in typed_lines("prompt"))
+    size = 1 if sys.stdin.isatty() else arguments.batch_size
+    while batch := list(islice(prompts, size)):
+        yield batch
 
 
 def _lines(answer: "Answer") -> Iterator[str]:

@@ -21,7 +21,6 @@ Examples:
 """
 
 import contextlib
-import itertools
 import json as json_format
 import os
 import sys
@@ -36,7 +35,7 @@ from revela_hub.cli.passage_options import ReadingOptions, refuse_reading_option
 from revela_hub.cli.ranker_options import RankerOptions, check_used, given, load_models
 from revela_hub.errors import UserError
 from revela_hub.options import option
-from revela_hub.output import is_utf8, note, shows_progress
+from revela_hub.output import is_utf8, note, shows_progress, typed_lines
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
@@ -207,18 +206,10 @@ def _milvus(store: "PassageStore", used: tuple[str, ...], expression: str | None
 
 
 def _typed_queries() -> Iterator[str]:
-    """Yield the non-empty lines of standard input, with a prompt on a terminal."""
-    prompt = sys.stdin.isatty()
-    for number in itertools.count(1):
-        if prompt:
-            print("query> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        if query := line.removeprefix("\ufeff").strip():  # Windows writes a byte order mark into pipes
-            if "\ufffd" in query:
-                note(f"warning: line {number} of standard input is not {sys.stdin.encoding}: {query}")
-            yield query
+    for number, query in typed_lines("query"):
+        if "\ufffd" in query:
+            note(f"warning: line {number} of standard input is not {sys.stdin.encoding}: {query}")
+        yield query
 
 
 def _lines(hits: "list[Hit]") -> Iterator[str]:
