@@ -17,6 +17,7 @@ from revela_hub.gguf_files import model_folder
 from revela_hub.hub_connection import prefer_cache, reconnect
 from revela_hub.pickles import model_kind, refuse_pickles
 from revela_hub.retrieval.encoder import load_encoder
+from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.common.retriever import load_retriever
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -34,7 +35,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
     reconnect()
 
 
-@pytest.mark.parametrize("load", [load_encoder, load_retriever])
+@pytest.mark.parametrize("load", [load_encoder, load_retriever, load_lm])
 def test_a_model_that_is_not_here_fails_at_once(no_network: Path, load: Callable[[str], Any]) -> None:
     with pytest.raises(
         UserError, match="cannot load .*org/model.*: it is not on this machine, and the Hub cannot be reached"

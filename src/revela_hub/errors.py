@@ -9,6 +9,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from revela_hub.hub_connection import prefer_cache
 from revela_hub.paths import local_path
 
 # Messages for error numbers of the operating system.
@@ -254,6 +255,8 @@ def loading(failure: str, model: str | Path, *, trusted: bool = True) -> Iterato
     Raises:
         UserError: For any error in the block.
     """
+    if not local_path(model).exists():
+        prefer_cache()
     try:
         yield
     except (UserError, MemoryError):
