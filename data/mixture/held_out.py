@@ -7,11 +7,14 @@ hard negatives of their rows, then passages of the remaining rows.
 
 import hashlib
 import heapq
+import re
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
+from revela_hub.data.mixture.pairs import one_line
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.text.ngram_overlap import MIN_CONTAINED_WORDS, words
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -53,6 +56,37 @@ def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500, among: "D
 def without_queries(rows: "Dataset", queries: Iterable[str]) -> "Dataset":
     """Return the rows without these questions."""
     return _without(rows, {text_key(text) for text in queries})
+
+
+def without_texts(rows: "Dataset", texts: Iterable[str]) -> tuple["Dataset", int]:
+    """Remove texts from the passages, whatever the white space; return the rows, and the number of removals.
+
+    Texts of fewer than five words stay, because they are in unrelated passages, too. Rows with an empty passage are dropped.
+    Questions are not changed (`without_queries`), but the anchors of rows of another kind are passages.
+    """
+    from datasets import Dataset, concatenate_datasets
+
+    held = dict.fromkeys(one_line(text) for text in texts if len(words(text)) >= MIN_CONTAINED_WORDS)
+    patterns = {text: re.compile(r"\s+".join(map(re.escape, text.split()))) for text in held}
+    passages = [name for name in rows.column_names if name.startswith(("positive", "negative"))]
+    changed: list[dict[str, str]] = []
+    order, removed = [], 0
+    for index, row in enumerate(rows):
+        columns = passages if row.get("kind", "retrieval") == "retrieval" else ["anchor", *passages]
+        before = removed
+        for name in columns:
+            line = one_line(row[name])
+            for text in [text for text in held if text in line]:
+                row[name], number = patterns[text].subn(" ", row[name])
+                removed += number
+        if removed == before:
+            order.append(index)
+        elif all(row[name].strip() for name in columns):
+            order.append(len(rows) + len(changed))
+            changed.append(row)
+    if changed:
+        rows = concatenate_datasets([rows, Dataset.from_list(changed, features=rows.features)])
+    return (rows.select(order) if removed else rows), removed
 
 
 def _without(rows: "Dataset", keys: set[int]) -> "Dataset":

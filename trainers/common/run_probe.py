@@ -5,13 +5,16 @@ reads that of the resumed run, and sends it to the other processes: nodes may no
 writes it if it is missing.
 """
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
-from revela_hub.data.sources.documents import HELD_OUT
+from revela_hub.data.sources.documents import HELD_OUT, read_held_out
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
+from revela_hub.paths import local_path
 from revela_hub.retrieval.disk import whole_file
 from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.processes import from_main
@@ -77,7 +80,7 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | 
             )
         if len(left) < len(rows):
             run.say(f"{len(rows) - len(left):,} of {len(rows):,} training rows are left out: {name} asks their queries")
-        return HeldOut(left, given)
+        return HeldOut(_without_held_out(left, arguments) if is_folder else left, given)
     found = hold_out(rows, arguments.probe_queries, arguments.probe_passages, among)
     if (task := found.task) is None:
         arguments.disable_evaluation()
@@ -86,6 +89,24 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | 
     folder = from_main(lambda: write_beir(task, free_folder(Path(run.output_dir or "."))))
     run.say(f"held out for evaluation: {len(task.queries)} queries with {len(task.corpus)} passages, in {folder.name}/")
     return found
+
+
+def _without_held_out(rows: "Dataset", arguments: ProbeArguments) -> "Dataset":
+    """Return the rows without the text that an existing probe holds out, as it is removed from raw text."""
+    from revela_hub.data.mixture.held_out import without_texts
+
+    run: Any = arguments
+    probe = local_path(arguments.probe)
+    if not (probe / HELD_OUT).is_file():
+        return rows
+    left, removed = without_texts(rows, chain.from_iterable(read_held_out(probe).values()))
+    if len(left) < min(2, len(rows)):
+        raise UserError(
+            f"--probe holds out the passages of all but {counted(len(left), 'training row')}: too few to train on"
+        )
+    if removed:
+        run.say(f"{counted(removed, 'text')} of the probe held out of the training rows")
+    return left
 
 
 def _given_task(arguments: ProbeArguments) -> RetrievalTask | None:

@@ -1,16 +1,15 @@
 """Labelled query-passage pairs, read into the columns that sentence-transformers' losses expect."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from revela_hub.data.mixture.pairs import KnownPairs, one_line
+from revela_hub.data.mixture.pairs import KnownPairs
 from revela_hub.data.sources.beir import is_beir, read_beir_pairs
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
 from revela_hub.data.sources.source import SourceLike, parse_source
-from revela_hub.data.text.ngram_overlap import MIN_CONTAINED_WORDS, words
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -93,28 +92,6 @@ def read_labelled_pairs(
             raise UserError(f"{parsed.path}: all {column} are equal; training needs different ones, or hard negatives")
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
     return Dataset.from_dict(dict(zip(names, map(list, zip(*right, strict=True)), strict=True))), report
-
-
-def without_held_out(rows: "Dataset", texts: Iterable[str]) -> tuple["Dataset", int]:
-    """Remove texts from the passages, whatever the white space; return the rows, and the number of removals.
-
-    Texts of fewer than five words stay, because they are in unrelated passages, too. Rows with an empty passage are dropped.
-    """
-    from datasets import Dataset
-
-    held = dict.fromkeys(one_line(text) for text in texts if len(words(text)) >= MIN_CONTAINED_WORDS)
-    patterns = {text: re.compile(r"\s+".join(map(re.escape, text.split()))) for text in held}
-    left: list[dict[str, str]] = []
-    removed = 0
-    for row in rows:
-        for name in [name for name in row if name != "anchor"]:
-            line = one_line(row[name])
-            for text in [text for text in held if text in line]:
-                row[name], number = patterns[text].subn(" ", row[name])
-                removed += number
-        if all(text.strip() for text in row.values()):
-            left.append(row)
-    return (Dataset.from_list(left), removed) if removed else (rows, 0)
 
 
 def _without_labels(rows: Iterator[Row], report: PairReport) -> Iterator[Row]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from revela_hub.data.mixture.held_out import hold_out, without_queries
+from revela_hub.data.mixture.held_out import hold_out, without_queries, without_texts
 from revela_hub.data.mixture.mixture import load_mixture
 
 
@@ -69,3 +69,18 @@ def test_no_evaluation_among_a_few_passages() -> None:
 def test_queries_of_another_task_are_not_trained_on() -> None:
     left = without_queries(Dataset.from_list(rows(10)), ["question 3?", "something else"])
     assert {row["anchor"] for row in left} == {f"Question {n}?" for n in range(10) if n != 3}
+
+
+def test_texts_are_removed_from_passages_but_not_from_questions() -> None:
+    held = "The Dart flows to the sea."
+    mixed = [
+        {"anchor": held, "positive": f"{held} Long", "negative_1": "No", "kind": "retrieval"},
+        {"anchor": "one", "positive": "One", "negative_1": held, "kind": "retrieval"},
+        {"anchor": f"A river. The Dart\nflows to {held[18:]}", "positive": "Two", "negative_1": "No", "kind": "other"},
+        {"anchor": "two", "positive": "Three", "negative_1": "No", "kind": "other"},
+    ]
+    left, removed = without_texts(Dataset.from_list(mixed), [held, "Three"])
+    assert removed == 3
+    expected = [{**mixed[0], "positive": "  Long"}, {**mixed[2], "anchor": "A river.  "}, mixed[3]]
+    assert left.to_list() == expected
+    assert without_texts(left, [held]) == (left, 0)

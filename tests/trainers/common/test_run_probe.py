@@ -167,8 +167,13 @@ def test_labelled_pairs_that_ask_any_query_of_a_probe_are_left_out(tmp_path: Pat
     """Also a query without judgements: `adapt` measures its runs on some of its queries."""
     task = RetrievalTask({"p": "passage"}, {"q0": "question 0", "q1": "question 1"}, {"q0": {"p": 1}}, "probe")
     write_beir(task, tmp_path)
-    rows = Dataset.from_list([{"anchor": f"question {n}", "positive": "a"} for n in range(4)])
-    given: Any = SimpleNamespace(eval_corpus=None, probe=str(tmp_path), say=lambda line: None)
-    left, found = hold_out_rows(given, rows)
-    assert left["anchor"][:] == ["question 2", "question 3"]
+    held = {"document": "a.md", "text": "The Dart flows to the sea."}
+    (tmp_path / "held_out.jsonl").write_text(json.dumps(held) + "\n")
+    passages = ["a", "b", f"{held['text']} It is long.", "c"]
+    rows = Dataset.from_list([{"anchor": f"question {n}", "positive": text} for n, text in enumerate(passages)])
+    said: list[str] = []
+    given: Any = SimpleNamespace(eval_corpus=None, probe=str(tmp_path), say=said.append)
+    left, found = hold_out_rows(given, rows, rows)
+    assert left["anchor"][:] == ["question 2", "question 3"] and left["positive"][:] == ["  It is long.", "c"]
+    assert said[1:] == ["1 text of the probe held out of the training rows"]
     assert found is not None and found.queries == {"q0": "question 0"}

@@ -368,7 +368,7 @@ def test_text_that_a_probe_holds_out_is_removed_from_the_passages(tmp_path: Path
     given.pairs = write(
         tmp_path, [{**row, "positive": passages[n]} for n, row in zip((3, 3, 2), rows[1:], strict=True)]
     )
-    with pytest.raises(UserError, match="--probe holds out the passages of all but 1 training rows: too few to train"):
+    with pytest.raises(UserError, match="--probe holds out the passages of all but 1 training row: too few to train"):
         command._read(given, run)
 
 
