@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import all_gather, all_gather_with_grad
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -39,7 +39,7 @@ from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prep
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.processes import rank, several
 from revela_hub.trainers.common.query_route import refuse_frozen_documents
-from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, inputs_of, load_retriever
+from revela_hub.trainers.common.retriever import WrappedRetriever, WrappedRetrieverTrainer, inputs_of, load_retriever
 
 View = Literal["cropping", "inverse_cloze"]
 
@@ -81,11 +81,7 @@ class ContrieverTrainingArguments(MatryoshkaArguments, RunArguments):
 class ViewCollator(SharedEpoch):
     """Turns rows of `build_passages` into two views each, with the model's own preprocessing.
 
-    Random draws depend on `(seed, epoch, row)` only. The trainer sets `epoch`.
-
-    Args:
-        model: model with the tokenizer and prompts: the first view is a query, the second a document.
-        args: training arguments with the kind of views and the seed.
+    The first view is a query, the second a document. Random draws depend on `(seed, epoch, row)` only. The trainer sets `epoch`.
     """
 
     def __init__(self, model: SentenceTransformer, args: ContrieverTrainingArguments) -> None:
@@ -120,15 +116,10 @@ class ViewCollator(SharedEpoch):
         return "".join(text[words[place - 1][1] if place else 0 : words[place][1]] for place in kept).strip()
 
 
-class Contriever(nn.Module):
+class Contriever(WrappedRetriever):
     """Computes the contrastive loss of a batch, with the retriever and, if there is a queue, its momentum encoder.
 
-    Args:
-        retriever: model to train.
-        temperature: temperature of the softmax.
-        queue_size: keys of earlier batches; 0 for in-batch negatives.
-        momentum: of the keys' encoder.
-        matryoshka_dims: the loss is the mean of those with the first d components, for these d; empty for whole vectors.
+    With `matryoshka_dims`, the loss is the mean of those with the first d components, for these d.
     """
 
     queue_KD: Tensor
@@ -144,11 +135,9 @@ class Contriever(nn.Module):
         momentum: float = 0.9995,
         matryoshka_dims: Sequence[int] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(retriever)
         self.matryoshka_dims = tuple(matryoshka_dims)
-        self.retriever = retriever
         self.temperature, self.momentum, self.queue_size = temperature, momentum, queue_size
-        self.cosine = similarity_of(retriever, "the retriever") == "cosine"
         self.key_encoder: Any = None
         self.due: bool | None = None  # whether to update the momentum encoder; None: at every forward pass
         if queue_size:
@@ -157,10 +146,6 @@ class Contriever(nn.Module):
             self.register_buffer("queue_KD", torch.zeros(queue_size, size))
             self.register_buffer("filled", torch.zeros((), dtype=torch.long))
             self.register_buffer("place", torch.zeros((), dtype=torch.long))
-
-    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Recompute the retriever's activations in the backward pass (`--gradient_checkpointing`)."""
-        self.retriever.gradient_checkpointing_enable(*args, **kwargs)
 
     def extra_weights(self) -> dict[str, Tensor]:
         """Return the queue and the momentum encoder, which checkpoints need in addition to the retriever."""

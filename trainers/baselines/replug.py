@@ -27,7 +27,7 @@ from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import PositiveFloat, PositiveInt
-from revela_hub.retrieval.encoder import similarity_of, text_positions, truncates
+from revela_hub.retrieval.encoder import text_positions, truncates
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.common.adapters import freeze_pooler, restores_models
@@ -36,7 +36,7 @@ from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name
 from revela_hub.trainers.common.passages import token_rows
 from revela_hub.trainers.common.processes import gathered
 from revela_hub.trainers.common.query_route import refuse_routes
-from revela_hub.trainers.common.retriever import WrappedRetrieverTrainer, inputs_of, load_retriever
+from revela_hub.trainers.common.retriever import WrappedRetriever, WrappedRetrieverTrainer, inputs_of, load_retriever
 from revela_hub.trainers.common.sharding import is_sharded
 
 
@@ -65,10 +65,7 @@ def load_chunk_encoder(model: ModelLike, max_length: int | None, *, trust_remote
 class GroupCollator:
     """Tokenises rows of `build_groups` for both models; missing chunks (`""`) are masked.
 
-    Args:
-        retriever: model with the tokenizer and the document prompt.
-        lm_tokenizer: tokenizer of the language model; of its special tokens, only BOS is added.
-        max_length: maximum number of tokens of a chunk, for both tokenizers.
+    Of the language model's special tokens, only BOS is added.
     """
 
     def __init__(self, retriever: SentenceTransformer, lm_tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -91,16 +88,10 @@ class GroupCollator:
         }
 
 
-class Replug(nn.Module):
-    """Computes the loss of groups, with the retriever in training and the frozen language model.
+class Replug(WrappedRetriever):
+    """Computes the loss of groups, with the retriever in training and the language model, which gets frozen.
 
-    Args:
-        retriever: model to train.
-        lm: decoder, which gets frozen.
-        temperature: temperature of the retriever's distribution.
-        lm_temperature: temperature of the language model's distribution.
-        lm_batch_size: pairs per forward pass of the language model.
-        begin: token ids in front of every text that the language model reads.
+    `begin` are the token ids in front of every text that the language model reads.
     """
 
     def __init__(
@@ -113,26 +104,16 @@ class Replug(nn.Module):
         lm_batch_size: int = 16,
         begin: list[int] | None = None,
     ) -> None:
-        super().__init__()
-        self.retriever = retriever
+        super().__init__(retriever)
         self.lm: Any = lm.requires_grad_(False).eval()
         self.temperature, self.lm_temperature, self.lm_batch_size = temperature, lm_temperature, lm_batch_size
         self.begin = begin or []
-        self.cosine = similarity_of(retriever, "the retriever") == "cosine"
 
     def train(self, mode: bool = True) -> "Replug":
         """Set the retriever's mode; the language model's dropout stays off."""
         super().train(mode)
         self.lm.eval()
         return self
-
-    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Recompute the retriever's activations in the backward pass (`--gradient_checkpointing`)."""
-        self.retriever.gradient_checkpointing_enable(*args, **kwargs)
-
-    def extra_weights(self) -> dict[str, Tensor]:
-        """Return no extra weights: the language model is frozen."""
-        return {}
 
     def forward(
         self, lm_input_ids: Tensor, lm_attention_mask: Tensor, present: Tensor, **retriever: Any

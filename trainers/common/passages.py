@@ -1,5 +1,6 @@
 """Tokenised passages, which a trainer reads by index."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
+from revela_hub.retrieval.encoding import batches, encode_batches
 from revela_hub.sdpa import varying_shapes
 
 BLOCK = 1024
@@ -67,26 +69,20 @@ class PassageTokens:
     @varying_shapes()
     @torch.no_grad()
     def encode(
-        self,
-        embed: Callable[[Tensor, Tensor], Tensor],
-        device: torch.device,
-        batch_size: int = 32,
-        rows: NDArray[np.integer] | None = None,
+        self, embed: Callable[[Tensor, Tensor], Tensor], device: torch.device, batch_size: int = 32
     ) -> NDArray[np.float32]:
-        """Return the (N, E) vectors of passages, by default of all, in batches of similar length.
+        """Return the (M, E) vectors of the passages, in batches of similar length; within `divided`, on all processes together.
 
         `embed` computes vectors from tokens and mask, both (B, P).
         """
-        rows = np.arange(len(self)) if rows is None else rows
-        if not len(rows):
-            return np.empty((0, 0), np.float32)
-        order = np.argsort(-np.diff(self.starts)[rows], kind="stable")
-        parts = []
-        for start in range(0, len(order), batch_size):
-            ids, mask = self.batch(rows[order[start : start + batch_size]])
-            parts.append(embed(ids.to(device), mask.to(device)).float().cpu().numpy())
-        vectors = np.empty((len(rows), parts[0].shape[1]), np.float32)
-        vectors[order] = np.concatenate(parts)
+
+        def encoded(rows: NDArray[np.int64]) -> Tensor:
+            ids, mask = self.batch(rows)
+            return embed(ids.to(device), mask.to(device)).float().cpu()
+
+        vectors: NDArray[np.float32] = encode_batches(
+            list(batches(np.diff(self.starts), sys.maxsize, batch_size)), encoded
+        ).numpy()
         return vectors
 
 

@@ -14,7 +14,7 @@ from revela_hub.retrieval.texts import TextList
 
 
 def rank_passages(
-    retriever: str,
+    retriever: str | NDArray[np.int32],
     queries: Sequence[str],
     passages: Sequence[str],
     depth: int = 50,
@@ -24,14 +24,19 @@ def rank_passages(
 ) -> NDArray[np.int32]:
     """Return the best passages of each query according to an existing retriever: a folder, a Hub id, or "bm25".
 
+    A ranking of the passages for these queries is returned as it is.
+
     Returns:
         (Q, depth) indices of passages, best first; -1 if there are fewer results.
 
     Raises:
-        UserError: the collection is empty, or the retriever cannot be loaded.
+        UserError: the collection is empty, the retriever cannot be loaded, or the ranking is of other queries or passages.
     """
     if not len(passages):
         raise UserError("there are no passages to rank")
+    if not isinstance(retriever, str):
+        _check_ranking(retriever, len(queries), len(passages))
+        return retriever
     encoder = None if retriever == "bm25" else load_encoder(retriever, trust_remote_code=trust_remote_code)
     if encoder is not None:
         similarity_of(encoder, retriever)  # raises an error that names the model
@@ -44,8 +49,7 @@ def rank_passages(
     return ranked
 
 
-def check_ranking(ranking: NDArray[np.int32], rows: int, passages: int) -> None:
-    """Raise a `UserError` unless `pseudo_labels` rank passages of the collection for every row of `train_dataset`."""
+def _check_ranking(ranking: NDArray[np.int32], rows: int, passages: int) -> None:
     if ranking.ndim != 2 or len(ranking) != rows:
         raise UserError(
             f"pseudo_labels has the shape {ranking.shape}, but train_dataset has {rows} rows: pass an array (rows, passages)"

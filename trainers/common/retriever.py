@@ -110,8 +110,26 @@ def print_retriever(folder: Path, arguments: Any) -> None:
         sys.stdout.write(f"\nretriever: {folder / RETRIEVER}\ntry it:  {search}\n")
 
 
+class WrappedRetriever(nn.Module):
+    """A retriever in training: the base of modules that compute a loss with it."""
+
+    def __init__(self, retriever: nn.Module) -> None:
+        super().__init__()
+        self.retriever: Any = retriever
+        encoder = retriever if isinstance(retriever, SentenceTransformer) else None
+        self.cosine = encoder is not None and similarity_of(encoder, "the retriever") == "cosine"
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Recompute the retriever's activations in the backward pass (`--gradient_checkpointing`)."""
+        self.retriever.gradient_checkpointing_enable(*args, **kwargs)
+
+    def extra_weights(self) -> dict[str, Tensor]:
+        """Return the weights that checkpoints need in addition to the retriever."""
+        return {}
+
+
 class RetrieverTrainer(MethodTrainer):
-    """Trainer of a module with an attribute `retriever`, whose `forward` returns a dict with the `loss`.
+    """Trainer of a retriever, or of a `WrappedRetriever`.
 
     A checkpoint is a sentence-transformers folder and a file with the module's other buffers (a queue, a momentum encoder).
     """
@@ -164,6 +182,10 @@ class RetrieverTrainer(MethodTrainer):
         self.retriever.save_pretrained(str(folder), create_model_card=False)
         make_readable(folder)
 
+    def saved_retriever(self, folder: Path) -> nn.Module:
+        """Load what `write_retriever` wrote."""
+        return encoder(SentenceTransformer, str(folder), device="cpu")
+
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `retriever/` only; checkpoints are for resuming."""
         with self.whole_model():
@@ -172,7 +194,7 @@ class RetrieverTrainer(MethodTrainer):
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write a sentence-transformers folder, and the weights that are not part of the retriever."""
         with self.whole_model(state_dict):
-            self.retriever.save_pretrained(str(folder), create_model_card=False)
+            self.write_retriever(folder)
             if extra := self._extra_weights():
                 copies = {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()}
                 save_file(copies, folder / EXTRA_WEIGHTS)
@@ -184,8 +206,7 @@ class RetrieverTrainer(MethodTrainer):
             return
         try:
             if self.adapters is None:  # otherwise only adapters are read
-                saved = encoder(SentenceTransformer, str(folder), device="cpu")
-                self.retriever.load_state_dict(saved.state_dict())
+                self.retriever.load_state_dict(self.saved_retriever(folder).state_dict())
             if extra := self._extra_weights():
                 weights = load_file(folder / EXTRA_WEIGHTS)
                 for name, value in extra.items():

@@ -31,14 +31,15 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.encoder import text_positions
+from revela_hub.retrieval.encoding import divided
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.stored_vectors import VectorsInMemory
 from revela_hub.trainers.common.adapters import add_adapters, merged_copy, restores_models
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
-from revela_hub.trainers.common.processes import from_main, gathered
+from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, refuse_eval_dataset, tokenize_prompts
-from revela_hub.trainers.common.pseudo_labels import check_ranking, rank_passages
+from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.common.settings import rows_digest
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -118,14 +119,12 @@ class ImpRAGTrainer(MethodTrainer):
         _check(model, args, len(passages), max_length, pseudo_labels)
         self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max)
         data = tokenize_prompts(train_dataset, tokenizer, max_length, args.say)
-        if isinstance(pseudo_labels, str):
-            ranker, depth, how = pseudo_labels, args.last_negative_rank, {"show_progress_bar": not args.disable_tqdm}
+        if isinstance(pseudo_labels, str) and not (args.retrieval_warmup_epochs or args.retrieval_only_steps):
+            pseudo_labels = None
+        if pseudo_labels is not None:
+            queries, how = train_dataset["input"], {"show_progress_bar": not args.disable_tqdm}
             how["trust_remote_code"] = bool((model_init_kwargs or {}).get("trust_remote_code"))
-            wanted = args.retrieval_warmup_epochs > 0 or args.retrieval_only_steps > 0
-            queries = train_dataset["input"]
-            pseudo_labels = rank_passages(ranker, queries, passages, depth, **how) if wanted else None
-        elif pseudo_labels is not None:
-            check_ranking(pseudo_labels, len(train_dataset), len(passages))
+            pseudo_labels = rank_passages(pseudo_labels, queries, passages, args.last_negative_rank, **how)
         # The rankings of the rows that were kept.
         self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
         if args.retrieval_only_steps and args.ddp_find_unused_parameters is None:
@@ -265,9 +264,10 @@ class ImpRAGTrainer(MethodTrainer):
     def rebuild_index(self) -> None:
         """Rank the collection for every prompt with the current weights; each process encodes a part of the texts."""
         data: Any = self.train_dataset
-        with evaluating(self.imprag):
-            queries_NE = self._encode(token_rows(data["prompt_ids"]), self.imprag.embed_queries)
-            passages_ME = self._encode(self.tokens, self.imprag.embed_passages)
+        where = self.args.device, self.args.encode_batch_size
+        with evaluating(self.imprag), self.accelerator.autocast(), divided():
+            queries_NE = token_rows(data["prompt_ids"]).encode(self.imprag.embed_queries, *where)
+            passages_ME = self.tokens.encode(self.imprag.embed_passages, *where)
         depth = max(self.args.num_candidates, self.imprag.config.k)
         # One process searches, because only one may write to a server.
         self.ranking, self._held = from_main(lambda: self._search(queries_NE, passages_ME, depth)), None
@@ -287,19 +287,6 @@ class ImpRAGTrainer(MethodTrainer):
         if few.any():
             rows_NK[few] = open_index(vectors).search(queries_NE[few], depth).rows_QK
         return rows_NK.astype(np.int32)
-
-    def _encode(self, texts: PassageTokens, embed: Any) -> NDArray[np.float32]:
-        """Return the vectors of all texts; texts of similar length are spread over the processes."""
-        order = np.argsort(-np.diff(texts.starts), kind="stable")
-        mine = order[self.accelerator.process_index :: self.accelerator.num_processes]
-        with self.accelerator.autocast():
-            part_NE = texts.encode(embed, self.args.device, self.args.encode_batch_size, mine)
-        found = gathered((mine, part_NE))
-        vectors_NE = np.empty((len(texts), found[0][1].shape[1]), np.float32)
-        for rows, part in found:
-            if len(rows):
-                vectors_NE[rows] = part
-        return vectors_NE
 
     def _keep_statistics(self, generation: Tensor, retrieval: Tensor, rows: NDArray[np.int64]) -> None:
         """Keep both losses, and the fraction of prompts whose passages contain an answer, for the next log."""

@@ -87,7 +87,7 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     tmp_path: Path, llama_folder: Path, bpe_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     retriever = decoder_retriever(str(llama_folder), 1, bpe_tokenizer)
-    assert len(retriever.model.get_decoder().layers) == 2  # b + 1 layers
+    assert len(retriever.retriever.get_decoder().layers) == 2  # b + 1 layers
     candidates = np.array([[0, 1, 2, 3]] * 3, np.int32)
     reader = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
     assert reader_likelihoods(reader, bpe_tokenizer, prompts(), PASSAGES, candidates).shape == (3, 4)
@@ -185,7 +185,7 @@ def test_a_stopped_run_of_ra_dit_goes_on_bit_for_bit_and_is_exported(
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
     for name, value in straight.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], value), name
-    folder = str(whole.export(tmp_path / "retriever"))
+    folder = str(whole.export(tmp_path / "out"))
     encoder = load_imprag_encoder(folder, "cpu") if decoder else SentenceTransformer(folder, device="cpu")
     options = {} if decoder else {"normalize_embeddings": True}  # it is trained as it is searched with: by cosines
     tokens = whole.model.tokens(PASSAGES, 32, query=False)
@@ -243,7 +243,7 @@ def test_the_first_layers_of_a_family_whose_layers_have_types(
     config = Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, vocab_size=len(bpe_tokenizer), use_cache=False)
     whole = AutoModelForCausalLM.from_config(config)
     whole.save_pretrained(tmp_path)
-    cut = decoder_retriever(str(tmp_path), 1, bpe_tokenizer).model.eval()
+    cut = decoder_retriever(str(tmp_path), 1, bpe_tokenizer).retriever.eval()
     reference = ImpRAGForCausalLM.from_backbone(whole, b=1, t=1).eval()
     ids = torch.randint(2, 50, (3, 7))
     assert len(cut.get_decoder().layers) == 2
