@@ -362,6 +362,39 @@ def test_what_a_run_would_lose_is_rejected(
         CoTMoTETrainer(str(masked_folder), train_dataset=raw, compute_metrics=lambda predictions: {})
 
 
+def test_rows_are_in_the_order_that_is_asked_for_or_an_error_is_raised(
+    raw: Dataset, masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    pairs = Dataset.from_dict({"anchor": [f"fox {n}" for n in range(8)], "positive": [f"dog {n}" for n in range(8)]})
+    settings |= {"per_device_train_batch_size": 4}
+    makers: list[tuple[Callable[..., MethodTrainer], Any, Dataset, dict[str, Any]]] = [
+        (partial(ContrieverTrainer, str(retriever_folder)), ContrieverTrainingArguments, raw, {}),
+        (partial(RetroMAETrainer, str(masked_folder)), RetroMAETrainingArguments, raw, {}),
+        (partial(CoTMoTEFinetuner, str(masked_folder)), CoTMoTETrainingArguments, pairs, {"stage": "finetune"}),
+        (partial(NVEmbedTrainer, str(llama_folder)), NVEmbedTrainingArguments, pairs, {}),
+        (partial(NVEmbedTrainer, str(llama_folder)), NVEmbedTrainingArguments, pairs, {"blend_tasks": False}),
+    ]
+    for make, arguments, rows, options in makers:
+
+        def order(**more: Any) -> list[list[int]]:
+            args = arguments(**settings, **options, **more)  # noqa: B023 (called at once)
+            loader = make(args=args, train_dataset=rows).get_train_dataloader()  # noqa: B023
+            assert args.seed == more.get("seed", 42)
+            return list(loader.batch_sampler)
+
+        assert order(seed=1, data_seed=7) == order(seed=2, data_seed=7) != order(seed=2)
+        if rows is raw:
+            assert sum(order(train_sampling_strategy="sequential"), []) == [*range(len(raw))]  # noqa: RUF017
+            continue
+        with pytest.raises(
+            UserError, match="(Trainer|tuner) does not support --train_sampling_strategy sequential, because"
+        ):
+            order(train_sampling_strategy="sequential")
+    streamed = RetroMAETrainingArguments(**settings, train_sampling_strategy="group_by_length")
+    with pytest.raises(UserError, match="group_by_length, because a stream cannot be sorted"):
+        RetroMAETrainer(str(masked_folder), streamed, train_dataset=raw.to_iterable_dataset())
+
+
 def test_a_constructor_that_fails_does_not_change_loaded_models(
     raw: Dataset,
     masked_folder: Path,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 from peft import PeftModel
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -173,14 +173,21 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             ) from error
 
     def _check_sampling(self) -> None:
-        """Raise a `UserError` if rows without tokens are to be grouped by length."""
+        """Raise a `UserError` for an order of the rows that has no effect, or that needs tokens or the number of rows."""
+        this: Any = self
         strategy, rows = self.args.train_sampling_strategy, self.train_dataset
-        if strategy not in ("group_by_length", "batch_rebalance") or not isinstance(rows, Dataset | dict):
-            return
-        if not {"input_ids", self.args.length_column_name}.intersection(getattr(rows, "column_names", ())):
+        stream, reason = isinstance(rows, IterableDataset), ""
+        if strategy in ("group_by_length", "batch_rebalance"):
+            names = getattr(rows, "column_names", None) or ()
+            if stream:
+                reason = "a stream cannot be sorted"
+            elif rows is not None and not {"input_ids", self.args.length_column_name}.intersection(names):
+                reason = "its rows are not tokenized"
+        elif strategy == "sequential" and isinstance(this, SentenceTransformerTrainer) and not stream:
+            reason = "its batch sampler shuffles"
+        if reason:
             raise UserError(
-                f"{type(self).__name__} does not support --train_sampling_strategy {strategy}, because its rows are not"
-                " tokenized: remove the option"
+                f"{type(self).__name__} does not support --train_sampling_strategy {strategy}, because {reason}: remove the option"
             )
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
@@ -479,15 +486,16 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the Trainer's loader, with a stream shuffled and repeated, so that a resumed run skips the rows it has used."""
-        rows, args = self.train_dataset, self.args
-        if not isinstance(rows, IterableDataset):
-            return super().get_train_dataloader()
-        buffer_size = 1 if args.train_sampling_strategy == "sequential" else args.shuffle_buffer
-        self.train_dataset = endless(rows, args.seed if args.data_seed is None else args.data_seed, buffer_size)
+        rows, args, seed = self.train_dataset, self.args, self.args.seed
+        if args.data_seed is not None:
+            args.seed = args.data_seed  # sentence-transformers' samplers do not read it
+        if isinstance(rows, IterableDataset):
+            buffer_size = 1 if args.train_sampling_strategy == "sequential" else args.shuffle_buffer
+            self.train_dataset = endless(rows, args.seed, buffer_size)
         try:
             return super().get_train_dataloader()
         finally:
-            self.train_dataset = rows
+            self.train_dataset, args.seed = rows, seed
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Run `Trainer.training_step` and count the tokens."""

@@ -192,11 +192,6 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         """The sentence-transformers model that is trained."""
         return self.accelerator.unwrap_model(self.model)
 
-    def get_batch_sampler(self, *given: Any, **options: Any) -> Any:
-        """Return the sampler of the base class, which shuffles with `data_seed`, if it is given, instead of `seed`."""
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return super().get_batch_sampler(*given, **options | {"seed": seed})
-
     def compute_loss(self, model: Any, *inputs: Any, **options: Any) -> Any:
         """Return the loss; a frozen document encoder has no dropout."""
         if self.args.query_only:
@@ -232,10 +227,6 @@ def _check_batches(rows: Dataset | IterableDataset, args: PairsTrainingArguments
             )
             args.batch_sampler = BatchSamplers.BATCH_SAMPLER
         return
-    if args.train_sampling_strategy == "sequential":
-        raise UserError(
-            "--train_sampling_strategy sequential has no effect on pairs, whose batch sampler shuffles: remove the option"
-        )
     if args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
         _check_repeated_texts(rows, args)
 

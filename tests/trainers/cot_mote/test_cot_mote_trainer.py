@@ -344,7 +344,7 @@ from safetensors.torch import save_file
 from test_cot_mote_trainer import finetuner, load, pre_trainer, weights
 options = {options!r}
 out, start = Path({out!r}), Path({start!r})
-runs = {{"pretrain": pre_trainer(out, load(start), load_from_disk({rows!r}), **options),
+runs = {{"pretrain": pre_trainer(out, load(start), load_from_disk({rows!r}), train_sampling_strategy="sequential", **options),
         "finetune": finetuner(out, load(start), load_from_disk({pairs!r}), per_device_train_batch_size=2, **options)}}
 for name, run in runs.items():
     run.train()
@@ -370,12 +370,17 @@ def test_two_processes_train_like_one(
         "start": str(start),
     }
     # Not Adam: where a gradient is nearly 0, its step is as large as elsewhere, in the direction of a rounding error.
-    options = {"max_steps": 2, "learning_rate": 1.0, "optim": "sgd", "train_sampling_strategy": "sequential"}
+    options = {"max_steps": 2, "learning_rate": 1.0, "optim": "sgd"}
     script = tmp_path / "run.py"
     script.write_text(_TWO_PROCESSES.format(tests=str(Path(__file__).parent), options=options, **places))
     launch(str(script), processes=2)
     runs = {
-        "pretrain": pre_trainer(tmp_path / "a", load(start), rows, gradient_accumulation_steps=2, **options),
+        "pretrain": pre_trainer(
+            *(tmp_path / "a", load(start), rows),
+            gradient_accumulation_steps=2,
+            train_sampling_strategy="sequential",
+            **options,
+        ),
         "finetune": finetuner(tmp_path / "b", load(start), pairs, per_device_train_batch_size=4, **options),
     }
     for name, run in runs.items():

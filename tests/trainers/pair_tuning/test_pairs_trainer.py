@@ -276,7 +276,7 @@ def test_the_order_is_that_of_the_data_seed(sampler: str, retriever_folder: Path
         return list(run.get_train_dataloader().batch_sampler)
 
     assert order(seed=1, data_seed=7) == order(seed=2, data_seed=7) != order(seed=2)
-    with pytest.raises(UserError, match="--train_sampling_strategy sequential has no effect on pairs"):
+    with pytest.raises(UserError, match="PairsTrainer does not support --train_sampling_strategy sequential"):
         order(train_sampling_strategy="sequential")
 
 
