@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROWS, REPORT = "rows.arrow", "report.json"
-FORMAT = 6  # increase it when the same settings and sources produce different rows
+FORMAT = 8  # increase it when the same settings and sources produce different rows
 
 
 def document_rows(

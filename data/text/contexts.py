@@ -112,7 +112,7 @@ def _rows(
         if queries is not None:
             passages = [tokenizer.decode(span["text"][0], skip_special_tokens=True) for span in batch]
             written = queries([str(passage) for passage in passages])
-            asked = [_tokenized(texts, tokenizer, settings.max_length - 2) for texts in written]
+            asked = [_tokenized(texts, tokenizer, settings) for texts in written]
         for span, texts in zip(batch, asked, strict=True):
             pairs = [(1, span["text"], context) for context in span["contexts"]]
             for query in texts:
@@ -185,14 +185,8 @@ def _overlap(word_starts: NDArray[np.int64], start: int, end: int, capacity: int
     return word_at(max(0, middle - capacity)), middle
 
 
-def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", capacity: int) -> list[_Text]:
+def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> list[_Text]:
     """Tokenise and truncate short texts; texts without any token are skipped."""
-    found = []
-    for text in texts:
-        encoding = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        words = [-1 if word is None else word for word in encoding.word_ids(0)]
-        starts = (np.diff(np.array(words, dtype=np.int64), prepend=-2) != 0).astype(np.uint8)
-        if words:
-            starts[0] = 1
-            found.append((np.array(encoding["input_ids"][:capacity], dtype=np.int64), starts[:capacity]))
-    return found
+    documents = [Document("", text, None, "text") for text in texts if text]
+    found = tokenized_documents(documents, tokenizer, settings, ReadReport())
+    return [document.span(0, settings.max_length - 2) for document in found if len(document.tokens)]

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import ByT5Tokenizer, HfArgumentParser, PreTrainedTokenizerFast, TrainingArguments
 
-from revela_hub.data import ReadReport
+from revela_hub.data import ReadReport, build_contexts
 from revela_hub.data.text import spans as spans_module
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.data.text.spans import build_spans
 from revela_hub.errors import UserError
 from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, load_spans
@@ -124,10 +125,16 @@ def test_words_of_sentencepiece(tmp_path: Path, sentencepiece: Any) -> None:
 
 
 def test_scripts_without_spaces(tmp_path: Path, byte_bpe: Any) -> None:
-    spans = build(write(tmp_path / "d.jsonl", "日本語のfox。"), byte_bpe)
+    source = write(tmp_path / "d.jsonl", "日本語のfox。")
+    spans = build(source, byte_bpe)
     # Three bytes and tokens for each character; the pre-tokenizer alone would make one word of all before the full stop.
     assert words(spans, byte_bpe) == [["日", "本", "語", "の", "fox", "。"]]
     assert spans[0]["word_starts"][:9] == [1, 0, 0] * 3
+    # The pseudo-queries of contexts, too.
+    rows = build_contexts(
+        source, byte_bpe, contexts=["query"], queries=ExtractiveQueries(), cache_dir=tmp_path / "cache"
+    )
+    assert [row["word_starts"][:9] for row in rows] == [[1, 0, 0] * 3] * 2
 
 
 def test_whole_sentences_of_one_document(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
