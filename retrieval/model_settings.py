@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from revela_hub.errors import UserError, reason
+from revela_hub.errors import UserError, loading
 from revela_hub.pickles import model_json, module_types
 from revela_hub.retrieval.encoder import model_place, similarity_of, text_positions
 
@@ -57,10 +57,8 @@ class ModelSettings:
             (_json(place, f"{path}/config.json") for path, kind in types.items() if _last(kind) == "Pooling"), {}
         )
         transformer, config = _json(place, "sentence_bert_config.json"), _json(place, "config.json")
-        try:
+        with loading(f"cannot load the tokenizer of {name}", name):
             tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-        except Exception as error:  # tokenizers raises Exception
-            raise UserError(f"cannot load the tokenizer of {name}: {reason(error, name)}") from error
         limits = [
             transformer.get("max_seq_length") or tokenizer.model_max_length,
             text_positions(config),

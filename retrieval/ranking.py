@@ -227,13 +227,7 @@ def document_vectors(
     if settings.engine is None:
         _fill(store, texts, encoder, settings, "Encoding passages")
     else:
-        settings.engine.fill(
-            store,
-            texts,
-            batch_size=settings.batch_size,
-            prompt=settings.document_prompt,
-            show=settings.show_progress_bar,
-        )
+        settings.engine.fill(store, texts, settings)
     return store.vectors(texts, normalize=normalize, truncate_dim=settings.index.truncate_dim)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, first_line, loading
 from revela_hub.gguf_files import model_folder
 from revela_hub.pickles import pretrained
 from revela_hub.precision import loading_dtype
@@ -109,14 +109,12 @@ class LocalModel:
         if batch_size < 1:
             raise UserError(f"--batch_size must be at least 1, not {batch_size}")
         place = model_folder(name)
-        try:
+        with loading(f"cannot load the model {name}", name, trusted=trust_remote_code):
             model = pretrained(
                 AutoModelForCausalLM, place, dtype=loading_dtype(device), trust_remote_code=trust_remote_code
             )
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
             self._pipeline: Any = pipeline("text-generation", model=model, tokenizer=tokenizer, device=device)
-        except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
-            raise UserError(f"cannot load the model {name}: {first_line(error)}") from error
         config = model.config
         if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
             raise UserError(f"the model {name} is an encoder, which cannot generate text: use a decoder")

@@ -15,7 +15,7 @@ from revela_hub.data.sources.unicode import printable_name
 from revela_hub.data.synthesis.backends import Backend, Request
 from revela_hub.data.synthesis.parsing import without_thoughts
 from revela_hub.digests import content_digest
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError, loading
 from revela_hub.gguf_files import model_folder
 from revela_hub.paths import local_path
 from revela_hub.pickles import pretrained
@@ -131,11 +131,9 @@ class Seq2SeqQueries:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
         place = model_folder(self.name)
-        try:
+        with loading(f"cannot load the query generator {self.name!r}", self.name):
             tokenizer = AutoTokenizer.from_pretrained(place)
             model = pretrained(AutoModelForSeq2SeqLM, place)
-        except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
-            raise UserError(f"cannot load the query generator {self.name!r}: {first_line(error)}") from error
         return tokenizer, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     @varying_shapes()
