@@ -55,12 +55,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 def check_free(folder: Path, option: str) -> None:
-    """Check that a folder does not hold the user's files; writes nothing.
-
-    Args:
-        folder: The folder, which may be missing.
-        option: The command-line option that sets it, for the message.
-    """
+    """Check that a folder, if it exists, does not hold the user's files; writes nothing. The message names the option that sets it."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{option} {folder} is a file, not a folder: choose another folder with {option}")
     if not folder.is_dir():

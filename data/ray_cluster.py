@@ -39,11 +39,7 @@ class RayCluster:
     def connected(self, task: str) -> Iterator[Actors]:
         """Connect to the cluster, or start one of this machine's cores; an existing connection is used and kept.
 
-        Args:
-            task: The work of the actors, for error messages, e.g. `encoding`.
-
-        Raises:
-            UserError: Ray is not installed, the cluster cannot be reached, or the actors fail.
+        Error messages name the task of the actors, e.g. `encoding`.
         """
         require("ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -203,11 +203,7 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
 
 
 def cache_folder(cache_dir: str | Path | None) -> Path:
-    """Return the cache folder, created if needed: `revela_hub` in the cache of `datasets`, or in `cache_dir`.
-
-    Raises:
-        UserError: It cannot be created, or there is no home folder.
-    """
+    """Return the cache folder, created if needed: `revela_hub` in the cache of `datasets`, or in `cache_dir`."""
     import datasets
 
     folder = expanded(cache_dir or datasets.config.HF_DATASETS_CACHE) / "revela_hub"

@@ -52,11 +52,7 @@ def evaluate_mteb(
 
 
 def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
-    """Return the tasks with these names of tasks and benchmarks; needs no network.
-
-    Raises:
-        UserError: mteb is not installed, or a name is unknown or not that of a retrieval task.
-    """
+    """Return the tasks with these names of tasks and benchmarks; needs no network."""
     require("mteb")
     import mteb
     from mteb.abstasks import AbsTaskRetrieval

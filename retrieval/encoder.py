@@ -251,11 +251,7 @@ def open_model(
 
 
 def limit_to_positions(model: Any, name: str) -> None:
-    """Truncate texts to the model's positions: sentence-transformers' default for RoBERTa's relatives is too long for them.
-
-    Raises:
-        UserError: The maximum length or `truncate_dim` in a file of the model is not a positive integer.
-    """
+    """Truncate texts to the model's positions: sentence-transformers' default for RoBERTa's relatives is too long for them."""
     _check_integer(getattr(model, "truncate_dim", None), "truncate_dim", name)
     for module in input_modules(model):
         limit = getattr(module, "max_seq_length", None)
@@ -314,12 +310,7 @@ def length_limit(model: Any) -> int | None:
 
 
 def limit_length(model: Any, max_length: int, name: str) -> None:
-    """Truncate texts to a number of tokens. Of a model with routes, those that read texts of any length stay as they are.
-
-    Raises:
-        UserError: The model has fewer positions, or no part of it truncates texts: static embeddings and bags of words average
-            all words.
-    """
+    """Truncate texts to a number of tokens. Of a model with routes, those that read texts of any length stay as they are."""
     if not truncates(model):
         raise UserError(
             f"{name} is a {type(model[0]).__name__} model, which reads texts of any length: leave out --max_length"

@@ -39,9 +39,6 @@ class MilvusIndex:
         fields: Metadata and BM25 weights of the passages, to store with the vectors.
         folder: The folder of the index: others do not share its collection, even with the same passages.
         name: The name of the collection; None: hashes of the model and the texts, and of the folder.
-
-    Raises:
-        UserError: pymilvus is not installed, the server does not answer, or the file is of another version.
     """
 
     def __init__(

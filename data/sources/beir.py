@@ -46,11 +46,7 @@ class BeirFiles(NamedTuple):
 
 
 def beir_files(folder: str | Path, split: str) -> BeirFiles:
-    """Return the files of a BEIR folder, each plain or .gz.
-
-    Raises:
-        UserError: A file is missing; the message lists those that exist.
-    """
+    """Return the files of a BEIR folder, each plain or .gz."""
     folder = local_path(folder)
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; a BEIR folder has corpus.jsonl, queries.jsonl and qrels/<split>.tsv")
@@ -141,11 +137,7 @@ def is_beir(folder: str | Path) -> bool:
 
 
 def find_file(folder: str | Path, name: str) -> Path:
-    """Return the file with this name in a BEIR folder, plain or .gz.
-
-    Raises:
-        UserError: It does not exist.
-    """
+    """Return the file with this name in a BEIR folder, plain or .gz."""
     folder = local_path(folder)
     if path := _plain_or_gzipped(folder / name):
         return path
@@ -163,11 +155,7 @@ def beir_splits(folder: str | Path) -> list[str]:
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
-    """Read judgements: query id to document id to grade.
-
-    Raises:
-        UserError: A line is not a judgement, or contradicts an earlier one.
-    """
+    """Read judgements: query id to document id to grade."""
     qrels: dict[str, dict[str, int]] = {}
     for row in read_judgements(path):
         query, document, grade = row.columns.values()

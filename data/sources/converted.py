@@ -40,10 +40,6 @@ def converter_version() -> str:
 def as_text(content: bytes, path: Path) -> str:
     """Return a file as text (Markdown, where it has a structure), from the cache if possible; its title comes first.
 
-    Args:
-        content: The file's content.
-        path: The file; its suffix, one of `SUFFIXES`, determines the format.
-
     Raises:
         ValueError: The file is damaged, encrypted, has another format than its suffix says, or unpacks to more than 1 GiB.
     """

@@ -170,11 +170,7 @@ class Seq2SeqQueries:
 class LanguageModelQueries:
     """Queries written by a language model, local or behind an endpoint, as in `revela-hub synthesize`.
 
-    Args:
-        backend: The model.
-        name: The model's name: its Hub id, folder or GGUF file, or its name at an endpoint.
-        queries: Queries per passage.
-        seed: The sampling seed.
+    Its name is a Hub id, a folder or GGUF file, or its name at an endpoint.
     """
 
     def __init__(self, backend: Backend, name: str, queries: int = 1, *, seed: int = 0) -> None:
