@@ -117,7 +117,7 @@ class PassageStore:
         documents: `encoder.document_identity` of the model: its documents have the vectors of this other model.
 
     Raises:
-        UserError: There is no index, it belongs to another model, or it is damaged.
+        UserError: There is no index, it belongs to another model, or its texts are damaged.
     """
 
     def __init__(
@@ -134,13 +134,24 @@ class PassageStore:
         if fingerprint is not None:
             self.check_fingerprint(fingerprint, model, documents=documents)
         self.passages = Passages(Texts(self.folder / f"texts-{self.metadata.texts}.arrow"))
-        self.vectors = self._vectors()
+        self._vectors: Vectors | None = None
         self._canary: Canary | None = None
         # Read now, because `revela-hub index` may replace the index while it is open.
-        with contextlib.suppress(UserError):  # missing or damaged: an error only if it is needed
+        with contextlib.suppress(UserError):  # missing or damaged: an error only if they are needed
             self._canary = self.canary()
+        with contextlib.suppress(UserError):
+            self._vectors = self._found_vectors()
 
-    def _vectors(self) -> Vectors:
+    @property
+    def vectors(self) -> Vectors:
+        """The vectors of the passages.
+
+        Raises:
+            UserError: Some are missing or damaged.
+        """
+        return self._found_vectors() if self._vectors is None else self._vectors
+
+    def _found_vectors(self) -> Vectors:
         """Return the vectors; those of an index with changed files are looked up by their texts."""
         metadata, texts = self.metadata, self.passages.texts
         identity, dtype = f"{metadata.fingerprint} document {metadata.document_prompt!r}", metadata.options.dtype

@@ -53,6 +53,18 @@ def test_shards_become_an_index_that_is_searched(
     assert best["text"].startswith("Note 13:")
 
 
+def test_damaged_vectors_do_not_concern_bm25(
+    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(retriever_folder)
+    assert main(["index", model, "--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]) == 0
+    for shard in Path("index").glob("vectors-*/*.npy"):
+        shard.write_bytes(shard.read_bytes()[:-9])
+    assert main(["search", "bm25", "past 91", "--index", "index", "--json"]) == 0
+    assert main(["search", model, "past 91", "--index", "index", "--device", "cpu"]) == 2
+    assert "are not encoded in" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["encode", "index"])
 def test_files_that_were_not_read_are_reported(
     command: str, corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]

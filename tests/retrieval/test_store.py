@@ -264,13 +264,16 @@ def test_places_of_other_vectors_are_noticed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(layout / "places.npy"), places)
 
 
-def test_a_damaged_shard_is_reported_when_the_index_is_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_shard_is_reported_when_the_index_is_opened_and_an_error_when_it_is_searched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     build(tmp_path / "index")
     [shard] = (tmp_path / "index").glob("vectors-*/*.npy")
     shard.write_bytes(shard.read_bytes()[:-5])
+    opened = PassageStore(tmp_path / "index")
+    assert f"{shard} is damaged" in caplog.text and opened.texts([0]) == TEXTS[:1]
     with pytest.raises(UserError, match="10 of 10 texts are not encoded in .*: run revela-hub index again"):
-        PassageStore(tmp_path / "index")
-    assert f"{shard} is damaged" in caplog.text
+        opened.search(np.ones((1, DIMENSION)), 1)
     build(tmp_path / "index", encoder := Words())
     assert encoder.encoded == TEXTS
 

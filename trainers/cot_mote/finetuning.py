@@ -5,6 +5,7 @@ the other rows on all devices, and optionally sentence-transformers' FLOPs regul
 `SentenceTransformerTrainer`: checkpoints are those of a `CoTMoTEModel`, with shared weights stored once.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sentence_transformers.sparse_encoder.losses import FlopsLoss, SpladeLoss
 from sentence_transformers.util import dot_score
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import TrainOutput
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
@@ -112,13 +114,23 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
             scores=args.scores,
             switch_experts=args.switch_experts,
         )
-        if args.scores == "dense":
-            _freeze_heads(model)
         if args.ddp_find_unused_parameters is None:
             # Columns are encoded one after another. Each of them uses one expert only, but all columns together use all weights.
             args.ddp_find_unused_parameters = False
         loss = hybrid_loss(encoder, args)
         super().__init__(model=encoder, args=args, train_dataset=train_dataset, loss=loss, **kwargs)
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train; see `MethodTrainer.train`. With `scores="dense"`, the masked-LM heads are frozen until training ends."""
+        # They get no gradient without sparse vectors; DDP would raise an error.
+        frozen = [weight for weight in _heads(self.cot_mote) if weight.requires_grad and self.args.scores == "dense"]
+        for weight in frozen:
+            weight.requires_grad_(False)
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            for weight in frozen:
+                weight.requires_grad_(True)
 
     def trained_config(self) -> CoTMoTEConfig:
         """Return the configuration of the model inside the sentence-transformers model."""
@@ -177,12 +189,12 @@ def _check_negatives(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_leng
         )
 
 
-def _freeze_heads(model: CoTMoTEModel) -> None:
-    """Freeze the masked-LM heads, which get no gradient without sparse vectors; DDP would raise an error."""
+def _heads(model: CoTMoTEModel) -> Iterator[nn.Parameter]:
+    """Return the weights of the masked-LM heads that are not shared with the encoders."""
     for route in (model.route("query"), model.route("passage")):
-        for name, parameter in route.named_parameters():
+        for name, weight in route.named_parameters():
             if not name.startswith(f"{route.base_model_prefix}."):
-                parameter.requires_grad_(False)
+                yield weight
 
 
 def hybrid_loss(encoder: Any, args: CoTMoTETrainingArguments) -> nn.Module:

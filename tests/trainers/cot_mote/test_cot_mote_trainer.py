@@ -247,7 +247,11 @@ def test_fine_tuning_learns_with_each_score(tmp_path: Path, mlm_folder: Path, pa
     run = finetuner(
         tmp_path, load(mlm_folder), pairs, scores=scores, max_steps=30, learning_rate=3e-3, logging_steps=10
     )
+    heads = {name: weight.clone() for name, weight in run.cot_mote.named_parameters() if ".cls." in name}
     run.train()
+    trained = [not torch.equal(run.cot_mote.get_parameter(name), weight) for name, weight in heads.items()]
+    assert trained and (not any(trained) if scores == "dense" else all(trained))
+    assert all(weight.requires_grad for weight in run.cot_mote.parameters())  # also by a later sparse training
     values = logged(run, "loss")
     assert values[-1] < values[0] - 0.1  # by how much depends on the vocabulary, which the tokenizer trainer varies
     width = {"hybrid": 32 + run.cot_mote.config.encoder.vocab_size, "dense": 32}

@@ -174,7 +174,7 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
             and not any(name.startswith("bm25") for name in given(arguments))
         ):
             settings = replace(settings, bm25=milvus.bm25.settings)  # adapt may have fitted others
-        loaded |= {"vectors": store.vectors, "milvus": milvus}
+        loaded |= {"vectors": store.vectors if "dense" in settings.used else None, "milvus": milvus}
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # BM25 statistics are computed from the current files
     else:
