@@ -108,10 +108,6 @@ class FaissIndex:
     """A FAISS index of a kind ("flat", "hnsw", "ivfpq", "int8" or "binary"), read from its file or built from vectors.
 
     Without a path it is built in memory each time. The hits of compressed vectors are rescored with the vectors.
-
-    Raises:
-        UserError: FAISS is not installed, there are too few vectors to train ivfpq, the file is damaged, or the disk is
-            full.
     """
 
     def __init__(
@@ -232,9 +228,6 @@ def open_index(
 
     `option` is the command-line option that sets the folder, for messages; `fields` are what Milvus stores with the vectors,
     in a collection with this name (default: one of this folder).
-
-    Raises:
-        UserError: A package is not installed, or a server does not answer.
     """
     options = options or IndexOptions()
     kind = options.type if options.precision == "float32" else options.precision

@@ -190,11 +190,7 @@ def writing(folder: Path, option: str = "--cache_dir") -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_full_disk(folder: Path, option: str) -> Iterator[None]:
-    """Name the folder in errors of a full disk that name no file: those of torch, safetensors and `Path.write_text`.
-
-    Raises:
-        UserError: The disk is full.
-    """
+    """Name the folder in errors of a full disk that name no file: those of torch, safetensors and `Path.write_text`."""
     try:
         yield
     except UserError:

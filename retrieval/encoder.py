@@ -78,11 +78,7 @@ def refuse_other_kind(name: str, *, sparse: bool = False) -> None:
 
 
 def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
-    """Loads a `SparseEncoder` of sentence-transformers; keywords as for `load_encoder`.
-
-    Raises:
-        UserError: As for `load_encoder`, or the model has no sparse head, or does not compare by the dot product.
-    """
+    """Loads a `SparseEncoder` of sentence-transformers; keywords as for `load_encoder`."""
     from sentence_transformers import SparseEncoder
     from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SpladePooling
 

@@ -30,11 +30,7 @@ class IndexCheck(NamedTuple):
 
 
 def check_index(folder: str | Path) -> Iterator[IndexCheck]:
-    """Yield the checks of an index: its texts, the checksums of its vectors, their places, and its canary.
-
-    Raises:
-        UserError: There is no index, or its `index.json` is damaged.
-    """
+    """Yield the checks of an index: its texts, the checksums of its vectors, their places, and its canary."""
     folder = local_path(folder)
     metadata = read_metadata(folder)
     yield IndexCheck(

@@ -38,11 +38,7 @@ class ModelSettings:
 
     @classmethod
     def read(cls, name: str, *, max_length: int | None = None, trust_remote_code: bool = False) -> "ModelSettings":
-        """Read the settings of a folder or a model on the Hub.
-
-        Raises:
-            UserError: It is not a dense sentence-transformers model, or it has different networks for queries and documents.
-        """
+        """Read the settings of a folder or a model on the Hub."""
         from transformers import AutoTokenizer
 
         place = model_place(name)

@@ -41,9 +41,6 @@ def write_groups(
     """Write row groups to parquet files named by their number, and return these; from `max_bytes` on a new one is started.
 
     The files get their names at the end: after an error or Ctrl-C, earlier files with these names are unchanged.
-
-    Raises:
-        UserError: The disk is full, or the folder cannot be written to.
     """
     files: list[WrittenFile] = []
     source = iter(groups)
@@ -104,9 +101,6 @@ def write_passages_as_parquet(
 
     Files of the same shard are replaced at the end. The vectors are those of its passages, which start at `start`. `source` changes
     with the passages of all shards and with the model, and is kept in the files.
-
-    Raises:
-        UserError: As `check_parquet_folder` and `check_other_shards`; a column of metadata has values of several types; the disk is full.
     """
     types = metadata_types(passages) if "metadata" in passages.texts.columns else {}
     check_parquet_folder(folder, types, num_shards)

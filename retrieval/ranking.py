@@ -287,11 +287,7 @@ class VectorRanker:
 
 
 class SparseRanker(SparseIndex):
-    """Ranks by the weighted terms of a `SparseEncoder` (a `Ranker`); encodes the texts that are not in the folder yet.
-
-    Raises:
-        UserError: Term weights with NaN or infinity; a full disk.
-    """
+    """Ranks by the weighted terms of a `SparseEncoder` (a `Ranker`); encodes the texts that are not in the folder yet."""
 
     def __init__(self, encoder: Any, texts: TextSource, settings: RankerSettings, folder: Path) -> None:
         self._encoder = encoder

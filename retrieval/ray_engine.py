@@ -37,11 +37,7 @@ class RayEngine:
     cluster: RayCluster = field(default_factory=RayCluster)
 
     def fill(self, store: VectorStore, texts: TextSource, settings: "RankerSettings") -> None:
-        """Encode the missing texts. The store and the file of the texts are in folders that all nodes share.
-
-        Raises:
-            UserError: Ray is not installed, the cluster cannot be reached, or the encoder fails.
-        """
+        """Encode the missing texts. The store and the file of the texts are in folders that all nodes share."""
         missing = store.missing(texts)
         if not len(missing):
             return

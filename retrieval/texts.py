@@ -211,9 +211,6 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
         texts: The texts, read once and never held in memory together; mappings if the schema has more columns than `text`.
         folder: The folder.
         schema: The columns of the file, one of them `text`. If one is `metadata`, texts with other metadata are distinct.
-
-    Raises:
-        UserError: The disk is full, or the folder cannot be written to.
     """
     keys, digests = array("Q"), array("Q")
     whole = hashlib.blake2b(digest_size=16)

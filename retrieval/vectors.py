@@ -74,9 +74,6 @@ class VectorStore:
         identity: Everything that the vectors depend on besides the texts: model, prompt, truncation.
         dtype: "float32", or "float16" for half the space and three significant digits.
         option: The command-line option that sets the folder, for messages.
-
-    Raises:
-        UserError: The folder cannot be created.
     """
 
     def __init__(self, folder: Path, identity: str, *, dtype: str = "float32", option: str = "--cache_dir") -> None:
@@ -144,11 +141,7 @@ class VectorStore:
         self._write(texts.digests_N2[rows], encode(texts.read(rows.tolist()), progress))
 
     def vectors(self, texts: TextSource, *, normalize: bool = False, truncate_dim: int | None = None) -> Vectors:
-        """Return the vectors of these texts, in their order, or their first `truncate_dim` components.
-
-        Raises:
-            UserError: Some texts are not encoded, or the vectors have fewer components.
-        """
+        """Return the vectors of these texts, in their order, or their first `truncate_dim` components."""
         places_N = self._find(texts.digests_N2)
         if (absent := int((places_N < 0).sum())) > 0:
             raise UserError(

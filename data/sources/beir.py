@@ -92,9 +92,6 @@ def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]
     """Read pairs of a query and a relevant document (grade above 0) from a BEIR folder.
 
     Memory holds these documents, not the whole corpus.
-
-    Raises:
-        UserError: A file is missing or damaged, or there is no such pair.
     """
     corpus, queries, qrels_file = beir_files(folder, split)
     qrels = read_qrels(qrels_file)

@@ -19,9 +19,6 @@ def read_queries(path: str | Path) -> dict[str, str]:
 
     Args:
         path: A text file with one query per line, JSON lines or a table with a column of `COLUMNS`, or a BEIR folder.
-
-    Raises:
-        UserError: The file does not exist, has no queries, or a row has no column with the query.
     """
     place = local_path(path)
     if place.is_dir():

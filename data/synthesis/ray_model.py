@@ -74,10 +74,6 @@ def ray_model(load: Callable[[], Backend], cluster: RayCluster, batch_size: int 
 
     With one actor, the replies are those of the model on this machine. With several, unusable replies are requested again
     one batch per actor later, so other prompts may share a batch, with which a sampled reply of `LocalModel` changes.
-
-    Raises:
-        UserError: Ray is not installed, the cluster cannot be reached or has fewer GPUs than actors, the model fails, or an actor
-            dies repeatedly.
     """
     with cluster.connected("generating text") as actors:
         import ray

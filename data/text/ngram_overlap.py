@@ -152,9 +152,6 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = 
 
     Returns:
         The texts, and a line with their numbers.
-
-    Raises:
-        UserError: A source does not exist or cannot be read.
     """
     excluded, counts = ExcludedTexts(n), []
     parsed = parse_sources(sources)

@@ -53,11 +53,7 @@ class NumberedPairs(NamedTuple):
 def number_pairs(
     pairs: Iterable[tuple[str, str]], corpus: Iterable[str] | None, folder: Path, report: MiningReport
 ) -> NumberedPairs:
-    """Write pairs and corpus to a folder and number their texts; updates the counts of the report.
-
-    Raises:
-        UserError: There is no pair or no document with text, or the disk is full.
-    """
+    """Write pairs and corpus to a folder and number their texts; updates the counts of the report."""
     if isinstance(corpus, str):
         raise UserError(
             f"the corpus is the text {corpus[:40]!r}: give a list of texts, such as those of read_documents"

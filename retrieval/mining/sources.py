@@ -10,11 +10,7 @@ from revela_hub.retrieval.mining.pairs import TitledText
 
 
 def read_pairs(source: SourceLike, anchor_column: str, positive_column: str) -> Iterator[tuple[str, str]]:
-    """Read pairs; a list of positives makes one pair each, and null counts as an empty text.
-
-    Raises:
-        UserError: The source or a column does not exist, or the column does not contain text.
-    """
+    """Read pairs; a list of positives makes one pair each, and null counts as an empty text."""
     remedy = "choose with --positive_column"
     for row in read_rows(parse_source(source)):
         anchor = column_text(row, anchor_column, "choose with --anchor_column")
@@ -27,9 +23,6 @@ def read_corpus(source: SourceLike, text_column: str) -> Iterator[str]:
     """Read the texts of a corpus or of the corpus in a BEIR folder; a title is joined to its text as in BEIR.
 
     Titles are in the source's `title_column`, by default `title`.
-
-    Raises:
-        UserError: The source or a column does not exist, or the column does not contain text.
     """
     parsed = parse_source(source)
     if not parsed.is_dataset and is_beir(parsed.path):
