@@ -11,7 +11,7 @@ from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
-from revela_hub.trainers.common.adapters import merged_copy, restores_models
+from revela_hub.trainers.common.adapters import restores_models
 from revela_hub.trainers.common.inputs import (
     ModelLike,
     default_arguments,
@@ -55,6 +55,7 @@ class CoTMoTETrainer(MaskedTrainer):
     """
 
     method = COT_MOTE
+    checkpoint = CoTMoTECheckpoint
 
     losses = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
@@ -112,9 +113,3 @@ class CoTMoTETrainer(MaskedTrainer):
         model: Any = self.accelerator.unwrap_model(self.model)
         tokenizer: Any = self.processing_class
         return hybrid_encoder(model.encoder, tokenizer, max_length=min(model.config.max_seq_length, model.max_length))
-
-    def exportable(self) -> CoTMoTECheckpoint:
-        """Return the model with its decoder, as `load_cot_mote_checkpoint` does."""
-        model: Any = self.accelerator.unwrap_model(self.model)
-        tokenizer: Any = self.processing_class
-        return CoTMoTECheckpoint(merged_copy(model), tokenizer)

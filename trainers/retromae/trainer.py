@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.common.adapters import merged_copy, restores_models
+from revela_hub.trainers.common.adapters import restores_models
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.inputs import (
     ModelLike,
@@ -54,6 +54,7 @@ class RetroMAETrainer(MaskedTrainer):
     """
 
     method = RETROMAE
+    checkpoint = RetroMAECheckpoint
 
     losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
     forward_options = {"return_logits": False}  # noqa: RUF012 (a class variable)
@@ -108,12 +109,6 @@ class RetroMAETrainer(MaskedTrainer):
         tokenizer: Any = self.processing_class
         longest = model.config.max_seq_length or model.max_length
         return EncoderInTraining(model, embed, tokenizer, {}, longest, "cosine")
-
-    def exportable(self) -> RetroMAECheckpoint:
-        """Return the encoder with its decoder, as `load_retromae_checkpoint` does."""
-        model: Any = self.accelerator.unwrap_model(self.model)
-        tokenizer: Any = self.processing_class
-        return RetroMAECheckpoint(merged_copy(model), tokenizer)
 
     def model_names(self) -> str:
         """Return the encoder's name."""
