@@ -21,7 +21,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -29,21 +28,15 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 
-from revela_hub.trainers.common.processes import gathered
+from revela_hub.trainers.common.processes import gathered, rank, several
 from revela_hub.trainers.common.sharding import is_sharded
-from revela_hub.trainers.nvembed import PAPER
 
 SIMILAR_LENGTH = 0.75
 """Texts of at least this fraction of the longest text's length are embedded in the same batch."""
-COLUMN = "is_a_column"
-"""Key of features that are a column of the data set, with texts in the order of the rows and one prompt for all."""
 
 
 class NVEmbedLoss(CachedLossMixin, nn.Module):
-    """InfoNCE over the texts of a batch, with or without the passages of other rows as negatives.
-
-    The loss also works with sentence-transformers' own trainer and collator, with the columns anchor, positive and any number of
-    negatives and one prompt per column. With `NVEmbedCollator`, every text has its own prompt.
+    """InfoNCE over the texts of a batch of `NVEmbedCollator`, with or without the passages of other rows as negatives.
 
     Args:
         model: model that embeds the texts.
@@ -72,40 +65,25 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         self.mini_batch_size = mini_batch_size
         self.mini_batch_num_tokens = mini_batch_num_tokens
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
         """Return the loss of a batch, a scalar.
 
         Args:
-            sentence_features: one dict with the texts of the batch, from `NVEmbedCollator`; or one dict per column, with B texts
-                each.
-            labels: (B, C, 2), see `NVEmbedCollator`; not used with columns.
+            sentence_features: one dict with the texts of the batch.
+            labels: (B, C, 2).
         """
-        features = list(sentence_features)
-        if len(features) == 1 and is_sharded(self.model):
-            features = [_as_many_on_all_processes(features[0])]
-        if len(features) > 1:
-            columns: list[dict[str, Any]] = [{**column, COLUMN: True} for column in features]
-            features, labels = columns, _places_and_numbers(features)
-        elif self._fits(features[0]):  # fits into one mini-batch, so there is nothing to cache
-            return self.calculate_loss([[self._embed(features[0], 0, len(features[0]["input_ids"]))]], labels)
-        loss: Tensor = self.forward_cached(features, labels)
+        [features] = sentence_features
+        if is_sharded(self.model):
+            features = _as_many_on_all_processes(features)
+        if self._fits(features["lengths"]):  # into one mini-batch, so there is nothing to cache
+            return self.calculate_loss([[self._embed(features, 0, len(features["input_ids"]))]], labels)
+        loss: Tensor = self.forward_cached([features], labels)
         return loss
 
-    def get_config_dict(self) -> dict[str, Any]:
-        """Return the settings of the loss for sentence-transformers' model card."""
-        names = ("temperature", "in_batch_negatives", "mini_batch_size", "mini_batch_num_tokens")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def citation(self) -> str:
-        """BibTeX entry of the paper."""
-        return PAPER.bibtex
-
-    def _fits(self, features: dict[str, Tensor]) -> bool:
-        mask_TL = features["attention_mask"]
+    def _fits(self, length_T: list[int]) -> bool:
         if self.mini_batch_num_tokens is None:
-            return len(mask_TL) <= self.mini_batch_size
-        return sum(_lengths(features)) <= self.mini_batch_num_tokens
+            return len(length_T) <= self.mini_batch_size
+        return sum(length_T) <= self.mini_batch_num_tokens
 
     def embed_minibatch(
         self,
@@ -122,18 +100,14 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
             return self._embed(sentence_feature, begin, end), state
 
     def _embed(self, features: dict[str, Any], begin: int, end: int) -> Tensor:
-        """Return the (end - begin, D) embeddings; texts of `NVEmbedCollator` are sorted by length and padded on the right."""
-        if COLUMN in features:
-            part = {k: v[begin:end] if isinstance(v, Tensor) else v for k, v in features.items() if k != COLUMN}
-            embedding_TD: Tensor = self.model(part)["sentence_embedding"]
-            return embedding_TD
-        length_T, parts = _lengths(features), []
+        """Return the (end - begin, D) embeddings of texts, which are sorted by length and padded on the right."""
+        length_T, parts = features["lengths"], []
         similar = 0 if is_sharded(self.model) else SIMILAR_LENGTH  # every process calls a sharded model equally often
         while begin < end:
             longest = length_T[begin]
             after = next((at for at in range(begin, end) if length_T[at] < similar * longest), end)
             part = {k: v[begin:after, :longest] if isinstance(v, Tensor) else v for k, v in features.items()}
-            part.pop("lengths", None)
+            del part["lengths"]
             parts.append(self.model(part)["sentence_embedding"])
             begin = after
         return torch.cat(parts)
@@ -148,7 +122,7 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
             labels: (B, C, 2).
             with_backward: whether to compute the gradients of the embeddings, and return the detached loss.
         """
-        assert labels is not None  # made by the collator or by `forward`
+        assert labels is not None  # made by the collator
         embedding_TD = torch.cat([part for column in reps for part in column])
         embedding_TD = embedding_TD.to(torch.promote_types(embedding_TD.dtype, torch.float32))
         place_BC, text_BC = labels.unbind(-1)
@@ -171,14 +145,12 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
 
     def _in_batch(self, vector_BCD: Tensor, text_BC: Tensor) -> Tensor:
         """Return the loss of stage one, with the passages of all rows of all processes."""
-        query_BD, passage_BCD, first = vector_BCD[:, 0], vector_BCD[:, 1:], 0
-        all_text_BC = text_BC
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        query_BD, passage_BCD, all_text_BC = vector_BCD[:, 0], vector_BCD[:, 1:], text_BC
+        if several():
             passage_BCD, all_text_BC = all_gather_with_grad(passage_BCD.contiguous()), all_gather(text_BC.contiguous())
-            first = torch.distributed.get_rank() * len(text_BC)
         score_BN = query_BD @ passage_BCD.flatten(0, 1).T / self.temperature
         columns = passage_BCD.shape[1]
-        target_B = columns * (first + torch.arange(len(score_BN), device=score_BN.device))
+        target_B = columns * (rank() * len(text_BC) + torch.arange(len(score_BN), device=score_BN.device))
         wrong_BN = _false_negatives(text_BC, all_text_BC).scatter(1, target_B[:, None], False)
         return F.cross_entropy(score_BN.masked_fill(wrong_BN, -torch.inf), target_B)
 
@@ -199,35 +171,7 @@ def _as_many_on_all_processes(features: dict[str, Any]) -> dict[str, Any]:
     missing = max(gathered(texts)) - texts
     row_T = [*range(texts), *[texts - 1] * missing]
     repeated = {name: value[row_T] if isinstance(value, Tensor) else value for name, value in features.items()}
-    return repeated | ({"lengths": [features["lengths"][row] for row in row_T]} if "lengths" in features else {})
-
-
-def _lengths(features: dict[str, Any]) -> list[int]:
-    """Return the lengths of texts in tokens: those of the collator, or else computed on the device."""
-    lengths: list[int] = features["lengths"] if "lengths" in features else features["attention_mask"].sum(1).tolist()
-    return lengths
-
-
-def _places_and_numbers(columns: list[dict[str, Tensor]]) -> Tensor:
-    """Return (B, C, 2) for columns of B texts each: the index of a text's embedding, and a hash of its tokens."""
-    numbers = []
-    for features in columns:
-        token_BL = (features["input_ids"] + 1) * features["attention_mask"]
-        order_BL = features["attention_mask"].cumsum(1)  # does not depend on the padding side
-        numbers.append((token_BL * _scrambled(order_BL * 2**20 + token_BL)).sum(1))
-    number_BC = torch.stack(numbers, dim=1)
-    rows, count = number_BC.shape
-    place_BC = (
-        torch.arange(count, device=number_BC.device) * rows + torch.arange(rows, device=number_BC.device)[:, None]
-    )
-    return torch.stack([place_BC, number_BC], dim=-1)
-
-
-def _scrambled(number: Tensor) -> Tensor:
-    """Return a 64-bit hash (the finaliser of SplitMix64, with arithmetic shifts), computed on the device."""
-    number = (number ^ (number >> 30)) * -4658895280553007687
-    number = (number ^ (number >> 27)) * -7723592293110705685
-    return number ^ (number >> 31)
+    return repeated | {"lengths": [features["lengths"][row] for row in row_T]}
 
 
 def _pool_by_row(pooling: nn.Module, arguments: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:

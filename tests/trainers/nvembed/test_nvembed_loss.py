@@ -1,16 +1,13 @@
 """NV-Embed's loss against plain loops, and that the memory it takes changes neither loss nor gradients."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import Tensor, nn
 
-from revela_hub.trainers.nvembed.loss import SIMILAR_LENGTH, NVEmbedLoss, _places_and_numbers
+from revela_hub.trainers.nvembed.loss import SIMILAR_LENGTH, NVEmbedLoss
 
 TEMPERATURE = 0.1
 LENGTHS = (9, 8, 8, 6, 5, 5, 5, 3, 2, 2)  # of ten texts, longest first as the collator gives them
@@ -43,7 +40,7 @@ class _Model(nn.Module):
 def features() -> dict[str, Any]:
     ids = torch.randint(50, (len(LENGTHS), max(LENGTHS)))
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    return {"input_ids": ids, "attention_mask": mask.long(), "modality": "text"}
+    return {"input_ids": ids, "attention_mask": mask.long(), "modality": "text", "lengths": LENGTHS}
 
 
 @pytest.fixture
@@ -136,7 +133,11 @@ def test_texts_go_through_the_model_once_if_they_fit(
 
 def test_texts_of_one_length_go_through_the_model_together(labels: Tensor) -> None:
     model = _Model()
-    features = {"input_ids": torch.ones(10, 4, dtype=torch.long), "attention_mask": torch.ones(10, 4).long()}
+    features = {
+        "input_ids": torch.ones(10, 4, dtype=torch.long),
+        "attention_mask": torch.ones(10, 4).long(),
+        "lengths": [4] * 10,
+    }
     loss_of(model, in_batch=True)([features], labels)
     assert len(model.seen) == 1
 
@@ -171,54 +172,3 @@ def test_cosines_are_in_float32_under_autocast() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             got = loss.calculate_loss([[torch.cat([query, candidates])]], labels)
         assert abs(float(got) - math.log(1 + math.exp(-0.5))) < 1e-3
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_the_loss_works_with_the_stock_trainer(retriever_folder: Path, cached: bool) -> None:
-    """With any collator's columns it is the library's loss, but that a passage right for a row is no negative of it."""
-    model = SentenceTransformer(str(retriever_folder), device="cpu").eval()
-    rows = {
-        "anchor": ["the river", "a fox", "Paris"],
-        "positive": ["the sea", "the dog jumps", "France"],
-        "negative": ["a dog", "text of layers", "Tokyo"],
-    }
-    columns = [model.preprocess(texts) for texts in rows.values()]
-
-    def ours(columns: list[dict[str, Any]], in_batch: bool = True) -> torch.Tensor:
-        size = 2 if cached else 32
-        loss = NVEmbedLoss(model, temperature=0.05, in_batch_negatives=in_batch, mini_batch_size=size)
-        model.zero_grad()
-        value = loss([dict(column) for column in columns])
-        value.backward()
-        return value
-
-    def gradients() -> list[torch.Tensor]:
-        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-    got, got_gradients = ours(columns), gradients()
-    model.zero_grad()
-    library = MultipleNegativesRankingLoss(model, scale=20.0)([dict(column) for column in columns], torch.empty(0))
-    library.backward()
-    torch.testing.assert_close(got, library, rtol=1e-5, atol=1e-6)
-    for one, other in zip(got_gradients, gradients(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    rows["negative"][0] = rows["positive"][1]  # the second row's positive, among the negatives of the first alone
-    doubled = [model.preprocess(texts) for texts in rows.values()]
-    vectors = [model.encode(texts, convert_to_tensor=True) for texts in rows.values()]
-    scores = vectors[0] @ torch.cat(vectors[1:]).T / 0.05
-    scores[1, 3] = -torch.inf  # for the second row it is no negative
-    expected = torch.nn.functional.cross_entropy(scores, torch.arange(3))
-    torch.testing.assert_close(ours(doubled), expected, rtol=1e-5, atol=1e-6)
-    own = torch.stack([torch.stack([q @ p, q @ n]) for q, p, n in zip(*vectors, strict=True)]) / 0.05
-    expected = torch.nn.functional.cross_entropy(own, torch.zeros(3, dtype=torch.long))
-    torch.testing.assert_close(ours(doubled, in_batch=False), expected, rtol=1e-5, atol=1e-6)
-    assert "2405.17428" in NVEmbedLoss(model, temperature=1.0, in_batch_negatives=True).citation
-
-
-def test_texts_are_known_by_their_tokens_on_whichever_side_the_padding_is() -> None:
-    ids = torch.tensor([[5, 6, 7, 0], [6, 5, 7, 0], [5, 6, 0, 0]])
-    mask = (ids > 0).long()
-    number = _places_and_numbers([{"input_ids": ids, "attention_mask": mask}] * 2)[:, 0, 1]
-    left = [{"input_ids": ids.roll(1, 1), "attention_mask": mask.roll(1, 1)}] * 2
-    assert len(set(number.tolist())) == 3
-    assert torch.equal(_places_and_numbers(left)[:2, 1, 1], number[:2])
