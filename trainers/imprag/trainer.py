@@ -47,6 +47,7 @@ from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
 from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag
 from revela_hub.trainers.imprag.collator import ImpRAGCollator
+from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
 
 CANDIDATES = "candidates.safetensors"
 
@@ -149,6 +150,11 @@ class ImpRAGTrainer(MethodTrainer):
             )
         self.loss_is_scaled_for_ga = True
         self.add_callback(_Schedule(self))
+
+    def retrieval_encoder(self) -> ImpRAGEncoder:
+        """Return the encoder of the current model."""
+        tokenizer: Any = self.processing_class
+        return ImpRAGEncoder(self.imprag, tokenizer)
 
     def exportable(self) -> ImpRAGCheckpoint:
         """Return the model with adapters merged, as `load_imprag_checkpoint` does."""

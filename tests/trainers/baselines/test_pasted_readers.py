@@ -9,6 +9,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
@@ -113,6 +114,9 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     assert losses[-1] < 0.5 * losses[0], losses
     ranked = trainer.model.rank(prompts()["prompt"][:2], PASSAGES, 4, query_length=32, passage_length=32)
     assert ranked[:, 0].tolist() == [0, 1]
+    corpus = {str(number): text for number, text in enumerate(PASSAGES)}
+    trainer.retrieval_task = RetrievalTask(corpus, {"q": prompts()["prompt"][1]}, {"q": {"1": 1}}, "towns")
+    assert trainer.evaluate()["eval_ndcg_at_10"] == 1.0
     with pytest.raises(UserError, match="b=2 is beyond the last layer"):
         decoder_retriever(str(llama_folder), 2, bpe_tokenizer)
     with pytest.raises(UserError, match="passages of l_max=4000 tokens do not fit"):

@@ -13,6 +13,7 @@ from datasets import Dataset
 from fork_server import launch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly
 from revela_hub.modeling import ImpRAGForCausalLM
@@ -121,6 +122,10 @@ def test_both_stages_learn_and_log_their_losses(tmp_path: Path, bpe_tokenizer: P
     assert distilled[-1]["generation_loss"] < 0.5 * logs[0]["generation_loss"]
     assert all(entry["answer_recall"] == 1.0 for entry in warm_up)  # the label's first passage holds the answer
     assert run.built_at == 39  # the index was rebuilt at steps 24, 27, ..., 39
+    corpus = {str(number): text for number, text in enumerate(PASSAGES)}
+    queries = {str(number): text for number, text in enumerate(run.train_dataset["prompt"])}
+    run.retrieval_task = RetrievalTask(corpus, queries, {query: {query: 1} for query in queries}, "towns")
+    assert run.evaluate()["eval_ndcg_at_10"] > 0.5
     recall = np.mean([entry["answer_recall"] for entry in distilled])
     assert recall > 0.5  # two of twelve passages by chance: 0.17
     run.save_model(str(tmp_path / "saved"))

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.sources.report import counted
 from revela_hub.modeling import ImpRAGForCausalLM, ImpRAGModel
+from revela_hub.modeling.backbones import evaluating
 from revela_hub.precision import in_fast_precision
 from revela_hub.trainers.common.passages import token_rows, tokenize_passages
 
@@ -24,13 +25,15 @@ class ImpRAGEncoder:
     def encode_query(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
         """Return the (N, E) vectors of N prompts."""
         rows = [ids or [self.tokenizer.eos_token_id] for ids in self.tokenizer(inputs)["input_ids"]]
-        return token_rows(rows).encode(self.model.embed_queries, self.model.device, batch_size)
+        with evaluating(self.model):
+            return token_rows(rows).encode(self.model.embed_queries, self.model.device, batch_size)
 
     def encode_document(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
         """Return the (N, E) vectors of N passages, cut at the model's l_max tokens."""
         tokens = tokenize_passages(self.tokenizer, inputs, self.model.config.l_max)
         self.cut += tokens.cut
-        return tokens.encode(self.model.embed_passages, self.model.device, batch_size)
+        with evaluating(self.model):
+            return tokens.encode(self.model.embed_passages, self.model.device, batch_size)
 
     def warnings(self) -> list[str]:
         """Return warnings about the texts encoded so far."""
