@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
 
+from revela_hub.data.sources.markup import FRONT_MATTER, front_matter_title
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import chunk_document, count_words, document_pieces
 from revela_hub.evaluation.doc_comments import SUFFIXES, commented_functions
@@ -44,11 +45,11 @@ _HEADING = re.compile(
     r"|#{1,6}[ \t]+(?P<hash>\S.*)|(?P<under>\S.*)\n(?!~{3}\s)(?P<line>[=\-~^])(?P=line){2,})[ \t\r]*$",
     re.M,
 )
-# The metadata of a page of Jekyll, Hugo, Docusaurus or MkDocs, in YAML (---) or TOML (+++), and its title.
-_FRONT_MATTER = re.compile(
-    r"\s*(?P<mark>---|\+{3})[ \t\r]*\n(?=[\w.\"-]+[ \t]*[:=])(?:.*\n)*?(?P=mark)[ \t\r]*(?:\n|\Z)"
+# Files about the rights to a text and its versions, which searches rarely ask for.
+_FORMALITIES = re.compile(
+    r"(?:LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|CHANGE(?:LOG|S)|HISTORY|NEWS|AUTHORS)(?:[-._].*)?"
+    r"|(?i:licen[cs]e|copying|changelog)(?:\.(?:md|rst|txt))?"
 )
-_TITLE = re.compile(r"^title[ \t]*[:=](.*)", re.M)
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,10 @@ def passages_of_each(
 
 
 def _functions(document: Document) -> Iterator[Passage]:
-    suffix = Path(document.path or "").suffix.lower()
-    is_row = document.path is None  # its language is not known
-    found = list(_python_functions(document)) if is_row or suffix in PYTHON else []
+    suffix = Path(document.path or "").suffix.lower()  # of a row, and of a file without one, the language is not known
+    found = list(_python_functions(document)) if not suffix or suffix in PYTHON else []
     yield from found
-    if suffix in SUFFIXES or (is_row and not found):
+    if suffix in SUFFIXES or (not suffix and not found):
         for function in commented_functions(document.text):
             yield Passage(document.id, function.code, {"docstring": Candidate(function.query, function.comment)})
 
@@ -104,31 +104,31 @@ def _python_functions(document: Document) -> Iterator[Passage]:
 
 
 def _sections(document: Document, random: Random) -> Iterator[Passage]:
+    asked = document.path is None or not _FORMALITIES.fullmatch(Path(document.path).name)
     for heading, body in _split(document.text):
         chunks = chunk_document(Document(document.id, body, None, "text"), MAX_WORDS)
         for number, chunk in enumerate(chunks):
             if count_words(chunk.text) < MIN_PASSAGE_WORDS:
                 continue
             candidates: dict[ProbeKind, Candidate] = {}
-            if heading and not number and MIN_TITLE_WORDS <= count_words(heading) <= MAX_TITLE_WORDS:
+            if asked and heading and not number and MIN_TITLE_WORDS <= count_words(heading) <= MAX_TITLE_WORDS:
                 candidates["title"] = Candidate(_one_line(heading), heading)
-            if sentence := _sentence(chunk.text, random):
+            if asked and (sentence := _sentence(chunk.text, random)):
                 candidates["sentence"] = Candidate(_one_line(sentence), sentence)
             yield Passage(document.id, chunk.text, candidates)
 
 
 def _split(text: str) -> Iterator[tuple[str, str]]:
     """Yield headings with the text below each, without front matter; "" for text without a heading."""
-    heading, start = "", 0
-    first, gap, rest = text.partition("\n\n")
+    heading, start = "", len(text) - len(text.lstrip("\n"))  # the title of front matter is on its last lines
+    first, gap, rest = text[start:].partition("\n\n")
     # The title of a row is followed by an empty line; a short first line before an empty line also counts as a title.
     is_line = "\n" not in first.strip() and count_words(first) <= MAX_TITLE_WORDS
     if gap and rest.strip() and is_line and not _HEADING.search(first):
-        heading, start = first.strip(), len(first)
-    if metadata := _FRONT_MATTER.match(text, start):
+        heading, start = first.strip(), start + len(first)
+    if metadata := FRONT_MATTER.match(text, start):
         start = metadata.end()
-        if not heading and (title := _TITLE.search(metadata[0])):
-            heading = title[1].strip(" \t\r\"'")
+        heading = heading or front_matter_title(metadata[0])
     for match in _HEADING.finditer(text, start):
         if match["fence"]:
             continue

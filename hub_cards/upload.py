@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, causes, os_error, reason
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly, card_metadata
@@ -79,6 +80,8 @@ def publish(
         work = local_path(keep or scratch)
         if (work / "model").exists():
             raise UserError(f"{work / 'model'} exists already: choose another folder, or delete it")
+        if keep and not (work.is_dir() and names_in(work)):  # a folder with the user's files stays theirs
+            claim(work, "--output_dir")
         work.mkdir(parents=True, exist_ok=True)
         stack.enter_context(deleted_after(work / "model", KeyboardInterrupt))
         if not dry_run or destination.update:

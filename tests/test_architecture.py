@@ -31,7 +31,7 @@ BASE = {
 # What each folder of the package may import, besides itself.
 LAYERS = {
     "paths": set(),
-    "errors": {"paths"},
+    "errors": {"hub_connection", "paths"},
     "output": set(),
     "interrupts": set(),
     "scratch": set(),

@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import constants, is_offline_mode
 
 from revela_hub.checkpoints import method_of_model
+from revela_hub.data import read_documents
 from revela_hub.errors import UserError
 from revela_hub.gguf_files import model_folder
 from revela_hub.hub_connection import prefer_cache, reconnect
@@ -41,6 +42,11 @@ def test_a_model_that_is_not_here_fails_at_once(no_network: Path, load: Callable
         UserError, match="cannot load .*org/model.*: it is not on this machine, and the Hub cannot be reached"
     ):
         load("org/model")
+
+
+def test_a_data_set_that_is_not_here_fails_at_once(no_network: Path) -> None:
+    with pytest.raises(UserError, match="data set org/data: cannot be read"):
+        next(read_documents("hf:org/data"))
 
 
 def test_what_is_read_first_does_not_repeat_requests(no_network: Path) -> None:

@@ -10,12 +10,14 @@ them (`converted`), and `empty` documents; `files` lists more. Text is UTF-8, or
 as U+FFFD, and the report counts the files that contain such bytes.
 """
 
+import gzip
 import json
 import logging
 import math
 import os
 import posixpath
 import re
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +25,11 @@ from datetime import date
 from itertools import chain, groupby
 from operator import eq
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from revela_hub.data.sources import converted
 from revela_hub.data.sources.files import check_exists, source_files
+from revela_hub.data.sources.markup import MANUAL_PAGE, is_code, is_manual_page, manual_page_text, markdown_text
 from revela_hub.data.sources.report import ReadReport, skips
 from revela_hub.data.sources.rows import (
     Row,
@@ -57,8 +60,6 @@ CODE_EXTENSIONS = frozenset(
 CODE_NAMES = frozenset({"BUILD", "CMakeLists.txt", "Dockerfile", "Jenkinsfile", "Makefile", "Rakefile", "WORKSPACE"})
 
 MARKDOWN = (".markdown", ".md", ".mdx")
-# A comment, which readers do not see; or a block of code, which is kept.
-_COMMENT = re.compile(r"(^```.*?^```)|<!--(?:(?!<!--).)*?-->", re.DOTALL | re.MULTILINE)
 _BINARY_PROBE = 8 * 1024
 _MIB = 1024 * 1024
 
@@ -132,15 +133,29 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
         return
     for path in source_files(source, report):
         if has_rows(path, source):
+            named = path == local_path(source.path)
             try:
-                yield from row_documents(file_rows(path, report), source)
+                rows = file_rows(path, report)
+                if not named and (first := next(rows, None)):
+                    if _is_mined(first, source):
+                        report.skipped["written by revela-hub"] += 1
+                        continue
+                    rows = chain([first], rows)
+                yield from row_documents(rows, source)
             except UserError as error:
-                if path == local_path(source.path):
+                if named:
                     raise
                 skip = f"skip the file with --exclude {path.name}"
                 raise UserError(error.message, **error.remedies, exclude=skip) from error
         elif (document := _file_document(path, source, report)) is not None:
             yield document
+
+
+def _is_mined(row: Row, source: Source) -> bool:
+    """Return whether a row is of a file that `revela-hub mine` wrote, whose columns are not those of the text."""
+    return {"anchor", "positive", "negative_1"} <= row.columns.keys() and not {
+        *source.text_columns
+    } & row.columns.keys()
 
 
 def _file_document(path: Path, source: Source, report: ReadReport) -> Document | None:
@@ -149,7 +164,8 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
         report.skipped[converted.MISSING] += 1
         return None
     try:
-        with open(path, "rb") as file:
+        packed = path.suffix == ".gz" and MANUAL_PAGE.search(path.name)
+        with cast("IO[bytes]", gzip.open(path) if packed else open(path, "rb")) as file:
             if os.fstat(file.fileno()).st_size > source.max_file_mib * _MIB:
                 report.skipped["too large"] += 1
                 return None
@@ -157,8 +173,8 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
             if not is_converted and b"\0" in content and not content.startswith(UTF16):
                 report.skipped["binary"] += 1
                 return None
-            content += file.read()
-    except OSError:
+            content += file.read(source.max_file_mib * _MIB)
+    except (OSError, EOFError, zlib.error):
         report.skipped["unreadable"] += 1
         return None
     name = printable_name(path.as_posix())
@@ -171,10 +187,13 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
             return None
     text, is_valid = decoded(content)
     report.replaced += not is_valid
-    is_code = path.suffix.lower() in CODE_EXTENSIONS or path.name in CODE_NAMES
-    if path.suffix.lower() in MARKDOWN and source.kind != "code":
-        text = _COMMENT.sub(lambda match: match[1] or "", text)
-    return Document(name, text, name, source.kind or ("code" if is_code else "text"))
+    suffix = path.suffix.lower()
+    if source.kind != "code" and MANUAL_PAGE.search(path.name) and is_manual_page(text):
+        return Document(name, manual_page_text(text), None, "text")
+    if source.kind != "code" and suffix in MARKDOWN:
+        text = markdown_text(text)
+    known = suffix in CODE_EXTENSIONS or path.name in CODE_NAMES
+    return Document(name, text, name, source.kind or ("code" if known or (not suffix and is_code(text)) else "text"))
 
 
 def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:

@@ -6,9 +6,10 @@ In folders and patterns these are skipped, and counted in the report under these
 or judgements` of a BEIR folder.
 """
 
+import fnmatch
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from revela_hub.data.own_folder import written_by_us
@@ -26,7 +27,8 @@ def check_exists(source: Source) -> None:
     if source.is_dataset or path.exists():
         return
     if glob.has_magic(source.path):
-        if any(glob.iglob(str(path), recursive=True)):
+        explicit = _explicit(path)
+        if any(_glob(explicit, path.relative_to(explicit).parts, lambda _: False, ReadReport(), set())):
             return
         raise UserError(f"nothing matches the pattern {source.path}")
     remedy = f"; a data set of the Hub is written {HUB_PREFIX}owner/name" if source.path.count("/") == 1 else ""
@@ -64,18 +66,55 @@ def local_files(source: Source) -> Iterator[Path]:
 
 def _matches(pattern: Path, source: Source, report: ReadReport) -> Iterator[Path]:
     # Files and folders that the pattern names without wildcards are read.
-    explicit = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
-    seen: set[str] = set()
-    for file in map(Path, sorted(glob.glob(str(pattern), recursive=True))):
-        inside = file.relative_to(explicit)
-        parts = (part for part in [*reversed(inside.parents[:-1]), inside] if part.name not in pattern.parts)
-        if not file.is_file() or any(_skipped(explicit / part, part, source, report) for part in parts):
-            continue
-        if (place := os.path.join(os.path.realpath(file.parent), file.name)) in seen:
-            report.skipped["already read"] += 1
-            continue
-        seen.add(place)
-        yield file
+    explicit = _explicit(pattern)
+
+    def skipped(path: Path) -> bool:
+        return path.name not in pattern.parts and _skipped(path, path.relative_to(explicit), source, report)
+
+    found = _glob(explicit, pattern.relative_to(explicit).parts, skipped, report, set())
+    for file in sorted(found, key=str):
+        if os.path.isfile(file) and not skipped(file):
+            yield file
+
+
+def _explicit(pattern: Path) -> Path:
+    """Return the folder that a pattern names without wildcards."""
+    return next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
+
+
+def _glob(
+    folder: Path,
+    parts: tuple[str, ...],
+    skipped: Callable[[Path], bool],
+    report: ReadReport,
+    seen: set[tuple[int, int, int]],
+) -> Iterator[Path]:
+    """Yield what the parts of a pattern match below a folder, as `glob.glob`, but enter a folder once: links may form loops."""
+    try:
+        status = folder.stat()
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    state = (len(parts), status.st_dev, status.st_ino)
+    if state in seen:
+        report.skipped["already read"] += folder.is_symlink()
+        return
+    seen.add(state)
+    part, rest = parts[0], parts[1:]
+    if not glob.has_magic(part):
+        names = [part] if os.path.lexists(folder / part) else []
+    elif part == "**":
+        if rest:
+            yield from _glob(folder, rest, skipped, report, seen)
+        names = [name for name in names if not name.startswith(".")]
+    else:
+        names = [name for name in fnmatch.filter(names, part) if part.startswith(".") or not name.startswith(".")]
+    below = parts if part == "**" else rest
+    for path in (folder / name for name in names):
+        if not rest:
+            yield path
+        if below and os.path.isdir(path) and not skipped(path):
+            yield from _glob(path, below, skipped, report, seen)
 
 
 def _beir_corpus(folder: Path) -> Path | None:

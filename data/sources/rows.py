@@ -20,6 +20,7 @@ from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.data.sources.unicode import UTF16, printable_name, without_surrogates
 from revela_hub.errors import UserError, first_line
+from revela_hub.hub_connection import prefer_cache
 
 logger = logging.getLogger(__name__)
 
@@ -252,10 +253,11 @@ def dataset_rows(source: Source) -> Iterator[Row]:
         UserError: The data set, configuration or split does not exist, or cannot be read.
     """
     name, split = source.path.removeprefix(HUB_PREFIX), source.split or "train"
+    place = ":".join(filter(None, (name, source.name, source.split)))  # rows of two splits have different ids
     try:
         splits = _splits(source, name) if source.rows is None else {split: source.rows}
         for number, columns in enumerate(splits.get(split, ())):
-            yield Row(f"{name}:{number}", columns)
+            yield Row(f"{place}:{number}", columns)
     except Exception as error:  # from any library below: network, parquet, gzip, JSON
         raise UserError(f"data set {name}: cannot be read: {first_line(error)}") from error
     if split not in splits:
@@ -268,6 +270,8 @@ def _splits(source: Source, name: str) -> Mapping[str, Any]:
     if any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")):
         opened = datasets.load_from_disk(name)
         return opened if isinstance(opened, datasets.DatasetDict) else {"train": opened}
+    if not Path(name).exists() and ("/" in name or not source.data_files):  # else a loader of local files
+        prefer_cache()
     data_files = list(source.data_files) if isinstance(source.data_files, tuple) else source.data_files
     splits: Mapping[str, Any] = datasets.load_dataset(
         name, source.name, data_files=data_files, revision=source.revision, streaming=True

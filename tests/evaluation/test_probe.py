@@ -112,6 +112,22 @@ def test_front_matter_and_comments_in_code_are_no_titles(start: str, title: str 
     assert "run --now" in passages[1].text
 
 
+@pytest.mark.parametrize(
+    "name", ["LICENSE", "COPYING.LESSER", "license.md", "CHANGELOG.rst", "Changelog", "LICENSE-MIT"]
+)
+def test_nobody_asks_for_licences_and_versions(name: str) -> None:
+    text = f"A long heading\n\n{sentences('rivers')}"
+    for path, asked in ((f"docs/{name}", False), ("docs/licensed.md", True), ("news.md", True)):
+        ((_, [passage]),) = passages_of_each([Document(path, text, path, "text")], lambda _: Random(0))
+        assert bool(passage.candidates) == asked
+
+
+def test_functions_of_a_header_without_a_suffix_have_queries() -> None:
+    code = "/** Returns the area of a rectangular field. */\nint area(int a, int b)\n{\n    int c = a;\n    c *= b;\n    return c;\n}\n"
+    ((_, [passage]),) = passages_of_each([Document("geometry", code, "geometry", "code")], lambda _: Random(0))
+    assert passage.candidates["docstring"].text == "Returns the area of a rectangular field."
+
+
 def test_marks_of_code_and_front_matter_take_linear_time() -> None:
     marks = [
         "```` a\n",

@@ -23,6 +23,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 
 from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
+from revela_hub.data.own_folder import is_ours
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, with_eos, write_card
 from revela_hub.hub_cards.assemble import assemble_part, assemble_parts
@@ -272,8 +273,16 @@ def test_an_update_keeps_the_files_of_the_user(
     (results,) = (name for name in head if name.startswith(".eval_results/"))
     own = ["handler.py", "examples/train.py", "eval_06_scifact/scores.json", "results_2024/mteb.json",
            "v2_notes/todo.txt", ".eval_results/mine.yaml", "Experiment_1_plots/data.json"]  # fmt: skip
-    old = ["configuration_old.py", "query_0_Transformer/config.json", "query_tokenizer/vocab.txt"]
-    repository.commit("main", head | dict.fromkeys([*own, *old], b"{}"), "manually")
+    old = [
+        "configuration_old.py",
+        "query_0_Transformer/config.json",
+        "query_tokenizer/vocab.txt",
+        "own.py",
+        "shared.py",
+    ]
+    config = {**json.loads(head["config.json"]), "auto_map": {"AutoModel": "own.Model"}}
+    earlier = head | {"config.json": json.dumps(config).encode()} | dict.fromkeys([*own, *old], b"{}")
+    repository.commit("main", earlier | {"own.py": b"from .shared import Model"}, "manually")
     published = publish(retriever_folder, Destination("org/x", update=True))
     assert published.deleted == sorted([*old, results])
     assert set(repository.files("main")) == (head.keys() | {*own}) - {results}
@@ -331,6 +340,7 @@ def test_an_interrupted_command_can_be_repeated(
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             publish(retriever_folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept")
+        assert is_ours(tmp_path / "kept")  # not read as text
 
 
 def test_uploaded_files_are_not_sent_again(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
@@ -579,6 +589,9 @@ def test_export_does_not_replace_files_of_the_user(
     model = new / "retriever"
     own = {"handler.py": "mine", "LICENSE": "mine", "notes/todo.txt": "mine", ".eval_results/mine.yaml": "a: 1"}
     old = {"onnx/model.onnx": "of the old weights", "modeling_old.py": "", "3_Dense/config.json": "{}"}
+    old |= {"own.py": "from .shared import Model", "shared.py": ""}
+    config = json.loads((model / "config.json").read_text()) | {"auto_map": {"AutoModel": "own.Model"}}
+    (model / "config.json").write_text(json.dumps(config))
     for name, text in (own | old).items():
         (model / name).parent.mkdir(exist_ok=True)
         (model / name).write_text(text)

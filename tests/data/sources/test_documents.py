@@ -35,6 +35,19 @@ def test_a_pattern_reads_a_file_behind_a_link_in_a_loop_once(tmp_path: Path) -> 
     assert [document.text for document in read_documents(f"{tmp_path}/docs/**/*.md")] == ["rivers"]
 
 
+def test_links_that_form_a_loop_end(tmp_path: Path) -> None:
+    """Two links have as many paths as there are rows of 40 of them."""
+    for name in ("a", "b"):
+        (tmp_path / "docs" / name).mkdir(parents=True)
+        (tmp_path / "docs" / name / f"{name}.md").write_text(name)
+        for link in ("one", "two"):
+            (tmp_path / "docs" / name / link).symlink_to("..")
+    for pattern in ("docs/**/*.md", "**/*.md", "docs/**"):
+        assert ids(read_documents(f"{tmp_path}/{pattern}"), tmp_path) == ["docs/a/a.md", "docs/b/b.md"]
+    with pytest.raises(UserError, match="nothing matches the pattern"):
+        read_documents(f"{tmp_path}/**/*.txt")
+
+
 def test_folder_in_the_order_of_names_with_kinds(tmp_path: Path) -> None:
     for name in ("b.txt", "a.py", "sub/c.md", "sub/Makefile", "README"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -151,6 +164,71 @@ def test_comments_in_markdown_are_not_text(tmp_path: Path) -> None:
     assert plain.text == text
     [document] = read_documents(tmp_path / "a.md", kind="code")
     assert document.text == text
+
+
+@pytest.mark.parametrize(
+    ("block", "start"),
+    [
+        ("---\ntitle: Rivers\ntags: [a]\n---\n", "\n\nRivers\n\n"),
+        ("+++\ntitle = 'Rivers'\n+++\n", "\nRivers\n\n"),
+        ("---\ntags: [a]\n---\n", "\n\n\n"),
+        ("---\ntitle: The sea\n---\n# The sea\n", "\n\n\n# The sea\n"),
+        ("---\n\nNo front matter.\n\n---\n", None),
+    ],
+)
+def test_of_front_matter_only_the_title_is_text(tmp_path: Path, block: str, start: str | None) -> None:
+    for name in ("a.md", "a.txt"):
+        (tmp_path / name).write_text(f"{block}They flow.\n")
+    markdown, plain = read_documents(tmp_path)
+    assert markdown.text == f"{block if start is None else start}They flow.\n"  # on the lines of the file
+    assert plain.text == f"{block}They flow.\n"
+
+
+def test_code_without_a_suffix_is_recognised(tmp_path: Path) -> None:
+    texts = {
+        "script": "#!/usr/bin/env python3\nprint(1)\n",
+        "vector": "// <vector> -*- C++ -*-\n/* Licence\n */\n#ifndef _VECTOR\n#define _VECTOR\n",
+        "NOTES": "Rivers flow.\n\n#include is a directive.\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert {Path(each.id).name: each.kind for each in read_documents(tmp_path)} == {
+        "NOTES": "text",
+        "script": "code",
+        "vector": "code",
+    }
+
+
+def test_manual_pages_are_text(tmp_path: Path) -> None:
+    page = '.\\" comment\n.TH LS 1\n.SH DESCRIPTION\nThe \\fBls\\fP command\n.BR lists (1)\nfiles.\n'
+    (tmp_path / "ls.1").write_text(page)
+    with gzip.open(tmp_path / "dir.1.gz", "wt") as file:
+        file.write(page)
+    (tmp_path / "notes.1").write_text("Rivers flow.")
+    (tmp_path / "cut.1.gz").write_bytes((tmp_path / "dir.1.gz").read_bytes()[:-9])
+    report = ReadReport()
+    packed, plain, notes = read_documents(tmp_path, report=report)
+    assert packed.text == plain.text == "# LS(1)\n\n## DESCRIPTION\n\nThe ls command\nlists(1)\nfiles."
+    assert notes.text == "Rivers flow." and report.skipped == {"unreadable": 1}
+    assert next(read_documents(tmp_path / "ls.1", kind="code")).text == page
+
+
+def test_mined_negatives_are_not_text(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("a note")
+    row = {"anchor": "a", "positive": "p", "negative_1": "n"}
+    mined = write_json_lines(tmp_path / "mined.jsonl", [row, row])
+    report = ReadReport()
+    assert [each.text for each in read_documents(tmp_path, report=report)] == ["a note"]
+    assert report.skipped == {"written by revela-hub": 1}
+    assert [each.text for each in read_documents(f"{tmp_path}/*.jsonl", text_column="positive")] == ["p", "p"]
+    with pytest.raises(UserError, match="no column 'text'"):
+        list(read_documents(mined))
+
+
+def test_rows_of_two_splits_have_different_ids(tmp_path: Path) -> None:
+    DatasetDict({name: Dataset.from_dict({"text": [name]}) for name in ("train", "test")}).save_to_disk(tmp_path)
+    found = [next(read_documents(f"hf:{tmp_path}::{split}")) for split in ("train", "test")]
+    assert [each.id for each in found] == [f"{tmp_path}:train:0", f"{tmp_path}:test:0"]
 
 
 def test_a_file_is_opened_when_it_is_asked_for(tmp_path: Path) -> None:
