@@ -23,7 +23,7 @@ from revela_hub.hub_cards.metadata import Figure, ModelCardMetadata
 from revela_hub.hub_cards.method import Method, Part
 from revela_hub.hub_cards.repository import OTHER_FORMATS, files_of
 from revela_hub.hub_cards.verify.consistency import contradictions
-from revela_hub.hub_cards.verify.contents import Contents, belongs_by_name, contents, read_json
+from revela_hub.hub_cards.verify.contents import Contents, belongs_by_name, code_files, contents, read_json
 from revela_hub.hub_cards.verify.kinds import content_faults
 from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.retrieval.disk import make_folder, whole_path
@@ -163,7 +163,7 @@ def export_parts(
 
 def _keep_other_files(old: Path, new: Path) -> None:
     """Copy the files of an exported folder that an update on the Hub would keep, except our card with its figures."""
-    ours = [OURS, *(["README.md", "figures"] if has_our_card(old) else [])]
+    ours = {OURS, *(["README.md", "figures"] if has_our_card(old) else []), *code_files(old)}
     for file in files_of(old):
         name = file.relative_to(old)
         replaced = name.parts[0] in ours or belongs_by_name(name.as_posix()) or OTHER_FORMATS.fullmatch(name.as_posix())

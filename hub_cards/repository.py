@@ -24,6 +24,7 @@ from huggingface_hub import (
     HfApi,
     ModelInfo,
     SpaceInfo,
+    snapshot_download,
 )
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -39,7 +40,7 @@ from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
 from revela_hub import __version__
 from revela_hub.errors import UserError, causes, os_error
-from revela_hub.hub_cards.verify.contents import belongs_by_name
+from revela_hub.hub_cards.verify.contents import belongs_by_name, code_files
 from revela_hub.hub_connection import reconnect
 
 # Connection errors of the client's HTTP library (httpx or httpx2, by version) are a base class of the Hub's errors.
@@ -218,11 +219,21 @@ class Repository:
         """Return the differences between the folder and the repository."""
         local = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
         old = file_names(info) - local.keys()
-        delete = {name for name in old if belongs_by_name(name)}  # would be loaded together with the new files
+        # Would be loaded together with the new files, or are code of the old model.
+        delete = {name for name in old if belongs_by_name(name)} | (old & self._code(info))
         stale = {name for name in old - delete if OTHER_FORMATS.fullmatch(name)}
         if self.destination.delete_stale:
             delete, stale = delete | stale, set()
         return Plan(changed_files(local, info), sorted(delete), sorted(stale))
+
+    def _code(self, info: RepoInfo | None) -> set[str]:
+        """Return the files of remote code of the model in a repository."""
+        if info is None or not any(name.endswith(".py") for name in file_names(info)):
+            return set()
+        patterns = ["*config.json", "modules.json", "*.py"]
+        options: dict[str, Any] = {"revision": info.sha, "token": self.destination.token, "allow_patterns": patterns}
+        with hub_errors(self.repo_id, "nothing was published: run the same command again"):
+            return code_files(Path(snapshot_download(self.repo_id, repo_type=self.kind, **options)))
 
     def prepare(self, info: RepoInfo | None) -> RepoInfo:
         """Create the repository and the branch if they do not exist, and return the current state."""

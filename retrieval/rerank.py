@@ -137,14 +137,17 @@ def has_tokens(retriever: Any) -> bool:
     """Whether a retriever is a sentence-transformers model that pools its vectors of texts from vectors of tokens in context.
 
     Those of queries and passages must have the same size: transformers of different sizes only share the pooled vectors' space.
+    So do two transformers of the same size, if a Dense layer changes the pooled vectors.
     """
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.base.modules import Dense, Transformer
 
     if not isinstance(retriever, SentenceTransformer):
         return False
     modules = input_modules(retriever)
     transformers = all(isinstance(module, Transformer) for module in modules)
+    if len(set(map(id, modules))) > 1 and any(isinstance(module, Dense) for module in retriever.modules()):
+        return False
     return transformers and len({module.get_embedding_dimension() for module in modules}) == 1
 
 
@@ -159,7 +162,7 @@ def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | 
     if not has_tokens(retriever):
         raise UserError(
             "late interaction needs a sentence-transformers model with a transformer, loaded here: this retriever has no vectors"
-            " of tokens in context, or queries and passages have vectors of different sizes",
+            " of tokens in context, or those of queries and passages have different sizes or different Dense layers",
             rerank="leave out --rerank self",
         )
     normalize = Normalize("token_embeddings")

@@ -311,9 +311,10 @@ def _labelled(task: Task, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
         labels = labels if isinstance(labels, list | tuple) else [labels]
         if len(texts) != len(labels):
             raise UserError(f"{row.where}: {len(texts)} texts, but {len(labels)} labels")
-        if task.mode == "label" and any(isinstance(label, int) for label in labels):
+        numbers = [label for label in labels if isinstance(label, int | float)]
+        if task.mode == "label" and numbers:
             raise UserError(
-                f"{row.where}: the label is {labels[0]!r}, but with mode: label it is the text of the positive; choose a column with"
+                f"{row.where}: the label is {numbers[0]!r}, but with mode: label it is the text of the positive; choose a column with"
                 " the names of the labels, or mode: example"
             )
         for text, label in zip(texts, labels, strict=True):

@@ -123,7 +123,7 @@ def test_an_index_is_reranked_with_its_own_prompt(
         assert hit["score"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_queries_and_passages_with_token_vectors_of_different_sizes(
+def test_queries_and_passages_without_comparable_token_vectors(
     retriever_folder: Path, bert_folder: Path, tmp_path: Path
 ) -> None:
     """Only the pooled vectors of such a retriever are comparable."""
@@ -132,7 +132,7 @@ def test_queries_and_passages_with_token_vectors_of_different_sizes(
     AutoTokenizer.from_pretrained(bert_folder).save_pretrained(tmp_path / "small")
     query, document = Transformer(str(tmp_path / "small")), Transformer(str(bert_folder))
     size = document.get_embedding_dimension()
-    for first, possible in ((query, False), (document, True)):
+    for first, possible in ((query, False), (document, True), (Transformer(str(bert_folder)), False)):
         of_query = [first, Pooling(first.get_embedding_dimension()), Dense(first.get_embedding_dimension(), size)]
         router = Router.for_query_document(of_query, [document, Pooling(size)])
         retriever = SentenceTransformer(modules=[router], device="cpu")
@@ -140,7 +140,9 @@ def test_queries_and_passages_with_token_vectors_of_different_sizes(
         if possible:
             assert Reranker(retriever).scores([("a river", "a river")]) == pytest.approx([1.0])
         else:
-            with pytest.raises(UserError, match="queries and passages have vectors of different sizes"):
+            with pytest.raises(
+                UserError, match="those of queries and passages have different sizes or different Dense layers"
+            ):
                 Reranker(retriever)
 
 

@@ -538,6 +538,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({**COLOURS, "where": {"label": "red"}}, r"no positives for training \(of .*, 4 without a possible negative\); it needs distinct texts"),
         ({**COLOURS, "source": "classes.jsonl"}, r"no positives .*: 12 in a class with one example\); mode: label needs only one text per class"),
         ({**COLOURS, "source": "classes.jsonl", "mode": "label"}, r"classes\.jsonl:1: task colours: the label is 0, but with mode: label it is the text"),
+        ({**COLOURS, "source": "scores.jsonl", "mode": "label"}, r"scores\.jsonl:1: task colours: the label is 0\.5, but with mode: label"),
         ({**COLOURS, "columns": {"label": "text"}}, r"colours: columns: text and label are both text; name two different ones"),
         ({**QUESTIONS, "columns": {"anchor": "question", "positive": "question"}}, r"columns: anchor and positive are both question"),
         ({key: value for key, value in QUESTIONS.items() if key != "corpus"}, r"questions\.jsonl:1: task questions: positive is the column passage_id, which contains ids instead of text: name the file with the texts \(corpus: FILE\)"),
@@ -556,6 +557,7 @@ def test_a_source_that_does_not_fit(folder: Path, task: dict[str, Any], message:
     (folder / "notes.txt").write_text("text")
     (folder / "empty.jsonl").write_text("")
     write_lines(folder / "classes.jsonl", ({"text": f"red {n}", "label": n} for n in range(12)))
+    write_lines(folder / "scores.jsonl", ({"text": f"red {n}", "label": n + 0.5} for n in range(12)))
     numbers = ({"question": f"Where is {n}?", "document": f"MED-{n}"} for n in range(9))
     write_lines(
         folder / "numbers.jsonl", ({**row, "passage_id": row["document"], "passage_id2": "p1"} for row in numbers)
