@@ -227,7 +227,13 @@ def document_vectors(
     if settings.engine is None:
         _fill(store, texts, encoder, settings, "Encoding passages")
     else:
-        settings.engine.fill(store, texts, settings)
+        settings.engine.fill(
+            store,
+            texts,
+            batch_size=settings.batch_size,
+            prompt=settings.document_prompt,
+            show=settings.show_progress_bar,
+        )
     return store.vectors(texts, normalize=normalize, truncate_dim=settings.index.truncate_dim)
 
 

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from revela_hub.data.ray_cluster import RayCluster
 from revela_hub.errors import UserError
@@ -16,9 +16,6 @@ from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.vectors import SHARD_SIZE, VectorStore
-
-if TYPE_CHECKING:
-    from revela_hub.retrieval.ranking import RankerSettings
 
 BLOCKS_PER_ACTOR = 4
 """Minimum number of blocks per actor, so that all of them finish at about the same time."""
@@ -36,7 +33,7 @@ class RayEngine:
     load: Callable[[], Encoder]
     cluster: RayCluster = field(default_factory=RayCluster)
 
-    def fill(self, store: VectorStore, texts: TextSource, settings: "RankerSettings") -> None:
+    def fill(self, store: VectorStore, texts: TextSource, *, batch_size: int, prompt: str | None, show: bool) -> None:
         """Encode the missing texts. The store and the file of the texts are in folders that all nodes share."""
         missing = store.missing(texts)
         if not len(missing):
@@ -44,13 +41,13 @@ class RayEngine:
         with self.cluster.connected("encoding") as actors:
             import ray
 
-            ray.data.DataContext.get_current().enable_progress_bars = settings.show_progress_bar
+            ray.data.DataContext.get_current().enable_progress_bars = show
             logging.getLogger("ray.data").setLevel(logging.ERROR)
             size = min(SHARD_SIZE, math.ceil(len(missing) / (BLOCKS_PER_ACTOR * actors.number)))
             blocks = [missing[start : start + size] for start in range(0, len(missing), size)]
             encoded = ray.data.from_numpy(blocks).map_batches(
                 _Actor,
-                fn_constructor_args=(self.load, store, texts, settings.batch_size, settings.document_prompt),
+                fn_constructor_args=(self.load, store, texts, batch_size, prompt),
                 batch_size=size,  # a whole block; Ray requires a number for actors with GPUs
                 compute=ray.data.ActorPoolStrategy(size=min(actors.number, len(blocks))),
                 num_gpus=actors.num_gpus,
