@@ -193,6 +193,15 @@ def test_a_file_that_neither_this_machine_nor_the_hub_has() -> None:
     assert said.startswith("cannot load the model 'user/repo/none.gguf': there is no such file here")
 
 
+def test_a_user_without_a_home_folder_is_told_so(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", "~/.cache/huggingface")  # as without HOME
+    assert failure(gguf_file) == "there is no home folder for the converted GGUF file: set HOME or HF_HOME"
+    assert not Path("~").exists()
+
+
 def test_the_package_is_missing(gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "gguf" else find(name, *rest))

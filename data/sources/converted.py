@@ -48,6 +48,8 @@ def as_text(content: bytes, path: Path) -> str:
     suffix = path.suffix.lower()
     digest = hashlib.sha256(f"3 {converter_version()}{suffix}".encode() + content).hexdigest()[:32]
     kept = Path(constants.HF_HOME) / "revela-hub" / "documents" / f"{digest}.txt"
+    if kept.parts[:1] == ("~",):  # there is no home folder, and so no cache
+        return _convert(content, suffix)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if text := kept.read_text(encoding="utf-8"):  # empty after a crash of the machine
             return text

@@ -50,12 +50,10 @@ def model_folder(name: str) -> str:
         raise UserError(f"{path} is not a GGUF file: it does not start with {MAGIC.decode()}")
     if _SPLIT.search(path.stem):
         raise UserError(f"{path} is a part of a split model: merge the parts first (llama-gguf-split --merge)")
-    folder = (
-        Path(constants.HF_HOME)
-        / "revela-hub"
-        / "gguf"
-        / f"{path.stem}-{_digest(path.resolve(), path.stat().st_mtime_ns)}"
-    )
+    home = Path(constants.HF_HOME)
+    if home.parts[:1] == ("~",):
+        raise UserError("there is no home folder for the converted GGUF file: set HOME or HF_HOME")
+    folder = home / "revela-hub" / "gguf" / f"{path.stem}-{_digest(path.resolve(), path.stat().st_mtime_ns)}"
     if not folder.is_dir():
         require("gguf")
         _convert_once(path.resolve(), folder)

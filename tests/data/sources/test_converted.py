@@ -138,8 +138,11 @@ def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert [document.text for document in read_documents(str(tmp_path / "*.html"))] == texts
     # Without a place for the cache, files are converted each time.
     monkeypatch.undo()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", "/dev/null")
-    assert [document.text for document in read_documents(str(tmp_path / "*.html"))] == texts
+    monkeypatch.chdir(tmp_path)
+    for home in ("/dev/null", "~/.cache/huggingface"):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HOME", home)
+        assert [document.text for document in read_documents(str(tmp_path / "*.html"))] == texts
+    assert not Path("~").exists()
 
 
 def test_a_file_that_unpacks_to_too_much_is_not_unpacked(
