@@ -33,9 +33,10 @@ from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import Canary
 from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of, write_text
 from revela_hub.retrieval.encoder import SERVED
+from revela_hub.retrieval.index_metadata import METADATA, IndexMetadata, read_metadata
 from revela_hub.retrieval.parquet_files import FILE_BYTES, ROWS, write_groups
 from revela_hub.retrieval.passages import PASSAGE, write_passages
-from revela_hub.retrieval.store import METADATA, IndexMetadata, PassageStore, read_metadata
+from revela_hub.retrieval.store import PassageStore
 from revela_hub.retrieval.vectors import VectorStore
 
 PREFIX = "hf:"

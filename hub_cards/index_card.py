@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from revela_hub import __version__
-from revela_hub.retrieval.store import IndexMetadata
+from revela_hub.retrieval.index_metadata import IndexMetadata
 
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 

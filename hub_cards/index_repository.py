@@ -26,7 +26,8 @@ from revela_hub.hub_cards.repository import (
     hub_errors,
 )
 from revela_hub.retrieval.encoder import Encoder
-from revela_hub.retrieval.store import METADATA, PassageStore
+from revela_hub.retrieval.index_metadata import METADATA
+from revela_hub.retrieval.store import PassageStore
 
 CARD = "README.md"
 _REPLACED = re.compile(r"canary-[0-9a-f]+\.json|data/passages-\d+\.parquet")

@@ -12,7 +12,8 @@ from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import Canary, spread
 from revela_hub.retrieval.disk import mapped
-from revela_hub.retrieval.store import IndexMetadata, PassageStore, read_metadata
+from revela_hub.retrieval.index_metadata import IndexMetadata, read_metadata
+from revela_hub.retrieval.store import PassageStore
 from revela_hub.retrieval.stored_vectors import Vectors
 from revela_hub.retrieval.texts import TextList, Texts
 from revela_hub.retrieval.vectors import checksum, store_folder

@@ -13,11 +13,10 @@ An index belongs to one model: opening it with another one raises an error.
 """
 
 import contextlib
-import json
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from revela_hub.retrieval.canary import SAME, Canary, finding, server_change, sp
 from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
 from revela_hub.retrieval.disk import claim_folder, remove, write_text
 from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
-from revela_hub.retrieval.index_options import IndexOptions
+from revela_hub.retrieval.index_metadata import METADATA, IndexMetadata, read_metadata
 from revela_hub.retrieval.milvus import MilvusIndex, check_connection, drop_collection, is_collection_of
 from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
 from revela_hub.retrieval.passages import Hit, Passages
@@ -43,68 +42,11 @@ from revela_hub.retrieval.vectors import VectorStore, store_folder, vectors_key
 
 logger = logging.getLogger(__name__)
 
-METADATA = "index.json"
 DAY = 24 * 3600
 _CONTENT = re.compile(r"(?:texts|canary)-([0-9a-f]{32})\.(?:arrow|json|[a-z]+\.npy)")
 """Files with the text of passages."""
 _DERIVED = re.compile(r"bm25-[0-9a-f]{16}|[a-z0-9]+-[0-9a-f]{16}\.faiss")
 """Indexes of one version of the texts, which a search builds again if they are missing."""
-
-
-@dataclass(frozen=True)
-class IndexMetadata:
-    """The content of `index.json`, in which the field `type` of `options` is stored as `index`, and its others under their names.
-
-    Attributes:
-        model: The Hub id or folder from which the model was loaded.
-        fingerprint: `encoder.model_identity` of the model.
-        texts: The fingerprint of the passages.
-        passages: The number of passages.
-        dimension: The dimension of the vectors.
-        similarity: "cosine" or "dot".
-        document_prompt: The prompt for passages, None for the model's own.
-        max_length: The number of tokens to which passages were truncated, None for the model's own limit.
-        options: How vectors are stored and searched.
-        endpoint: The server that computed the vectors: its kind, address and model; None for this machine.
-        canary: The name of the canary (`Canary.write`).
-        metadata: The names and types of the passages' metadata (`milvus_fields.metadata_fields`); None without.
-        collection: The name of the collection in Milvus; None for another type of index.
-    """
-
-    model: str
-    fingerprint: str
-    texts: str
-    passages: int
-    dimension: int
-    similarity: str
-    document_prompt: str | None = None
-    max_length: int | None = None
-    options: IndexOptions = IndexOptions()
-    endpoint: str | None = None
-    canary: str = ""
-    metadata: dict[str, str] | None = None
-    collection: str | None = None
-
-    def to_json(self) -> str:
-        """Return the content of the file."""
-        values = asdict(self) | {"index": self.options.type, **asdict(self.options)}
-        optional = ("endpoint", "metadata", "collection", "milvus_bm25", "milvus_partition_key")
-        absent = [name for name in optional if not values[name]]
-        for name in ("options", "type", *absent):
-            del values[name]
-        return json.dumps(values, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> "IndexMetadata":
-        """Read the content of the file.
-
-        Raises:
-            ValueError, TypeError, UserError: It is not such metadata.
-        """
-        values = dict(json.loads(text))
-        names = {"index": "type"} | {each.name: each.name for each in fields(IndexOptions) if each.name != "type"}
-        options = {field: values.pop(name) for name, field in names.items() if name in values}
-        return cls(**values, options=IndexOptions(**options))
 
 
 class PassageStore:
@@ -388,37 +330,6 @@ def _delete_replaced(folder: Path, earlier: IndexMetadata, metadata: IndexMetada
                 "the collection %s of the replaced index is kept, because the index in the folder where it was made may use it",
                 earlier.collection,
             )
-
-
-def with_index_settings(settings: RankerSettings, metadata: IndexMetadata) -> RankerSettings:
-    """Return the settings with the options and the prompt that an index was built with."""
-    asked, built = settings.index, metadata.options
-    for name, value, default, found in (
-        ("truncate_dim", asked.truncate_dim, None, built.truncate_dim),
-        ("precision", asked.precision, "float32", built.precision),
-        ("dtype", asked.dtype, "float32", built.dtype),
-        ("index_type", asked.type, "exact", built.type),
-        ("milvus_uri", asked.milvus_uri, None, built.milvus_uri),
-        ("document_prompt", settings.document_prompt, None, metadata.document_prompt),
-    ):
-        if value not in (default, found):
-            none = f"none ({metadata.dimension} dimensions)" if name == "truncate_dim" else "none"
-            raise UserError(
-                f"the index was built with --{name} {none if found is None else found}, not {value}: leave out --{name}, or"
-                " build another index"
-            )
-    return replace(settings, index=metadata.options, document_prompt=metadata.document_prompt)
-
-
-def read_metadata(folder: str | Path) -> IndexMetadata:
-    """Read the metadata of an index."""
-    path = local_path(folder) / METADATA
-    if not path.is_file():
-        raise UserError(f"{folder} is not an index ({METADATA} is missing): build one with revela-hub index")
-    try:
-        return IndexMetadata.from_json(path.read_text(encoding="utf-8"))
-    except (ValueError, TypeError, UserError) as error:
-        raise UserError(f"{path} is damaged ({error}): build the index again") from error
 
 
 def _short(fingerprint: str) -> str:

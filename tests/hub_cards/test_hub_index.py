@@ -18,7 +18,7 @@ from revela_hub.hub_cards import hub_index
 from revela_hub.hub_cards.hub_index import public_metadata
 from revela_hub.hub_cards.index_repository import download_index
 from revela_hub.retrieval import IndexOptions, PassageStore, vectors
-from revela_hub.retrieval.store import IndexMetadata
+from revela_hub.retrieval.index_metadata import IndexMetadata
 from revela_hub.retrieval.vectors import VectorStore
 
 NAME = "org/my-index"

@@ -12,10 +12,11 @@ from revela_hub.data.text.chunks import Chunk
 from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList
 from revela_hub.retrieval.dense import open_index, signs
+from revela_hub.retrieval.index_metadata import with_index_settings
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.passages import write_passages
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker
-from revela_hub.retrieval.store import PassageStore, build_store, with_index_settings
+from revela_hub.retrieval.store import PassageStore, build_store
 from revela_hub.retrieval.stored_vectors import Vectors
 from revela_hub.retrieval.vectors import VectorStore
 

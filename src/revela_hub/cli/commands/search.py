@@ -145,9 +145,9 @@ def _ranker(arguments: Arguments, passages: "Passages | None", temporary: Path) 
     from revela_hub.retrieval import build_ranker, default_cache_folder
     from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.encoder import document_identity
+    from revela_hub.retrieval.index_metadata import with_index_settings
     from revela_hub.retrieval.ranking import VectorRanker
     from revela_hub.retrieval.rerank import RerankedRanker
-    from revela_hub.retrieval.store import with_index_settings
 
     models = load_models(arguments, arguments.model, arguments.mode)
     settings = models.settings
