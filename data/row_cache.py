@@ -109,11 +109,7 @@ def cached_rows(
 
 
 def stream_rows(stream: "IterableDataset", name: str, cache_dir: str | Path | None = None) -> "Dataset":
-    """Write the rows of a stream to the cache by its name, and return them memory-mapped; equal rows are kept once.
-
-    Raises:
-        UserError: The stream cannot be read or has no rows, or the folder cannot be written to.
-    """
+    """Write the rows of a stream to the cache by its name, and return them memory-mapped; equal rows are kept once."""
     import datasets
 
     cache = cache_folder(cache_dir)

@@ -138,9 +138,6 @@ def compare_texts(
         settings: Settings of the probes.
         batch_size: Texts per forward pass.
         **defaults: Default values for fields of `Source`.
-
-    Raises:
-        UserError: A text cannot be read, or is too short for a probe.
     """
     settings = settings or ProbeSettings()
     reports: dict[str, ReadReport] = {}

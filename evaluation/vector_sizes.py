@@ -59,11 +59,7 @@ def evaluate_sizes(
     *,
     cache_dir: str | Path | None = None,
 ) -> Iterator[SizeScores]:
-    """Score a dense retriever with vectors of several sizes; the other arguments are those of `evaluate_ranking`.
-
-    Raises:
-        UserError: FAISS is not installed, or a size has more components than the model.
-    """
+    """Score a dense retriever with vectors of several sizes; the other arguments are those of `evaluate_ranking`."""
     largest = getattr(encoder, "get_embedding_dimension", int)() or 0
     for size in sizes:  # before the texts are encoded
         truncated_dimension(largest, size.dims)

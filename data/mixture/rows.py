@@ -75,9 +75,6 @@ def read_task(task: Task, folder: Path) -> TaskRows:
     """Read a task's source into Arrow files in a folder, replacing ids by the texts of its corpus and queries.
 
     The folder must exist as long as the rows are used.
-
-    Raises:
-        UserError: The source does not exist or cannot be read, or a column is missing or has the wrong type.
     """
     from datasets import List, Value
 

@@ -197,11 +197,7 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
 
 
 def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
-    """Make a document of each row, or of consecutive rows with the same value in `merge_column`.
-
-    Raises:
-        UserError: A column of the source does not exist, or does not contain text.
-    """
+    """Make a document of each row, or of consecutive rows with the same value in `merge_column`."""
     if source.merge_column is None:
         for row in rows:
             yield _document(row, _text(row, source), source)

@@ -50,9 +50,6 @@ def read_rows(source: Source) -> Iterator[Row]:
     """Stream the rows of a source, at most `max_documents`; of judgements those with a grade above 0.
 
     Other files in a folder are skipped with a warning.
-
-    Raises:
-        UserError: The source has no rows, or cannot be read.
     """
     rows = dataset_rows(source) if source.is_dataset else _file_rows(source)
     return islice(rows, source.max_documents)
@@ -108,11 +105,7 @@ def column_value(row: Row, name: str, remedy: str, **remedies: str) -> Any:
 
 
 def column_text(row: Row, name: str, remedy: str, **remedies: str) -> str:
-    """Return the text of a column; "" for null.
-
-    Raises:
-        UserError: The column does not exist, or does not contain text.
-    """
+    """Return the text of a column; "" for null."""
     value = column_value(row, name, remedy, **remedies)
     if value is None:
         return ""
@@ -122,11 +115,7 @@ def column_text(row: Row, name: str, remedy: str, **remedies: str) -> str:
 
 
 def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
-    """Read a file of `ROW_FILES` or `TABLES`.
-
-    Raises:
-        UserError: The file cannot be read, or a line is not a JSON object.
-    """
+    """Read a file of `ROW_FILES` or `TABLES`."""
     name = path.name.lower()
     if name.endswith(TABLES):
         return table_rows(path, report)
@@ -138,9 +127,6 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
 
     Columns are separated by tabs, semicolons or commas, whichever the header has most of outside quotes, or by what a first line such as
     `sep=;` (Excel) names. Cells may contain line breaks in quotes.
-
-    Raises:
-        UserError: The file cannot be read, has no header, or a row has more cells than the header.
     """
     name = printable_name(path.as_posix())
     try:
@@ -181,11 +167,7 @@ def _encoding(path: Path) -> str:
 
 
 def parquet_rows(path: Path) -> Iterator[Row]:
-    """Read a parquet file in batches; a row's location is `file:number`, from 1.
-
-    Raises:
-        UserError: The file cannot be read.
-    """
+    """Read a parquet file in batches; a row's location is `file:number`, from 1."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -200,11 +182,7 @@ def parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
-    """Read a file with one JSON object per line, gzipped if its name ends in `.gz`; empty lines are skipped.
-
-    Raises:
-        UserError: A line is not a JSON object, or the gzipped data are damaged.
-    """
+    """Read a file with one JSON object per line, gzipped if its name ends in `.gz`; empty lines are skipped."""
     for where, text in text_lines(path, report):
         try:
             row = json.loads(text)
@@ -221,11 +199,7 @@ def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
 
 
 def text_lines(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
-    """Yield the non-empty lines of a file with their locations (`file:3`); gzipped if the name ends in `.gz`.
-
-    Raises:
-        UserError: The file cannot be read, or the gzipped data are damaged.
-    """
+    """Yield the non-empty lines of a file with their locations (`file:3`); gzipped if the name ends in `.gz`."""
     replaced, name = False, printable_name(path.as_posix())
     try:
         with cast("IO[bytes]", gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")) as file:
@@ -247,11 +221,7 @@ def text_lines(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
 
 
 def dataset_rows(source: Source) -> Iterator[Row]:
-    """Stream the rows of a data set: from the Hub, a folder that `load_dataset` reads, or one saved by `save_to_disk`.
-
-    Raises:
-        UserError: The data set, configuration or split does not exist, or cannot be read.
-    """
+    """Stream the rows of a data set: from the Hub, a folder that `load_dataset` reads, or one saved by `save_to_disk`."""
     name, split = source.path.removeprefix(HUB_PREFIX), source.split or "train"
     place = ":".join(filter(None, (name, source.name, source.split)))  # rows of two splits have different ids
     try:
@@ -280,11 +250,7 @@ def _splits(source: Source, name: str) -> Mapping[str, Any]:
 
 
 def read_judgements(path: Path) -> Iterator[Row]:
-    """Yield the lines of a file of judgements (qrels); the columns are those of the header, with the grade as a number.
-
-    Raises:
-        UserError: A line is not a judgement, or the file is damaged.
-    """
+    """Yield the lines of a file of judgements (qrels); the columns are those of the header, with the grade as a number."""
     report = ReadReport()
     for number, (where, line) in enumerate(text_lines(path, report)):
         fields = [field.strip() for field in line.rstrip("\r\n").split("\t")]

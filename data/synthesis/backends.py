@@ -90,9 +90,6 @@ class LocalModel:
         batch_size: Prompts per batch.
         device: `cpu`, `cuda`, ...; None: the fastest available.
         trust_remote_code: Whether to run the model's own Python code.
-
-    Raises:
-        UserError: The model cannot be loaded, or an option is out of range.
     """
 
     def __init__(

@@ -96,9 +96,6 @@ class Seq2SeqQueries:
         seed: The sampling seed.
         max_new_tokens: Maximum number of tokens of a query.
         top_k: Top-k sampling; docT5query uses 10.
-
-    Raises:
-        UserError: A number is less than 1; at the first call, the model cannot be loaded.
     """
 
     def __init__(
