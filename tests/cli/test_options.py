@@ -223,6 +223,21 @@ def test_no_old_name_leads_to_another_old_name() -> None:
     assert all(old != new for old, new in itertools.product(RENAMED, RENAMED.values()))
 
 
+@pytest.mark.parametrize(
+    ("encoding", "name", "remedy"), [("utf-8", "\udcff", ""), ("ascii", "\udcc3\udca9", ", or set PYTHONUTF8=1")]
+)
+def test_outputs_have_names_that_libraries_can_write(
+    encoding: str, name: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a forced ASCII locale, an é is two such characters."""
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: encoding)
+    encode = outline(COMMANDS["encode"].module).Arguments
+    values = {"model": "m", "corpus": ["a"], "output_dir": name}
+    with pytest.raises(UserError, match=re.escape(f" is not a name in UTF-8: use another name{remedy}")):
+        build_arguments(encode, values, "revela-hub encode")
+    build_arguments(encode, values | {"output_dir": "é"}, "revela-hub encode")
+
+
 def test_the_home_folder_is_found_in_options_but_not_in_queries(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -25,6 +26,7 @@ from trl import TrlParser
 
 from revela_hub.cli.config_file import read_items
 from revela_hub.cli.help_texts import METAVARS, TRAINER_OPTIONS, WITHOUT_EFFECT
+from revela_hub.data.sources.unicode import printable_name
 from revela_hub.errors import UserError, did_you_mean, first_line, install_hint
 from revela_hub.internals import option_group
 from revela_hub.options import old_names
@@ -46,6 +48,7 @@ NEGATIVE_NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # a value, n
 MANY = 20
 """`--help` of a command with more options lists the required ones and those that its classes name in `basic_options`."""
 FREE_TEXT = ("query", "queries")  # options in which ~/ is not the home folder
+WRITTEN = ("output", "output_dir", "cache_dir", "parquet_dir")  # options that name a file or folder to write
 OTHER_OPTIONS = "other options of transformers' Trainer"
 LIBRARIES = ("transformers.", "sentence_transformers.", "trl.")  # the modules whose options are not defined here
 
@@ -56,6 +59,8 @@ def build_arguments(arguments: type[ArgumentsT], values: dict[str, Any], program
     Raises:
         UserError: The dataclass's `__post_init__` rejects the values, or a package that they need is not installed.
     """
+    for name in WRITTEN:
+        _check_name(name, values.get(name))
     if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         raise UserError(install_hint("deepspeed"))
     try:
@@ -71,6 +76,18 @@ def _at_home(value: Any) -> Any:
     if isinstance(value, list):
         return [_at_home(item) for item in value]
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
+
+
+def _check_name(option: str, path: Any) -> None:
+    """Check that a name has the same bytes for Python and for libraries such as Arrow, which take names in UTF-8 only."""
+    try:
+        if path is None or os.fsencode(path) == path.encode():
+            return
+    except UnicodeEncodeError:
+        pass
+    encoding = sys.getfilesystemencoding()
+    remedy = "" if encoding == "utf-8" else f", or set PYTHONUTF8=1, as this system's encoding is {encoding}"
+    raise UserError(f"--{option} {printable_name(path)} is not a name in UTF-8: use another name{remedy}")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
