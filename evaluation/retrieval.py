@@ -116,19 +116,13 @@ def evaluate_ranking(
 
 
 def evaluate_reranking(
-    task: RetrievalTask,
-    settings: RankerSettings,
-    reranker: Reranker | Own,
-    *,
-    dense: Encoder | None = None,
-    sparse: Any = None,
-    cache_dir: str | Path | None = None,
+    task: RetrievalTask, settings: RankerSettings, reranker: Reranker | Own, **options: Any
 ) -> tuple[RetrievalScores, RetrievalScores]:
     """Return the scores of a ranker without and with a reranker of its best `settings.rerank_depth` results.
 
-    The other arguments are those of `evaluate_ranking`.
+    The options are the other arguments of `evaluate_ranking`.
     """
-    with _built(task, settings, cache_dir, dense=dense, sparse=sparse, reranker=reranker) as ranker:
+    with _built(task, settings, reranker=reranker, **options) as ranker:
         assert isinstance(ranker, RerankedRanker)
         return score_run(run_of(ranker.ranker, task), task), score_run(run_of(ranker, task), task)
 
@@ -146,22 +140,15 @@ def rerank_run(run: Rankings, task: RetrievalTask, reranker: Reranker) -> Rankin
     return found
 
 
-def ranking_run(
-    task: RetrievalTask,
-    settings: RankerSettings,
-    *,
-    dense: Encoder | None = None,
-    sparse: Any = None,
-    cache_dir: str | Path | None = None,
-) -> Rankings:
-    """Return the hits that `evaluate_ranking` scores; same arguments."""
-    with _built(task, settings, cache_dir, dense=dense, sparse=sparse) as ranker:
+def ranking_run(task: RetrievalTask, settings: RankerSettings, **options: Any) -> Rankings:
+    """Return the hits that `evaluate_ranking` scores; the options are its other arguments."""
+    with _built(task, settings, **options) as ranker:
         return run_of(ranker, task)
 
 
 @contextlib.contextmanager
 def _built(
-    task: RetrievalTask, settings: RankerSettings, cache_dir: str | Path | None, **models: Any
+    task: RetrievalTask, settings: RankerSettings, cache_dir: str | Path | None = None, **models: Any
 ) -> Iterator[Ranker]:
     """Yield a ranker of the documents; without a cache folder, its vectors are deleted afterwards."""
     _check_judgements(task)
