@@ -157,11 +157,11 @@ def export_parts(
             (new / OURS).mkdir(parents=True)  # lets a later export replace the folder
         assemble_parts(method, checkpoint, wanted, assembly or Assembly(), loaded)
         for folder, new in zip(folders, wanted, strict=True):
-            _keep_other_files(folder, new)
+            keep_other_files(folder, new)
     return list(parts)
 
 
-def _keep_other_files(old: Path, new: Path) -> None:
+def keep_other_files(old: Path, new: Path) -> None:
     """Copy the files of an exported folder that an update on the Hub would keep, except our card with its figures."""
     ours = {OURS, *(["README.md", "figures"] if has_our_card(old) else []), *code_files(old)}
     for file in files_of(old):

@@ -16,6 +16,7 @@ from trl import SFTTrainer
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.paths import local_path
 from revela_hub.retrieval.disk import whole_path
@@ -172,6 +173,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
                 return []
             with whole_path(target, "--output_dir") as folder:
                 self.export(folder)
+                keep_other_files(target, folder)
             return [target]
 
     def export(self, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, first_line, loading, refuse_missing_folder
-from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished
+from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
 from revela_hub.hub_cards.card import OURS
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
@@ -175,6 +175,7 @@ class RetrieverTrainer(MethodTrainer):
         make_folder(output, "--output_dir")
         with whole_path(output / RETRIEVER, "--output_dir") as folder:
             self.write_retriever(folder)
+            keep_other_files(output / RETRIEVER, folder)
         return output / RETRIEVER
 
     def write_retriever(self, folder: Path) -> None:

@@ -307,6 +307,28 @@ def test_what_is_published_is_what_is_in_memory(retriever_folder: Path, tmp_path
     assert before == {file.name: file.read_bytes() for file in exported.iterdir() if file.is_file()}
 
 
+def test_an_export_keeps_the_files_of_the_user_in_an_earlier_one(retriever_folder: Path, tmp_path: Path) -> None:
+    (exported,) = trainer(tmp_path, retriever_folder, pairs()).write_models(tmp_path / "out")
+    own = {"LICENSE": "mine", "README.md": "my card", "notes/todo.txt": "mine"}
+    for name, text in (
+        own
+        | {"onnx/model.onnx": "of the old weights", "model-00002-of-00002.safetensors": "", "3_Dense/config.json": "{}"}
+    ).items():
+        (exported / name).parent.mkdir(exist_ok=True)
+        (exported / name).write_text(text)
+    first = {path.relative_to(exported).as_posix() for path in exported.rglob("*")}
+    trainer(tmp_path, retriever_folder, pairs()).write_models(tmp_path / "out")
+    left = {path.relative_to(exported).as_posix() for path in exported.rglob("*")}
+    assert first - left == {
+        "onnx",
+        "onnx/model.onnx",
+        "model-00002-of-00002.safetensors",
+        "3_Dense",
+        "3_Dense/config.json",
+    }
+    assert {name: (exported / name).read_text() for name in own} == own
+
+
 def write(folder: Path, rows: list[dict[str, Any]]) -> str:
     file = folder / "pairs.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
