@@ -1,5 +1,8 @@
 """Tables for help texts: placeholders of values, texts for options of transformers, and those of its options that have no effect here."""
 
+# What messages call the values of an option, by the name of the function that reads them.
+KINDS = {"int": "a whole number", "float": "a number", "string_to_bool": "true or false"}
+
 # The placeholder of a text option, by the option's name. `option(..., metavar=...)` overrides it.
 METAVARS = {
     name: metavar

@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from transformers.hf_argparser import string_to_bool
 from trl import TrlParser
 
-from revela_hub.cli.config_file import read_items
-from revela_hub.cli.help_texts import METAVARS, TRAINER_OPTIONS, WITHOUT_EFFECT
+from revela_hub.cli.config_file import option_value, read_items
+from revela_hub.cli.help_texts import KINDS, METAVARS, TRAINER_OPTIONS, WITHOUT_EFFECT
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.errors import UserError, did_you_mean, first_line, install_hint
 from revela_hub.internals import option_group
@@ -36,14 +35,12 @@ from revela_hub.ranges import expected_range, limits
 
 ArgumentsT = TypeVar("ArgumentsT")
 
-KINDS = {"int": "a whole number", "float": "a number", "string_to_bool": "true or false"}
 NUMBERS = {"int": "N", "float": "X"}
-TRUTH_VALUES = {"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"}  # of transformers' string_to_bool
+TRUE, FALSE = {"yes", "true", "t", "y", "1"}, {"no", "false", "f", "n", "0"}  # what trl's string_to_bool accepts
 # In the name of a text option for which an empty text means something.
 MAY_BE_EMPTY = ("prompt", "column", "instruction")
 
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|mlu|musa|xla)(:\d+)?")
-EXPONENTIAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 NEGATIVE_NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # a value, not an option
 MANY = 20
 """`--help` of a command with more options lists the required ones and those that its classes name in `basic_options`."""
@@ -162,7 +159,7 @@ class CommandParser(TrlParser):
         self.has_quiet = "quiet" in self.hints  # training commands have a field of this name
         if not self.has_quiet:
             self.hints["quiet"] = bool
-            switch = group.add_argument("--quiet", nargs="?", const=True, type=string_to_bool)
+            switch = group.add_argument("--quiet", nargs="?", const=True, type=_truth_value)
             switch.help = "Print results and errors only."
             switch.type = self._converter(switch, "string_to_bool", [], own=True)
         group.add_argument("--traceback", action="store_true", help="Print the full traceback of an error.")
@@ -318,7 +315,7 @@ class CommandParser(TrlParser):
         """Write each switch with its value as one word: `--json "query"` must not take the query as its value."""
         switches = {name for name, action in self._option_string_actions.items() if action.nargs == "?"}
         return [
-            f"{word}=true" if word in switches and follower.lower() not in TRUTH_VALUES else word
+            f"{word}=true" if word in switches and follower.lower() not in TRUE | FALSE else word
             for word, follower in zip(words, [*words[1:], ""], strict=False)
         ]
 
@@ -375,41 +372,10 @@ class CommandParser(TrlParser):
                 formerly = [word for word in old if self.renamed[word] == name]
                 raise UserError(f"{place}: {name}{f' (old name: {formerly[0]})' if formerly else ''} is given twice")
             try:
-                values[name] = self._from_file(self._action(name), value, self.hints[name])
+                values[name] = option_value(self._action(name), value, self.hints[name])
             except argparse.ArgumentTypeError as error:
                 raise UserError(f"{place}: {key}: {error}") from error
         return values, old
-
-    def _from_file(self, action: argparse.Action, value: Any, hint: Any) -> Any:
-        """Convert a value from YAML as the command line would."""
-        if value is None and type(None) in get_args(hint):
-            return None
-        if action.nargs == "+":
-            # An item may be a mapping, which the command line has no form for; the command checks its content.
-            items = value if isinstance(value, list) else [value]
-            return [item if isinstance(item, dict) else _from_item(action, item) for item in items]
-        kinds = {get_origin(kind) or kind for kind in (hint, *get_args(hint))}
-        if isinstance(value, (list, dict)) and type(value) in kinds:
-            return _with_numbers(value)
-        return _from_item(action, value)
-
-
-def _with_numbers(value: Any) -> Any:
-    """Convert the numbers in a mapping or list that PyYAML reads as text, such as 1e-6."""
-    if isinstance(value, dict):
-        return {key: _with_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_numbers(item) for item in value]
-    return float(value) if isinstance(value, str) and EXPONENTIAL.fullmatch(value) else value
-
-
-def _from_item(action: Any, value: Any) -> Any:
-    # YAML reads an unquoted no, off, yes and on as a truth value, which would become the text "False" or "True".
-    kind = getattr(action.type, "__name__", "str")
-    if value is None or isinstance(value, (list, dict)) or (isinstance(value, bool) and kind != "string_to_bool"):
-        hint = " (put the word in quotes)" if isinstance(value, bool) else ""
-        raise argparse.ArgumentTypeError(f"expected {KINDS.get(kind, 'a text')}, not {value!r}{hint}")
-    return action.type(str(value))
 
 
 def _groups(arguments: type, fields: "dict[str, dataclasses.Field[Any]]") -> list[Any]:
@@ -436,6 +402,12 @@ def _title(owner: type, arguments: type) -> str:
     """Return the heading of the options of one of the classes that `arguments` is made of."""
     default = "options" if owner is arguments else "training"
     return str(vars(owner).get("_argument_group_name", default))  # the name that HfArgumentParser uses for it
+
+
+def _truth_value(word: str) -> bool:
+    if word.lower() not in TRUE | FALSE:
+        raise ValueError(word)
+    return word.lower() in TRUE
 
 
 def _is_mapping(word: str) -> bool:
