@@ -58,8 +58,6 @@ TRAINING_SIZE = 100_000
 class VectorIndex(Protocol):
     """Numbered vectors, searched by dot product (cosine if the vectors have unit length)."""
 
-    def __len__(self) -> int: ...
-
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
         """Return the `k` vectors with the largest dot product with each of the Q queries."""
         ...

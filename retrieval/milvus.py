@@ -59,9 +59,6 @@ class MilvusIndex:
         self._client = _call(self._uri, lambda: _client(uri))
         _call(self._uri, lambda: self._fill(vectors))
 
-    def __len__(self) -> int:
-        return self._size
-
     @property
     def bm25(self) -> BM25 | None:
         """The BM25 index whose weights are in the collection, if they are."""

@@ -31,9 +31,6 @@ class SparseIndex:
         self._texts_NV: Any = sparse.vstack(blocks, format="csr") if blocks else sparse.csr_array((0, size))
         self._inverted_VN = self._texts_NV.T.tocsr()
 
-    def __len__(self) -> int:
-        return int(self._texts_NV.shape[0])
-
     def search(self, queries: Any, k: int) -> Hits:
         """Return the best texts for each query (Q, V); texts without a common term are not returned."""
         return Hits.concatenate(self._hits(queries, k))
