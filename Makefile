@@ -17,14 +17,17 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 PACKAGE_FILES := find src modeling data retrieval trainers evaluation hub_cards -type f -not -name '*.pyc' -not -name '.*'
 
-.PHONY: quickstart test test-adversarial lint docs clean FORCE
+.PHONY: quickstart test test-adversarial lint style docs clean FORCE
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed-eval
 	$(BIN)/revela-hub quickstart $(ARGS)
 
-test: lint
-	$(BIN)/pytest $(PYTEST_ARGS)
+# mypy has one core busy for a minute or two: it runs beside the tests, and what it finds is shown after theirs.
+test: style
+	@$(BIN)/mypy -p revela_hub >$(VENV)/.types 2>&1 & types=$$!; trap "kill $$types" INT; \
+	$(BIN)/pytest $(PYTEST_ARGS); tests=$$?; \
+	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
 # All adversarial cases; each command prints its counts. CI runs a sample of them.
 test-adversarial: $(VENV)/.installed-dev
@@ -33,10 +36,12 @@ test-adversarial: $(VENV)/.installed-dev
 	$(BIN)/python tests/adversarial/fuzz_cli.py
 	$(BIN)/python tests/adversarial/kill_and_resume.py
 
-lint: $(VENV)/.installed-dev
+lint: style
+	$(BIN)/mypy -p revela_hub
+
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p revela_hub
 
 # The documentation site as HTML, and each page as Markdown next to it with llms.txt.
 docs: $(VENV)/.installed-dev
