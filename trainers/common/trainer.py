@@ -91,7 +91,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     """Adapters of the model, which the copy shares."""
 
     smooths_labels: ClassVar[bool] = False
-    """Whether the loss uses `label_smoothing_factor`."""
+    """Whether the loss is the library's, with `label_smoothing_factor` and `compute_loss_func`."""
 
     def __init__(
         self,
@@ -112,9 +112,8 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self._hollow: Hollow | None = None
         self._tokens: Tensor | int = 0
         self._logged_at = time.monotonic()
-        for given in [*args, kwargs.get("args")]:
-            if isinstance(given, RunArguments) and given.label_smoothing_factor and not self.smooths_labels:
-                raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
+        if not self.smooths_labels:
+            self._check_loss([*args, kwargs.get("args")], kwargs.get("compute_loss_func"))
         super().__init__(*args, **kwargs)
         self._check_weights()
         self._check_noise()
@@ -143,6 +142,13 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         collator: Any = self.data_collator
         if isinstance(collator, SharedEpoch):
             self.add_callback(NewEpoch(collator))
+
+    def _check_loss(self, arguments: list[Any], function: object) -> None:
+        """Raise a `UserError` for options of the library's loss, which have no effect on the method's."""
+        if function is not None:
+            raise UserError(f"{type(self).__name__} has its own loss: leave out compute_loss_func")
+        if any(isinstance(given, RunArguments) and given.label_smoothing_factor for given in arguments):
+            raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
 
     def _check_weights(self) -> None:
         """Raise a `UserError` if all weights are frozen, or a given optimizer is not for those to train."""
@@ -177,14 +183,14 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         this: Any = self
         strategy, rows = self.args.train_sampling_strategy, self.train_dataset
         stream, reason = isinstance(rows, IterableDataset), ""
-        if strategy in ("group_by_length", "batch_rebalance"):
+        if isinstance(this, SentenceTransformerTrainer) and strategy != "random" and not stream:
+            reason = "its batches are those of --batch_sampler"
+        elif strategy in ("group_by_length", "batch_rebalance"):
             names = getattr(rows, "column_names", None) or ()
             if stream:
                 reason = "a stream cannot be sorted"
             elif rows is not None and not {"input_ids", self.args.length_column_name}.intersection(names):
                 reason = "its rows are not tokenized"
-        elif strategy == "sequential" and isinstance(this, SentenceTransformerTrainer) and not stream:
-            reason = "its batch sampler shuffles"
         if reason:
             raise UserError(
                 f"{type(self).__name__} does not support --train_sampling_strategy {strategy}, because {reason}: remove the option"

@@ -169,11 +169,12 @@ class RevelaTrainer(MethodTrainer):
         return " with ".join(str(getattr(part, "name_or_path", "")) or "a model" for part in parts)
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train; see `MethodTrainer.train`. However training ends, the temperature is the configured one again."""
+        """Train; see `MethodTrainer.train`. However training ends, the temperature is the configured one again, and nothing is frozen."""
         try:
             return super().train(*args, **kwargs)
         finally:
             self.revela.config.temperature = self._schedule.end
+            self.revela.freeze_retriever = False
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None

@@ -394,11 +394,11 @@ def test_an_interrupted_run_is_resumed_in_the_same_session(tmp_path: Path, llama
                 raise KeyboardInterrupt
 
     interrupted: list[int] = []
-    options = {"temperature_start": 1.6, "save_strategy": "steps", "save_steps": 2}
+    options = {"temperature_start": 1.6, "save_strategy": "steps", "save_steps": 2, "retriever_start_step": 3}
     run = trainer(tmp_path / "run", llama_folder, groups, callbacks=(Interrupt(),), **options)
     with pytest.raises(KeyboardInterrupt):
         run.train()
-    assert run.revela.config.temperature == 0.1
+    assert run.revela.config.temperature == 0.1 and not run.revela.freeze_retriever
     run.train(resume_from_checkpoint=True)
     assert run.state.global_step == 4 and run.revela.config.temperature == 0.1
 
