@@ -20,11 +20,16 @@ from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
-from revela_hub.trainers.pair_tuning.labelled_pairs import PairReport
+from revela_hub.trainers.pair_tuning.labelled_pairs import PairReport, read_labelled_pairs
 
 FOREVER = 1_000_000
 QUESTIONS_SHARE = 0.3
 """Time for a language model's questions, as a part of the time of the training on them."""
+
+
+def read_labels(path: str | None) -> tuple[Dataset, PairReport] | None:
+    """Read labelled pairs, if given, and count them."""
+    return read_labelled_pairs(path) if path else None
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Inputs:
         bm25_weight: weight of BM25 in the base hybrid, the teacher.
         learning_rate: of the trainings on pairs; the others have a part of it.
         max_length: maximum number of tokens per text; None for the retriever's own.
-        pairs: what `read_labelled_pairs` returns for the labels.
+        pairs: what `read_labels` returns for the labels.
         training_length: the same in training: less on a slow machine, which otherwise takes too few steps. None for `max_length`.
         options: other options of all runs: `trust_remote_code`, `exclude`, ...
         examples: real queries without labels, which the probe's queries are made to resemble.

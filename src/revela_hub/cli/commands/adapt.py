@@ -170,12 +170,11 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     from transformers import AutoConfig
 
     from revela_hub.adaptation.adapt import PASSAGES, WORK
-    from revela_hub.adaptation.candidates import Inputs, default_rate
+    from revela_hub.adaptation.candidates import Inputs, default_rate, read_labels
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.errors import loading, refuse_missing_folder
     from revela_hub.gguf_files import model_folder
     from revela_hub.retrieval.bm25 import BM25, BM25Settings
-    from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 
     language = BM25Settings(stemmer=arguments.bm25_stemmer, stopwords=arguments.bm25_stopwords)
     bm25 = BM25([""], language).settings  # an unknown name is an error before the work
@@ -197,8 +196,7 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
         "bm25": bm25,
     }
     rate = arguments.learning_rate or default_rate(arguments.retriever)
-    pairs = read_labelled_pairs(arguments.labels) if arguments.labels else None
-    made |= {"pairs": pairs, "options": options, "learning_rate": rate}
+    made |= {"pairs": read_labels(arguments.labels), "options": options, "learning_rate": rate}
     return Inputs(**values_of(Inputs, arguments) | made)
 
 
