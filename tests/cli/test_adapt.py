@@ -370,6 +370,12 @@ def test_the_plan_without_training(
     assert main(options(code, retriever_folder, output, "--dry_run")) == 0
     assert "\nskipped: 1 empty\n" in f"\n{capsys.readouterr().err}"
 
+    words = options(code, retriever_folder, output, "--dry_run")
+    words[words.index("--budget") + 1] = "0.001s"
+    assert main(words) == 0
+    small = r"the budget is too small .*: measuring alone takes about \d.\d minutes, .*; use --budget \d+m or more"
+    assert re.search(small, capsys.readouterr().out)
+
 
 def test_results_of_other_text_or_another_retriever_are_not_reused(
     code: Path,

@@ -7,6 +7,7 @@ there, so it can be stopped at any time.
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -102,6 +103,11 @@ class Adaptation:
         """Maximum number of tokens per text of the exported retriever; None for that in its folder."""
         return self.inputs.max_length or self.sizes.get("max_length")
 
+    @property
+    def measuring(self) -> float:
+        """Seconds of measuring; more than the budget allows if even the fewest passages take longer."""
+        return self.sizes.get("measuring", self.budget * OVERHEAD)
+
     def names(self) -> list[str]:
         """Return the names of the candidates that the inputs allow."""
         # Revela trains a transformer.
@@ -169,6 +175,8 @@ class Adaptation:
         times = ENCODINGS * trained + 2 + (trained + 1 if has_tokens(model) else 0)
         affordable = int(self.budget * OVERHEAD / times / each)
         sizes = {"passages": min(PASSAGES, max(FEWEST_PASSAGES, affordable))}
+        if affordable < FEWEST_PASSAGES:
+            sizes["measuring"] = math.ceil(FEWEST_PASSAGES * times * each)
         longest = length_limit(model)
         seconds = max(self.seconds().values(), default=self.budget)
         if longest and (cut := training_length(longest, seconds, each)) < longest:

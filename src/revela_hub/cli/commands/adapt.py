@@ -18,6 +18,7 @@ Examples:
 """
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -243,7 +244,13 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
     probe = adaptation.probe(sources, found, write=not arguments.dry_run)
     say(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
     plan = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in adaptation.seconds().items())
-    say(f"plan, in minutes: {plan}; measuring {adaptation.budget * OVERHEAD / 60:.1f}")
+    say(f"plan, in minutes: {plan}; measuring {adaptation.measuring / 60:.1f}")
+    if adaptation.measuring > adaptation.budget * OVERHEAD:
+        enough = math.ceil(adaptation.measuring / OVERHEAD / 60)
+        say(
+            f"the budget is too small for this machine: measuring alone takes about {adaptation.measuring / 60:.1f} minutes, and"
+            f" the trainings do little; use --budget {enough}m or more"
+        )
     if cut := adaptation.inputs.training_length:
         say(
             f"slow machine: training texts are cut at {cut} tokens, for more steps; a larger --budget leaves them longer"
