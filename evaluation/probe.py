@@ -318,17 +318,14 @@ def write_questions(
 
     From the time `end` (`time.monotonic`) on, no question is requested.
     """
-    from revela_hub.data.synthesis.backends import CUT_OFF, Request
-    from revela_hub.data.synthesis.parsing import without_thoughts
+    from revela_hub.data.synthesis.backends import Request
+    from revela_hub.data.synthesis.parsing import first_line_of
 
     requests = (Request(question_prompt(text), seed + number) for number, text in passages)
     in_time = takewhile(lambda _: time.monotonic() < end, requests)
     for (number, passage), (_, reply) in zip(passages, backend.replies(in_time), strict=False):
-        # The first line, without thoughts and quotation marks, if it is whole.
-        lines = [line.strip(" \t\"'*") for line in without_thoughts(reply.text).split("\n")]
-        whole = lines[:-1] if reply.problem == CUT_OFF else lines
-        text = next(filter(None, whole), "")
-        if reply.problem in (None, CUT_OFF) and 3 <= count_words(text) <= 60 and text not in passage:
+        text = first_line_of(reply)
+        if 3 <= count_words(text) <= 60 and text not in passage:
             yield number, text
 
 

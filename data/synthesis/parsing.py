@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from revela_hub.data.synthesis.backends import CUT_OFF, Reply
 from revela_hub.data.synthesis.prompts import BROKEN, FORMS, PLACEHOLDER, Form
 from revela_hub.data.text.ngram_overlap import words
 
@@ -69,6 +70,18 @@ def without_thoughts(reply: str) -> str:
     'what do rivers carry'
     """
     return _THINKING.sub("", reply).strip()
+
+
+def first_line_of(reply: Reply) -> str:
+    r"""Return the first line of a reply, without thoughts and quotation marks; "" if it was cut off before the line ends.
+
+    >>> first_line_of(Reply('"what do rivers carry"\nBecause ...', CUT_OFF)), first_line_of(Reply("what do", CUT_OFF))
+    ('what do rivers carry', '')
+    """
+    if reply.problem not in (None, CUT_OFF):
+        return ""
+    lines = [line.strip(" \t\"'*\u201c\u201d") for line in without_thoughts(reply.text).split("\n")]
+    return next(filter(None, lines[:-1] if reply.problem else lines), "")
 
 
 def parse_example(form: Form, reply: str) -> dict[str, str]:

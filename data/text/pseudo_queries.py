@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.data.synthesis.backends import Backend, Request
-from revela_hub.data.synthesis.parsing import without_thoughts
+from revela_hub.data.synthesis.parsing import first_line_of, without_thoughts
 from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, loading
 from revela_hub.gguf_files import model_folder
@@ -181,22 +181,19 @@ class LanguageModelQueries:
         return f"{self.description} from {_content(self.name)}"
 
     def __call__(self, passages: Sequence[str]) -> list[list[str]]:
-        """Return the queries of each passage, each the first line of a reply."""
+        """Return the queries of each passage, each the first line of a reply; lines that were cut off are dropped."""
         requests = (
             Request(PROMPT.format(passage=passage), self.seed + self.queries * number + again)
             for number, passage in enumerate(passages)
             for again in range(self.queries)
         )
-        texts = [reply.text for _, reply in self.backend.replies(requests)]
-        replies = [without_thoughts(text) for text in texts]
-        unfinished = [
-            text.lstrip().startswith("<think") and not reply for text, reply in zip(texts, replies, strict=True)
-        ]
-        if replies and all(unfinished):
+        replies = [reply for _, reply in self.backend.replies(requests)]
+        thoughts = [each.text.lstrip().startswith("<think") and not without_thoughts(each.text) for each in replies]
+        if replies and all(thoughts):
             raise UserError(
                 "the language model thinks before it writes, and its replies end before a query: choose another"
             )
-        written = [reply.splitlines()[0].strip(' "“”') if reply else "" for reply in replies]
+        written = list(map(first_line_of, replies))
         ends = range(0, len(written) + 1, self.queries)
         return [[query for query in written[a:b] if query] for a, b in pairwise(ends)]
 

@@ -163,7 +163,7 @@ def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries
         from revela_hub.data.synthesis.backends import LocalModel, Sampling
 
         model = name.removeprefix("lm:")
-        return LanguageModelQueries(LocalModel(model, Sampling(max_new_tokens=32)), model, number, seed=seed)
+        return LanguageModelQueries(LocalModel(model, Sampling(max_new_tokens=64)), model, number, seed=seed)
     return Seq2SeqQueries(name, number, prefix=arguments.query_prefix, seed=seed)
 
 

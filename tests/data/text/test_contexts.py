@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from transformers import BertTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from revela_hub.data import build_contexts
-from revela_hub.data.synthesis.backends import Reply, Request
+from revela_hub.data.synthesis.backends import CUT_OFF, Reply, Request
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, Seq2SeqQueries
 from revela_hub.errors import UserError
 
@@ -180,5 +181,8 @@ def test_a_language_model_is_asked_for_each_query_with_a_seed_of_its_own() -> No
     assert "another" in model.asked[2].prompt
     thinking = Model("<think>\nOkay.\n</think>\n\n")
     assert LanguageModelQueries(thinking, "some/model", 2, seed=5)(["one passage", "another"]) == queries
+    cut = [Reply("what does a riv", CUT_OFF), Reply("what is a river\nA river is", CUT_OFF), Reply("", "refused")]
+    backend = SimpleNamespace(replies=lambda requests: zip(requests, cut, strict=True))
+    assert LanguageModelQueries(backend, "some/model")(["one", "two", "three"]) == [[], ["what is a river"], []]
     with pytest.raises(UserError, match="its replies end before a query"):
         LanguageModelQueries(Model("<think>\nOkay, "), "some/model")(["one passage"])
