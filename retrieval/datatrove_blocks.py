@@ -8,17 +8,18 @@ and completed ones are skipped when the pipeline is run again:
     from datatrove.pipeline.writers import ParquetWriter
     from revela_hub.retrieval.datatrove_blocks import CutPassages, EncodePassages
 
-    LocalPipelineExecutor(
-        [
-            JsonlReader("corpus"),
-            CutPassages(max_words=120),
-            EncodePassages("my-retriever"),
-            ParquetWriter("vectors", expand_metadata=True),
-        ],
-        tasks=64,
-        workers=4,
-        logging_dir="logs",
-    ).run()
+    if __name__ == "__main__":  # each worker imports this file again
+        LocalPipelineExecutor(
+            [
+                JsonlReader("corpus"),
+                CutPassages(max_words=120),
+                EncodePassages("my-retriever"),
+                ParquetWriter("vectors", expand_metadata=True),
+            ],
+            tasks=64,
+            workers=4,
+            logging_dir="logs",
+        ).run()
 
 The files have the columns text, id, document, start_line, end_line and vector; the vectors are the model's, not normalised.
 """
@@ -30,7 +31,9 @@ from typing import Any, Literal
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
-from revela_hub.data.sources.source import Document as OurDocument
+from revela_hub.data.sources.documents import row_documents
+from revela_hub.data.sources.rows import Row
+from revela_hub.data.sources.source import Source
 from revela_hub.data.text.passage_rows import passages_with_ids
 from revela_hub.retrieval.encoder import Encoder, load_encoder
 from revela_hub.retrieval.encoding import encode_texts
@@ -47,19 +50,24 @@ class CutPassages(PipelineStep):  # type: ignore[misc]
     Args:
         max_words: Maximum number of words per passage.
         kind: Type of the documents: "text" or "code".
+        title_column: Metadata with the title, which is put before the text. None: `title`, if it exists; "": no title.
     """
 
     type = "Passages"
     name = "Cut"
 
-    def __init__(self, max_words: int = 120, kind: Literal["text", "code"] = "text") -> None:
+    def __init__(
+        self, max_words: int = 120, kind: Literal["text", "code"] = "text", title_column: str | None = None
+    ) -> None:
         super().__init__()
-        self.max_words, self.kind = max_words, kind
+        self.max_words = max_words
+        self.source = Source("documents", id_column="id", title_column=title_column, kind=kind)
 
     def run(self, data: Iterable[Document], rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Yield the passages of each document."""
         for document in data:
-            whole = OurDocument(document.id, document.text, None, self.kind)
+            columns = document.metadata | {"id": document.id, "text": document.text}
+            (whole,) = row_documents([Row(document.id, columns)], self.source)
             for passage, chunk in passages_with_ids(whole, self.max_words):
                 place = {"document": document.id, "start_line": chunk.start_line, "end_line": chunk.end_line}
                 self.stat_update("passages")

@@ -29,16 +29,17 @@ def kill_the_third_task(data, rank, world_size):
         os.kill(os.getpid(), signal.SIGKILL)
     yield from data
 
-LocalPipelineExecutor(
-    [
-        JsonlReader(str(folder / "corpus")),
-        CutPassages(max_words=12),
-        EncodePassages(model, device="cpu"),
-        kill_the_third_task,
-        ParquetWriter(str(folder / "vectors"), expand_metadata=True, compression=None),
-    ],
-    tasks=4, workers=1, logging_dir=str(folder / "logs"),
-).run()
+if __name__ == "__main__":
+    LocalPipelineExecutor(
+        [
+            JsonlReader(str(folder / "corpus")),
+            CutPassages(max_words=12),
+            EncodePassages(model, device="cpu"),
+            kill_the_third_task,
+            ParquetWriter(str(folder / "vectors"), expand_metadata=True, compression=None),
+        ],
+        tasks=4, workers=1, logging_dir=str(folder / "logs"),
+    ).run()
 """
 
 
@@ -84,6 +85,7 @@ def test_passages_without_vectors_are_written_as_parquet(tmp_path: Path) -> None
     from revela_hub.retrieval.datatrove_blocks import CutPassages
 
     documents = [Document(f"River {n} is long. It carries stones to the sea.", f"d{n}") for n in range(3)]
+    documents.append(Document("It is dry in summer.", "d3", metadata={"title": "The river Po"}))
     writer = ParquetWriter(str(tmp_path / "passages"), expand_metadata=True)
     written = list(writer.run(CutPassages(max_words=6).run(documents)))
     (file,) = (tmp_path / "passages").glob("*.parquet")
@@ -96,4 +98,5 @@ def test_passages_without_vectors_are_written_as_parquet(tmp_path: Path) -> None
         "start_line": 1,
         "end_line": 1,
     }
+    assert [row["text"] for row in rows if row["document"] == "d3"] == ["The river Po", "It is dry in summer."]
     assert [document.text for document in read_documents(str(file))] == [row["text"] for row in rows]

@@ -98,3 +98,9 @@ def test_an_index_has_no_server(index: Path, capsys: pytest.CaptureFixture[str])
     assert len(PassageStore(index)) == 70
     assert main(["check", str(index), "--endpoint", "http://127.0.0.1:9"]) == 2
     assert "is an index: leave out --endpoint" in capsys.readouterr().err
+
+
+def test_an_index_that_is_not_complete_is_no_model(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (index / "index.json").unlink()
+    assert main(["check", str(index)]) == 2
+    assert "an index that is not complete: `revela-hub index` with the same options" in capsys.readouterr().err

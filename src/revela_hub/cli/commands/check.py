@@ -116,9 +116,14 @@ def _check_model(arguments: Arguments, model: str) -> None:
         publish = command_line("publish", model, "NAME/MODEL", "--dry_run")
         raise UserError(f"{model} is a training checkpoint: `{publish}` exports it and checks the result")
     model = model_in(model)
-    if arguments.revision and local_path(model).exists():
+    folder = local_path(model)
+    if arguments.revision and folder.exists():
         raise UserError(f"--revision is for a model on the Hub, but {model} is a folder")
-    if (local_path(model) / "index.json").is_file():
+    if any(folder.glob("texts-*")) and not (folder / "index.json").is_file():
+        raise UserError(
+            f"{model} is an index that is not complete: `revela-hub index` with the same options completes it"
+        )
+    if (folder / "index.json").is_file():
         if arguments.endpoint:
             raise UserError(f"{model} is an index: leave out --endpoint, or give the model's folder")
         checks = [Check(*row) for row in check_index(model)]
