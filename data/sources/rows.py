@@ -223,7 +223,9 @@ def text_lines(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
 def dataset_rows(source: Source) -> Iterator[Row]:
     """Stream the rows of a data set: from the Hub, a folder that `load_dataset` reads, or one saved by `save_to_disk`."""
     name, split = source.path.removeprefix(HUB_PREFIX), source.split or "train"
-    place = ":".join(filter(None, (name, source.name, source.split)))  # rows of two splits have different ids
+    # Rows of two splits, or of two files, have different ids.
+    files = Path(source.data_files).name if isinstance(source.data_files, str) else None
+    place = ":".join(filter(None, (name, source.name, source.split, files)))
     try:
         splits = _splits(source, name) if source.rows is None else {split: source.rows}
         for number, columns in enumerate(splits.get(split, ())):

@@ -30,6 +30,7 @@ from revela_hub.errors import UserError, is_file_error, reason, require
 from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
 from revela_hub.internals import TrainerHooks
 from revela_hub.interrupts import Interrupted
+from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.common.adapters import UNFREEZE
@@ -349,7 +350,8 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(self._newest_checkpoint())
         if resume_from_checkpoint:
-            self._check_resume(Path(str(resume_from_checkpoint)))
+            resume_from_checkpoint = str(local_path(str(resume_from_checkpoint)))
+            self._check_resume(Path(resume_from_checkpoint))
         if self.is_fsdp_enabled:
             model: Any = self.model
             prepare(model, self.accelerator.state.fsdp_plugin)

@@ -394,6 +394,8 @@ def test_loader_with_data_files(tmp_path: Path) -> None:
     documents = list(read_documents({"path": "hf:json", "data_files": str(path), "id_column": "docid"}))
 
     assert [(document.id, document.text) for document in documents] == [(str(n), f"Passage {n}.") for n in range(3)]
+    numbered = read_documents({"path": "hf:json", "data_files": str(path)})
+    assert next(numbered).id == "json:corpus.jsonl.gz:0"  # not that of a row of another file
     for files in (str(path), f"{tmp_path}/*.gz", {"train": [str(path)]}):  # whose changes make prepared rows stale
         assert list(local_files(parse_source({"path": "hf:json", "data_files": files}))) == [path]
 
