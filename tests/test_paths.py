@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from revela_hub.data import read_beir, read_documents, read_prompts, write_beir
 from revela_hub.data.sources.beir import RetrievalTask
@@ -48,6 +49,8 @@ def test_python_takes_the_home_folder(home: Path) -> None:
     task = RetrievalTask({"d": "text"}, {"q": "query"}, {"q": {"d": 1}}, "task")
     assert write_beir(task, "~/task") == home / "task"
     assert read_beir("~/task").corpus == task.corpus
+    Dataset.from_dict({"text": ["a row"]}).save_to_disk(home / "rows")
+    assert [document.text for document in read_documents("hf:~/rows")] == ["a row"]
     (home / "prompts.jsonl").write_text(json.dumps({"prompt": "a?", "answer": "b"}))
     assert len(read_prompts(["~/prompts.jsonl"])) == 1
     metadata = ModelCardMetadata(description="A model.")

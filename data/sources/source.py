@@ -12,6 +12,7 @@ A source is a string (a file, a folder, a glob pattern, or `hf:` and a data set)
       - {path: "hf:owner/name", split: train, text_column: body, kind: code}
 """
 
+import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
@@ -184,9 +185,8 @@ def _with_dataset_parts(source: Source) -> Source:
     if not path or len(parts) > 2:
         raise UserError(f"source {source.path}: a data set is written {HUB_PREFIX}owner/name[:configuration][:split]")
     name, split = (*parts, "", "")[:2]
-    return replace(
-        source, path=HUB_PREFIX + path, name=source.name or name or None, split=source.split or split or None
-    )
+    place = HUB_PREFIX + os.path.expanduser(path)
+    return replace(source, path=place, name=source.name or name or None, split=source.split or split or None)
 
 
 def parse_sources(sources: SourceLike | Iterable[SourceLike], **defaults: Any) -> list[Source]:
