@@ -143,6 +143,8 @@ def test_an_option_of_transformers_without_effect_is_accepted_with_a_note(capsys
     assert capsys.readouterr().err == notes
     assert parser_of("train contriever").read(["--help-all"]) is None
     assert "do_eval" not in capsys.readouterr().out
+    parser_of("train pairs").read(["--retriever", "folder", "--router_mapping", '{"anchor": "query"}'])
+    assert capsys.readouterr().err == "--router_mapping has no effect on this command\n"  # the trainer sets it
 
 
 def test_numbers_in_mappings_of_a_file_are_those_of_json(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ TRAINER_OPTIONS = {
 }
 
 # Options of transformers that have no effect on these commands: they belong to evaluations of the loss, to scripts, or to uploads during
-# training. They are accepted with a note, but not listed.
+# training. They are accepted with a note, but not listed. Trainers set `router_mapping` themselves.
 WITHOUT_EFFECT = frozenset(
     """batch_eval_metrics bf16_full_eval do_eval do_predict do_train eval_accumulation_steps eval_do_concat_batches
     eval_use_gather_object fp16_full_eval greater_is_better hub_always_push hub_strategy include_for_metrics label_names local_rank
-    logging_nan_inf_filter per_device_eval_batch_size prediction_loss_only remove_unused_columns""".split()
+    logging_nan_inf_filter per_device_eval_batch_size prediction_loss_only remove_unused_columns router_mapping""".split()
 )
