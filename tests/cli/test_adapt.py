@@ -52,7 +52,7 @@ def code(tmp_path: Path) -> Path:
 
 
 def options(code: Path, retriever: Path, output: Path, *more: str) -> list[str]:
-    budget = ["--budget", "8s", "--output_dir", str(output), "--cache_dir", str(output.parent / "cache")]
+    budget = ["--budget", "2s", "--output_dir", str(output), "--cache_dir", str(output.parent / "cache")]
     return ["adapt", str(code), "--retriever", str(retriever), *budget, *more]
 
 
@@ -543,7 +543,7 @@ def test_what_cannot_work_is_one_clear_error_and_leaves_the_folder_free(
     (tmp_path / "few").mkdir()
     (tmp_path / "few" / "a.txt").write_text("Rivers carry sand. The sea is cold.")
     (tmp_path / "labels.jsonl").write_text('{"query": "rivers"}\n')
-    given = ["--retriever", str(retriever_folder), "--output_dir", "out", "--budget", "8s", *words]
+    given = ["--retriever", str(retriever_folder), "--output_dir", "out", "--budget", "2s", *words]
     assert main(["adapt", words[0], *[word for word in given if word != words[0]]]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error and error.startswith("revela-hub: error:")
