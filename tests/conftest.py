@@ -71,9 +71,8 @@ def forked_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     started = module._started
 
     def quickly(scratch: Path, offline: bool) -> Any:
-        without_hub = offline or os.environ.get("HF_HUB_OFFLINE") == "1"
-        plain = without_hub and not json.loads((scratch / "task").read_text())["adapter_only"]
-        monkeypatch.setattr(module, "_PYTHON", python("readers") if plain else (sys.executable,))
+        adapter = json.loads((scratch / "task").read_text())["adapter_only"]
+        monkeypatch.setattr(module, "_PYTHON", (sys.executable,) if adapter else python("readers"))
         return started(scratch, offline)
 
     monkeypatch.setattr(module, "_started", quickly)

@@ -23,7 +23,6 @@ _TESTS = os.path.dirname(os.path.abspath(__file__))
 # Read from the environment when a library is imported: a server cannot take another value.
 _READ_AT_IMPORT = (
     "HF_HOME",
-    "HF_HUB_OFFLINE",
     "PYTHONHASHSEED",
     "PYTHONPATH",
     "OMP_NUM_THREADS",
@@ -31,7 +30,7 @@ _READ_AT_IMPORT = (
 )
 # Also read when a library is imported; the process gets its own values.
 _CACHES = ("HF_MODULES_CACHE", "HF_HUB_CACHE")
-_OF_THE_HUB = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_IMPLICIT_TOKEN")  # unused when offline
+_OF_THE_HUB = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "HF_HUB_OFFLINE")
 _LENGTH = 8
 
 
@@ -197,10 +196,16 @@ def _import_as_readers() -> None:
     assert all(
         (CrossEncoder, SentenceTransformer, SparseEncoder, Normalize, Pooling, Router, Transformer, modeling_llama)
     )
+    from verification import model
+
+    # These modules stay, with what they know of the packages, so that no process finds it out again.
+    assert model
+    with suppress(ImportError):  # other versions
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("bert")
     # sentence-transformers has added another one.
     sys.meta_path[:] = [vars(finder).get("_finder", finder) for finder in sys.meta_path]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "verification"]:
-        del sys.modules[name]
 
 
 def _import_for_training() -> None:
@@ -229,7 +234,9 @@ def _supervise(connection: socket.socket) -> None:
         message += connection.recv(1 << 20)
     task = json.loads(message)
     mine, other = os.environ, task["environment"]
-    if any(mine.get(name) != other.get(name) for name in _READ_AT_IMPORT):
+    own_copies = ("HF_HUB_OFFLINE",) if "datasets" in sys.modules else ()
+    at_import = _READ_AT_IMPORT + own_copies
+    if any(mine.get(name) != other.get(name) for name in at_import):
         connection.sendall(b"not here")
         return
     worker = os.fork()
@@ -288,8 +295,8 @@ def _run(task: dict[str, Any], files: list[int]) -> int:
 
 
 def _take_environment(environment: dict[str, str]) -> None:
-    """Replaces the environment, and the folders that libraries have read from it already."""
-    from huggingface_hub import constants
+    """Replaces the environment, and what libraries have read from it already: folders, and the address of the Hub."""
+    from huggingface_hub import constants, hf_api
     from transformers.utils import hub
 
     old = {"HF_HUB_CACHE": constants.HF_HUB_CACHE, "HF_MODULES_CACHE": hub.HF_MODULES_CACHE}
@@ -297,6 +304,12 @@ def _take_environment(environment: dict[str, str]) -> None:
         for name in old:
             if name in environment and getattr(module, "__dict__", {}).get(name) == old[name]:
                 setattr(module, name, environment[name])
+    endpoint = environment.get("HF_ENDPOINT", constants.ENDPOINT)
+    constants.ENDPOINT = hf_api.api.endpoint = endpoint
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    constants.HF_HUB_OFFLINE = environment.get("HF_HUB_OFFLINE") == "1"
+    for name in ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        setattr(constants, name, environment.get(name) == "1")
     os.environ.clear()
     os.environ.update(environment)
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
