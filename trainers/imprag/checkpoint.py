@@ -86,8 +86,8 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
     Raises:
         UserError: the folder is not an ImpRAG model, or is damaged.
     """
-    folder = local_path(folder)
     refuse_missing_folder(str(folder), "the model")
+    folder = local_path(folder)
     if not is_imprag(folder):
         raise UserError(f"{folder} is not an ImpRAG model (its config.json has no model_type imprag)")
     with loading(f"cannot load {folder}", folder):
