@@ -128,7 +128,7 @@ class RevelaForCausalLM(PreTrainedModel):
             retriever = load_backbone(AutoModel, retriever, **load)
         if isinstance(lm, str):
             lm = load_backbone(AutoModelForCausalLM, lm, **load)
-        if retriever is lm:
+        if any(part is retriever for part in lm.modules()):
             raise ValueError("retriever and lm are the same object: load the model twice, because each is trained")
         if lm.get_output_embeddings() is None:
             raise ValueError(f"{type(lm).__name__} has no language-model head: load it with AutoModelForCausalLM")

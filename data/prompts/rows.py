@@ -84,7 +84,11 @@ def prompt_row(row: Row, task: str) -> dict[str, Any]:
     if text is None and given is None:
         names = ", ".join(map(repr, columns)) or "none"
         raise UserError(f"{row.where}: no prompt; it must be in prompt, question or input (the fields are {names})")
+    if given is not None and not isinstance(given, str):
+        raise UserError(f"{row.where}: the question is of type {type(given).__name__} instead of text")
     if text is None:
+        if not (given or "").strip():
+            raise UserError(f"{row.where}: the question is empty")
         parts = {"input": given, "context": columns.get("context")}
         text = render(task, row.where, **{name: str(part) for name, part in parts.items() if part is not None})
     if not isinstance(text, str) or not text.strip():
@@ -97,7 +101,7 @@ def prompt_row(row: Row, task: str) -> dict[str, Any]:
         "id": str(columns.get("id", columns.get("_id", row.where))),
         "task": task,
         "prompt": text,
-        "input": text if given is None else str(given),
+        "input": given if given and given.strip() else text,
         "answers": list(dict.fromkeys(answers)),
         "retrieve": retrieves(task) if retrieve is None else bool(retrieve),
         "where": row.where,

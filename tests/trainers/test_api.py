@@ -533,3 +533,141 @@ def test_evaluation_data_are_prepared_like_training_data(
         with pytest.raises(UserError, match="RADITTrainer has no loss on an eval_dataset"):
             method(questions)
     assert tuned.evaluate(tuned.train_dataset)["eval_loss"] >= 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_decoder_that_was_loaded_in_another_type_is_trained_without_autocast(
+    dtype: torch.dtype, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
+    model = AutoModel.from_pretrained(llama_folder, dtype=dtype)
+    trainer = NVEmbedTrainer(model, NVEmbedTrainingArguments(**settings), train_dataset=pairs, max_length=64)
+    run(trainer)
+    assert {weight.dtype for weight in trainer.nvembed.parameters()} == {torch.float32}
+
+
+def test_the_retriever_of_revela_may_have_a_language_model_head(
+    raw: Dataset, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    args = RevelaTrainingArguments(**settings, lora_rank=2)
+    given: dict[str, Any] = {"args": args, "train_dataset": raw, "max_length": 64}
+    by_name = run(RevelaTrainer(str(llama_folder), lm=str(llama_folder), **given))
+    model = AutoModelForCausalLM.from_pretrained(llama_folder)
+    equal(by_name, run(RevelaTrainer(model, lm=str(llama_folder), **given)))
+    again = AutoModelForCausalLM.from_pretrained(llama_folder)
+    with pytest.raises(UserError, match="same object"):
+        RevelaTrainer(again, lm=again, **given)
+
+
+def pair_trainers(retriever: Path, llama: Path, masked: Path, settings: dict[str, Any]) -> list[Callable[..., Any]]:
+    return [
+        partial(PairsTrainer, str(retriever), PairsTrainingArguments(**settings)),
+        partial(NVEmbedTrainer, str(llama), NVEmbedTrainingArguments(**settings), max_length=64),
+        partial(CoTMoTEFinetuner, str(masked), CoTMoTETrainingArguments(**settings, stage="finetune")),
+    ]
+
+
+def test_pairs_that_cannot_be_trained_on_are_named(
+    masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    texts = [f"river {n}" for n in range(4)]
+    good = Dataset.from_dict({"anchor": texts, "positive": texts[::-1]})
+    empty = Dataset.from_dict({"anchor": [*texts[:3], "\u00a0\n"], "positive": texts})
+    negative = good.add_column("negative", ["", "a", "b", "c"])
+    for make in pair_trainers(retriever_folder, llama_folder, masked_folder, settings):
+        for rows, message in (
+            (None, "train_dataset is missing: give a data set with the columns anchor and positive"),
+            (good.select([0]), "train_dataset has one pair: training needs at least 2"),
+            (empty, "train_dataset:3: 'anchor' is empty; remove the row"),
+            (negative.select([3, 0]), "train_dataset:1: 'negative' is empty"),
+        ):
+            with pytest.raises(UserError, match=message):
+                make(train_dataset=rows)
+        with pytest.raises(UserError, match="eval_dataset:3: 'anchor' is empty"):
+            make(train_dataset=good, eval_dataset=empty)
+
+
+@pytest.mark.parametrize("value", [None, " "])
+def test_a_stream_of_pairs_ends_at_a_row_without_text(
+    value: str | None, retriever_folder: Path, settings: dict[str, Any]
+) -> None:
+    rows = Dataset.from_dict({"anchor": ["a", "b", value, "d"], "positive": ["e", "f", "g", "h"]})
+    args = PairsTrainingArguments(**settings | {"per_device_train_batch_size": 2})
+    trainer = PairsTrainer(str(retriever_folder), args, train_dataset=rows.to_iterable_dataset())
+    with pytest.raises(UserError, match=f"train_dataset:2: 'anchor' is {'empty' if value else 'null'}; remove the row"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "numpy"])
+def test_data_sets_in_the_format_of_another_library(
+    kind: str,
+    raw: Dataset,
+    masked_folder: Path,
+    retriever_folder: Path,
+    llama_folder: Path,
+    settings: dict[str, Any],
+) -> None:
+    if kind == "polars":
+        pytest.importorskip("polars")
+    pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
+    for make in pair_trainers(retriever_folder, llama_folder, masked_folder, settings):
+        run(make(train_dataset=pairs.with_format(kind)))
+    args = ContrieverTrainingArguments(**settings, per_device_train_batch_size=4)
+    for rows in (raw.with_format(kind), raw.to_iterable_dataset().with_format(kind)):
+        run(ContrieverTrainer(str(retriever_folder), args, train_dataset=rows))
+
+
+def test_models_that_are_neither_names_nor_models(
+    raw: Dataset, llama_folder: Path, texts: list[str], settings: dict[str, Any]
+) -> None:
+    questions: dict[str, Any] = {"train_dataset": raw, "passages": texts}
+    makers: list[tuple[Callable[..., Any], Any, dict[str, Any]]] = [
+        (PairsTrainer, PairsTrainingArguments, {"train_dataset": raw}),
+        (ContrieverTrainer, ContrieverTrainingArguments, {"train_dataset": raw}),
+        (RevelaTrainer, RevelaTrainingArguments, {"train_dataset": raw, "lm": str(llama_folder)}),
+        (NVEmbedTrainer, NVEmbedTrainingArguments, {"train_dataset": raw}),
+        (RAITTrainer, RAITTrainingArguments, questions),
+        (RADITTrainer, RADITTrainingArguments, questions),
+    ]
+    for make, arguments, given in makers:
+        for args in (None, arguments(**settings)):
+            with pytest.raises(UserError, match="the model is missing: pass a Hub id, a folder or a loaded model"):
+                make(None, args, **given)
+            with pytest.raises(UserError, match="the model is of type list: pass a Hub id"):
+                make([str(llama_folder)], args, **given)
+
+
+def test_raw_text_that_is_none(retriever_folder: Path, settings: dict[str, Any]) -> None:
+    args = ContrieverTrainingArguments(**settings)
+    for values, message in (
+        ([1, 2], r"the column 'text' has the type Value\('int64'\); it needs text \(one string in each row"),
+        ([["a"], ["b"]], r"the column 'text' has the type List\(.*it needs text"),
+        (["", " "], "^no documents in train_dataset: skipped 2 empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ContrieverTrainer(str(retriever_folder), args, train_dataset=Dataset.from_dict({"text": values}))
+
+
+def test_questions_and_passages_that_are_not_text(
+    llama_folder: Path, retriever_folder: Path, texts: list[str], settings: dict[str, Any]
+) -> None:
+    questions = Dataset.from_dict({"question": ["Where is Paris?", "Where is Tokyo?"], "answer": ["France", "Japan"]})
+    makers = [
+        partial(ImpRAGTrainer, str(llama_folder), ImpRAGTrainingArguments(**settings)),
+        partial(RAITTrainer, str(llama_folder), RAITTrainingArguments(**settings)),
+        partial(RADITTrainer, str(retriever_folder), RADITTrainingArguments(**settings), reader=str(llama_folder)),
+    ]
+    for make in makers:
+        with pytest.raises(UserError, match="train_dataset is missing: give a data set with the columns question"):
+            make(train_dataset=None, passages=texts)
+        for values, message in (([" ", "Who?"], "is empty"), ([1, 2], "is of type int instead of text")):
+            rows = Dataset.from_dict({"question": values, "answer": ["b", "c"]})
+            with pytest.raises(UserError, match=f"train_dataset:0: the question {message}"):
+                make(train_dataset=rows, passages=texts)
+        for passages, message in (
+            (None, "passages is a NoneType: pass a list of texts"),
+            (Dataset.from_dict({"text": ["a", None]}), "passages:1: NoneType instead of text"),
+            ([1, "a"], "passages:0: int instead of text"),
+        ):
+            with pytest.raises(UserError, match=message):
+                make(train_dataset=questions, passages=passages)

@@ -9,8 +9,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer import TRAINER_STATE_NAME
 
@@ -44,7 +46,13 @@ def unwrapped(model: ModelLike) -> str | PreTrainedModel:
             kind = type(trained_transformer(model)).__name__
             raise UserError(f"the model is a {kind} model: this method needs one with a transformer")
         return inner
-    return model_folder(str(model)) if isinstance(model, str | Path) else model
+    if isinstance(model, str | Path):
+        return model_folder(str(model))
+    given: Any = model
+    if not isinstance(given, nn.Module):
+        kind = "missing" if given is None else f"of type {type(given).__name__}"
+        raise UserError(f"the model is {kind}: pass a Hub id, a folder or a loaded model")
+    return model
 
 
 def model_of_run(model: ModelLike, own: str = "") -> ModelLike:
@@ -151,17 +159,24 @@ def prepared_rows(
     rows = training_rows(rows, args)
     if not isinstance(rows, Dataset | IterableDataset) or set(columns) <= set(rows.column_names):
         return rows
-    if getattr(rows.features.get("text"), "dtype", None) not in ("string", "large_string"):
-        raise wrong_columns(rows, f"text (one string in each row, raw text) or {', '.join(columns)} (prepared rows)")
+    wanted = f"text (one string in each row, raw text) or {', '.join(columns)} (prepared rows)"
+    if "text" not in rows.column_names:
+        raise wrong_columns(rows, wanted)
+    if not _is_text(kind := rows.features["text"]):
+        raise UserError(f"train_dataset: the column 'text' has the type {kind}; it needs {wanted}")
     source = Source(f"{HUB_PREFIX}train_dataset", rows=rows)
     if isinstance(rows, IterableDataset):
         return build(source, streaming=True)
-    with args.main_process_first(desc="preparing the text"):
-        return build(source)
+    try:
+        with args.main_process_first(desc="preparing the text"):
+            return build(source)
+    except UserError as error:  # without the prefix of a data set's name
+        raise UserError(error.message.replace(source.path, "train_dataset"), **error.remedies) from error
 
 
 def training_rows(rows: Any, args: RunArguments) -> Any:
     """Return rows for trainers that need no length: a stream with features if `max_steps` is set, else as `as_dataset`."""
+    rows = unformatted(rows)
     if not isinstance(rows, IterableDataset) or args.max_steps <= 0:
         return as_dataset(rows, ", and max_steps=N trains from the stream without writing it")
     # Every process reads the whole stream and trains on its own rows. By default, the first process would send batches to the
@@ -216,6 +231,12 @@ def endless(rows: IterableDataset, seed: int, buffer_size: int) -> IterableDatas
     return IterableDataset.from_generator(read, features=rows.features)
 
 
+def unformatted(rows: Any) -> Any:
+    """Return a data set whose rows are Python values, not those of another library (`with_format("pandas")`)."""
+    own = isinstance(rows, Dataset) and rows.format["type"] in (None, "custom")
+    return rows if own or not isinstance(rows, Dataset | IterableDataset) else rows.with_format(None)
+
+
 def as_dataset(rows: Any, remedy: str = "") -> Any:
     """Return rows with a length: those of an `IterableDataset` are written to disk; `remedy` tells the log how to avoid that.
 
@@ -231,6 +252,7 @@ def as_dataset(rows: Any, remedy: str = "") -> Any:
         )
     if isinstance(rows, Dataset) and not len(rows):
         raise UserError("train_dataset has no rows")
+    rows = unformatted(rows)
     if not isinstance(rows, IterableDataset):
         return rows
     limit = f"train_dataset.take(N) limits their number{remedy}"
@@ -244,8 +266,11 @@ def pair_columns(rows: Dataset | IterableDataset) -> list[str]:
     """Return the text columns of labelled pairs in order: anchor, positive, and negative, negative_1, ... if there are any.
 
     Raises:
-        UserError: anchor or positive is missing, the name of another column begins with negative, or a value is not a text.
+        UserError: anchor or positive is missing, the name of another column begins with negative, or a value is not a text or,
+            except in a stream, is null or empty.
     """
+    if rows is None:
+        raise UserError("train_dataset is missing: give a data set with the columns anchor and positive")
     if not {"anchor", "positive"} <= set(rows.column_names):
         raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
     if other := [name for name in rows.column_names if name.startswith("negative") and not NEGATIVE.fullmatch(name)]:
@@ -254,7 +279,32 @@ def pair_columns(rows: Dataset | IterableDataset) -> list[str]:
         )
     columns = in_order(rows.column_names)
     check_texts(rows, columns)
+    if isinstance(rows, Dataset):
+        number = 0
+        for batch in rows.select_columns(columns).with_format("arrow").iter(batch_size=1024):
+            if any(pc.any(pc.equal(pc.utf8_trim_whitespace(batch[name]), "")).as_py() for name in columns):
+                for place, row in enumerate(batch.to_pylist(), start=number):
+                    _check_pair(columns, row, place)
+            number += len(batch)
     return columns
+
+
+def checked_stream(rows: IterableDataset, columns: Sequence[str]) -> IterableDataset:
+    """Return a stream of pairs that raises a `UserError` at a row with a text that is null or empty."""
+    return rows.map(partial(_check_pair, columns), with_indices=True, features=rows.features)
+
+
+def _check_pair(columns: Sequence[str], row: dict[str, Any], number: int) -> dict[str, Any]:
+    for name in columns:
+        if row[name] is None or not row[name].strip():
+            raise _no_text(number, name, "null" if row[name] is None else "empty")
+    return row
+
+
+def refuse_single_pair(rows: Dataset | IterableDataset) -> None:
+    """Raise a `UserError` for one pair without hard negatives, whose loss is always 0."""
+    if isinstance(rows, Dataset) and len(rows) == 1 and len(in_order(rows.column_names)) == 2:
+        raise UserError("train_dataset has one pair: training needs at least 2, or hard negatives (negative_1, ...)")
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -270,12 +320,19 @@ def in_order(names: Iterable[str]) -> list[str]:
 def check_texts(rows: Dataset | IterableDataset, columns: Sequence[str]) -> None:
     """Raise a `UserError` for a column that is not text, or a null in it; nulls in a stream are not found."""
     for name in columns:
-        kind = rows.features[name]
-        if getattr(kind, "dtype", None) not in ("string", "large_string"):
+        if not _is_text(kind := rows.features[name]):
             raise UserError(f"train_dataset: the column {name!r} has the type {kind}; it needs one string in each row")
         # The table also holds rows that `select` left out.
         if isinstance(rows, Dataset) and rows.data.column(name).null_count and None in (found := list(rows[name])):
-            raise UserError(f"train_dataset:{found.index(None)}: {name!r} is null; remove the row, or give it a text")
+            raise _no_text(found.index(None), name, "null")
+
+
+def _is_text(feature: object) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string")
+
+
+def _no_text(number: int, name: str, what: str) -> UserError:
+    return UserError(f"train_dataset:{number}: {name!r} is {what}; remove the row, or give it a text")
 
 
 def wrong_columns(rows: Dataset | IterableDataset, wanted: str) -> UserError:

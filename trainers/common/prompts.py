@@ -10,11 +10,13 @@ from transformers import PreTrainedTokenizerBase
 from revela_hub.data.prompts.rows import COLUMNS, prompt_row
 from revela_hub.data.sources.rows import Row
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.inputs import as_dataset
+from revela_hub.trainers.common.inputs import as_dataset, unformatted
 
 
 def as_prompts(rows: Dataset | IterableDataset) -> Dataset:
     """Return questions with answers as prompts; prompts as `read_prompts` returns them are not changed."""
+    if rows is None:
+        raise UserError("train_dataset is missing: give a data set with the columns question and answer")
     rows = as_dataset(rows)
     if set(COLUMNS) <= set(rows.column_names):
         return rows
@@ -24,13 +26,20 @@ def as_prompts(rows: Dataset | IterableDataset) -> Dataset:
 
 def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
     """Return the texts of a collection: a sequence of texts, or a data set with a column `text`."""
-    if not isinstance(passages, Dataset):
-        return passages
-    if "text" not in passages.column_names:
+    if isinstance(passages, Dataset):
+        if "text" not in passages.column_names:
+            raise UserError(
+                f"the passages have the columns {', '.join(passages.column_names)}, but no column text: rename one"
+            )
+        passages = list(unformatted(passages)["text"])
+    if isinstance(passages, str) or not isinstance(passages, Sequence):
         raise UserError(
-            f"the passages have the columns {', '.join(passages.column_names)}, but no column text: rename one"
+            f"passages is a {type(passages).__name__}: pass a list of texts, or a data set with a column text"
         )
-    return list(passages["text"])
+    for number, text in enumerate(passages):
+        if not isinstance(text, str):
+            raise UserError(f"passages:{number}: {type(text).__name__} instead of text; remove it, or give it a text")
+    return passages
 
 
 def refuse_eval_dataset(given: dict[str, Any], trainer: str) -> None:

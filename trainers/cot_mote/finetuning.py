@@ -28,6 +28,7 @@ from revela_hub.trainers.common.inputs import (
     default_arguments,
     pair_columns,
     prepare_datasets,
+    refuse_single_pair,
     tokenizer_of,
 )
 from revela_hub.trainers.common.trainer import MethodTrainer
@@ -90,6 +91,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         kwargs["train_dataset"] = train_dataset
         prepare_datasets(kwargs, prepared)
         train_dataset = kwargs.pop("train_dataset")
+        refuse_single_pair(train_dataset)
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method, stage="finetune")
         self.args: CoTMoTETrainingArguments
         tokenizer = kwargs.pop("processing_class", tokenizer)
@@ -160,7 +162,8 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
 def _pairs(rows: Dataset | IterableDataset) -> Dataset:
     """Return the text columns of a data set: every column of a row is encoded."""
     rows = as_dataset(rows)
-    pairs: Dataset = rows.select_columns(pair_columns(rows))
+    columns = pair_columns(rows)
+    pairs: Dataset = rows.select_columns(columns)
     return pairs
 
 

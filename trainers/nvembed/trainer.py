@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
+import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from packaging.version import Version
 from peft import PeftConfig
@@ -37,8 +38,9 @@ from revela_hub.trainers.common.inputs import (
     as_dataset,
     default_arguments,
     in_order,
+    pair_columns,
     prepare_datasets,
-    wrong_columns,
+    refuse_single_pair,
 )
 from revela_hub.trainers.common.query_route import trained_backbone
 from revela_hub.trainers.common.sharding import is_sharded
@@ -123,6 +125,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         kwargs["train_dataset"] = train_dataset
         prepare_datasets(kwargs, prepared)
         train_dataset = kwargs.pop("train_dataset")
+        refuse_single_pair(train_dataset)
         transformer: Any = model[0]
         self.nvembed: NVEmbedModel = transformer.auto_model
         _check_processes(args)
@@ -132,9 +135,11 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         if adapters is not None:
             self.adapters = add_adapters(self.nvembed.embedding_model, adapters)
             saving_merged(self.nvembed, self.adapters)  # `model` saves this, not the decoder in it
+        # Autocast computes with trained weights in float32 and a frozen decoder in 16 bits; without it, types have to be equal.
+        kept = (torch.bfloat16, torch.float16) if args.bf16 or args.fp16 else ()
         for parameter in self.nvembed.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()  # even if the frozen decoder is bf16
+            if parameter.requires_grad or (parameter.is_floating_point() and parameter.dtype not in kept):
+                parameter.data = parameter.data.float()
         self._trained = [name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad]
         loss = NVEmbedLoss(
             model,
@@ -228,8 +233,7 @@ def _with_prompts(rows: Dataset | IterableDataset, prompts: Mapping[str, str | N
     """Return pairs as a mixture of one task, with the model's own prompts; a mixture is returned unchanged."""
     rows = as_dataset(rows)
     columns = {TASK: "retrieval", ANCHOR_PROMPT: prompts.get("query"), DOCUMENT_PROMPT: prompts.get("document")}
-    if not {"anchor", "positive"} <= set(rows.column_names):
-        raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
+    pair_columns(rows)
     if set(columns) & set(rows.column_names):
         return rows
     for name, value in columns.items():

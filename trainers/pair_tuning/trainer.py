@@ -37,10 +37,12 @@ from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, res
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.common.inputs import (
     ModelLike,
+    checked_stream,
     default_arguments,
     in_order,
     pair_columns,
     prepare_datasets,
+    refuse_single_pair,
     training_rows,
 )
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
@@ -130,8 +132,6 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
     ) -> None:
         # A copy: prompts and routes of this model are set in it.
         args = copy(args) if args else default_arguments(PairsTrainingArguments, model, self.method)
-        if train_dataset is None:
-            raise UserError("train_dataset is missing: give a data set with the columns anchor and positive")
         retriever = load_retriever(model, **(model_init_kwargs or {}))
         prompts: dict[str, str] = {}  # of the columns of all data sets, some of which may have more negatives
         routes: dict[str, str] = {}
@@ -146,6 +146,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
         kwargs["train_dataset"] = train_dataset
         prepare_datasets(kwargs, prepared)
+        if loss is None:
+            refuse_single_pair(kwargs["train_dataset"])
         _check_batches(kwargs["train_dataset"], args)
         if args.query_only:
             retriever = with_query_route(retriever)
@@ -288,6 +290,7 @@ def _adapted_backbone(retriever: SentenceTransformer, *, query_only: bool) -> Pr
 def _pairs(rows: Any, args: PairsTrainingArguments, *, labels: bool) -> Dataset | IterableDataset:
     """Return the columns of a data set that the loss reads: anchor, positive, negatives, and with `labels` the label."""
     rows = training_rows(rows, args)
+    columns = pair_columns(rows)
     label = [name for name in LABELS if labels and name in rows.column_names][:1]
-    selected: Dataset | IterableDataset = rows.select_columns([*pair_columns(rows), *label])
-    return selected
+    selected: Dataset | IterableDataset = rows.select_columns([*columns, *label])
+    return checked_stream(selected, columns) if isinstance(selected, IterableDataset) else selected

@@ -129,7 +129,8 @@ def _load_retriever(
         encoder = pickles.encoder(SentenceTransformer, name, device="cpu", trust_remote_code=trust_remote_code)
     if not isinstance(encoder, SentenceTransformer):
         tokenizer = tokenizer_of(retriever, tokenizer, trust_remote_code=trust_remote_code)
-        return _Retriever(unwrapped(retriever), tokenizer, {})
+        given: Any = unwrapped(retriever)  # a loaded model may have a language-model head, which is not used
+        return _Retriever(given if isinstance(given, str) else given.base_model, tokenizer, {})
     refuse_adapters(name, encoder)
     settings = _settings(encoder, name)
     transformer: Any = encoder[0]

@@ -54,6 +54,8 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
         ({"question": "Who?"}, "data.jsonl:2: no answer; it must be in answer, answers or output"),
         ({"question": "Who?", "answer": 3}, "data.jsonl:2: answer contains int instead of text"),
         ({"prompt": " ", "answer": "a"}, "data.jsonl:2: the prompt is empty"),
+        ({"question": " ", "answer": "a"}, "data.jsonl:2: the question is empty"),
+        ({"question": 3, "answer": "a"}, "data.jsonl:2: the question is of type int instead of text"),
         ({"answer": "a"}, "data.jsonl:2: no prompt; it must be in prompt, question or input"),
         (
             {"task": "poetry", "input": "x", "answer": "a"},
