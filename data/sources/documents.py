@@ -4,9 +4,9 @@ For each source: list its files (`files.source_files`) or open its data set, rea
 held-out text, and skip empty documents. Everything is a generator: a file is opened when its first document is requested, and
 JSON lines, parquet files and data sets are streamed, so millions of documents never have to fit in memory.
 
-Skipped documents are counted in the report under these words: `binary` files (with a NUL byte in the first 8 KiB, git's
-rule), files that are `too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB, HTML or Jupyter` without the extra that reads
-them (`converted`), and `empty` documents; `files` lists more. Text is UTF-8, or UTF-16 with a byte order mark. Other bytes are read
+Skipped documents are counted in the report under these words: `binary` files (by their first 8 KiB), files and messages that are
+`too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB, HTML or Jupyter` without the extra that reads them (`converted`),
+`PDF without text`, and `empty` documents; `files` lists more. Text is UTF-8, or UTF-16 with a byte order mark. Other bytes are read
 as U+FFFD, and the report counts the files that contain such bytes.
 """
 
@@ -27,7 +27,7 @@ from operator import eq
 from pathlib import Path
 from typing import IO, Any, cast
 
-from revela_hub.data.sources import converted
+from revela_hub.data.sources import binary, converted, mail
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.markup import MANUAL_PAGE, is_code, is_manual_page, manual_page_text, markdown_text
 from revela_hub.data.sources.report import ReadReport, skips
@@ -41,7 +41,7 @@ from revela_hub.data.sources.rows import (
     json_lines_rows,
 )
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
-from revela_hub.data.sources.unicode import UTF16, decoded, printable_name
+from revela_hub.data.sources.unicode import decoded, printable_name
 from revela_hub.errors import UserError, first_line
 from revela_hub.paths import local_path
 
@@ -60,8 +60,8 @@ CODE_EXTENSIONS = frozenset(
 CODE_NAMES = frozenset({"BUILD", "CMakeLists.txt", "Dockerfile", "Jenkinsfile", "Makefile", "Rakefile", "WORKSPACE"})
 
 MARKDOWN = (".markdown", ".md", ".mdx")
-_BINARY_PROBE = 8 * 1024
 _MIB = 1024 * 1024
+_SCANNED = "PDF without text (needs OCR)"
 
 
 def read_documents(
@@ -88,7 +88,7 @@ def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]
     report = ReadReport() if given is None else given
     whole = True
     for source in sources:
-        skipped_before = report.skipped.copy()
+        skipped_before, endings_before = report.skipped.copy(), report.endings.copy()
         found = 0
         documents = _documents(source, report)
         if source.held_out is not None:
@@ -104,7 +104,7 @@ def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]
                 whole = False
                 break
         if not found:
-            raise UserError(_nothing_found(source, report.skipped - skipped_before))
+            raise UserError(_nothing_found(source, report.skipped - skipped_before, report.endings - endings_before))
     if whole:
         report.patterns.update({pattern: 0 for source in sources for pattern in source.exclude})
     if not report.held_out and (probes := {source.held_out for source in sources if source.held_out is not None}):
@@ -116,15 +116,15 @@ def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]
         logger.warning("%s: %s", ", ".join(source.path for source in sources), "; ".join(remarks))
 
 
-def _nothing_found(source: Source, skipped: Counter[str]) -> str:
+def _nothing_found(source: Source, skipped: Counter[str], endings: Counter[str]) -> str:
     if not skipped:
         return f"no documents in {source.path}"
     too_large = f"over {source.max_file_mib} MiB: split the files, or set max_file_mib of the source in a YAML file"
     remedies = [too_large] if skipped["too large"] else []
-    remedies += ["unpack archives; of compressed files, only .jsonl.gz is read"] if skipped["binary"] else []
+    remedies += binary.remedies(endings)
     remedies += [converted.REMEDY] if skipped[converted.MISSING] else []
     remedy = f" ({'; '.join(remedies)})" if remedies else ""
-    return f"no documents in {source.path}: skipped {skips(skipped)}{remedy}"
+    return f"no documents in {source.path}: skipped {skips(skipped, endings)}{remedy}"
 
 
 def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
@@ -147,6 +147,8 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
                     raise
                 skip = f"skip the file with --exclude {path.name}"
                 raise UserError(error.message, **error.remedies, exclude=skip) from error
+        elif source.kind != "code" and mail.is_mail(path):
+            yield from _mail_documents(path, source, report)
         elif (document := _file_document(path, source, report)) is not None:
             yield document
 
@@ -169,9 +171,10 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
             if os.fstat(file.fileno()).st_size > source.max_file_mib * _MIB:
                 report.skipped["too large"] += 1
                 return None
-            content = file.read(_BINARY_PROBE)
-            if not is_converted and b"\0" in content and not content.startswith(UTF16):
+            content = file.read(binary.PROBE)
+            if not is_converted and binary.is_binary(content):
                 report.skipped["binary"] += 1
+                report.endings[printable_name(path.suffix.lower()) or "no ending"] += 1
                 return None
             content += file.read(source.max_file_mib * _MIB)
     except (OSError, EOFError, zlib.error):
@@ -180,11 +183,14 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
     name = printable_name(path.as_posix())
     if is_converted:
         try:
-            return Document(name, converted.as_text(content, path), None, "text")
+            text = converted.as_text(content, path)
         except ValueError as error:
-            logger.warning("%s is skipped: it cannot be converted to text (%s)", name, first_line(error))
-            report.skipped["unreadable"] += 1
+            _skip_unreadable(name, error, report)
             return None
+        if not text and path.suffix.lower() == ".pdf":
+            report.skipped[_SCANNED] += 1
+            return None
+        return Document(name, text, None, "text")
     text, is_valid = decoded(content)
     report.replaced += not is_valid
     suffix = path.suffix.lower()
@@ -194,6 +200,31 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
         text = markdown_text(text)
     known = suffix in CODE_EXTENSIONS or path.name in CODE_NAMES
     return Document(name, text, name, source.kind or ("code" if known or (not suffix and is_code(text)) else "text"))
+
+
+def _mail_documents(path: Path, source: Source, report: ReadReport) -> Iterator[Document]:
+    file = printable_name(path.as_posix())
+    try:
+        for number, content in mail.messages(path):
+            name = f"{file}{number}"
+            try:
+                if len(content) > source.max_file_mib * _MIB:
+                    report.skipped["too large"] += 1
+                elif (text := mail.message_text(content)) is None:
+                    report.skipped[converted.MISSING] += 1
+                else:
+                    yield Document(name, text, None, "text")
+            except ValueError as error:
+                _skip_unreadable(name, error, report)
+    except ValueError as error:
+        _skip_unreadable(file, error, report)
+    except OSError:
+        report.skipped["unreadable"] += 1
+
+
+def _skip_unreadable(name: str, error: ValueError, report: ReadReport) -> None:
+    logger.warning("%s is skipped: it cannot be converted to text (%s)", name, first_line(error))
+    report.skipped["unreadable"] += 1
 
 
 def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:

@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+MAX_ENDINGS = 5
+
 
 def counted(number: int, noun: str) -> str:
     """`counted(1234, "chunk")` -> `"1,234 chunks"`; "query" becomes "queries"."""
@@ -29,6 +31,8 @@ class ReadReport:
     """Token spans made of the documents."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Skipped files, folders and rows, and spans that are too short, by reason."""
+    endings: Counter[str] = field(default_factory=Counter)
+    """Files skipped as binary, by the ending of their names."""
     patterns: Counter[str] = field(default_factory=Counter)
     """Excluded files and folders by pattern; 0 for a pattern that matched nothing, if all of the text was read."""
     replaced: int = 0
@@ -52,16 +56,16 @@ class ReadReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary, for a JSON file."""
-        return vars(self) | {"skipped": dict(self.skipped), "patterns": dict(self.patterns)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ReadReport":
         """Restore a report from `to_dict`."""
-        counts = {name: Counter(values.get(name, {})) for name in ("skipped", "patterns")}
+        counts = {name: Counter(values.get(name, {})) for name in ("skipped", "endings", "patterns")}
         return cls(**(values | counts))
 
     def __str__(self) -> str:
-        """For example `1,234 documents, 5,678 chunks, 354 groups; skipped: 12 binary, 3 empty`."""
+        """For example `1,234 documents, 5,678 chunks, 354 groups; skipped: 12 binary (.zip 12), 3 empty`."""
         numbers = {"document": self.documents, "chunk": self.chunks, "group": self.groups, "span": self.spans}
         made = [counted(number, noun) for noun, number in numbers.items() if number or noun == "document"]
         return "; ".join([", ".join(made), *self.remarks()])
@@ -70,7 +74,7 @@ class ReadReport:
         """Return what was skipped, replaced, split or removed."""
         parts: list[str] = []
         if self.skipped:
-            parts.append(f"skipped: {skips(self.skipped)}")
+            parts.append(f"skipped: {skips(self.skipped, self.endings)}")
         if unmatched := [pattern for pattern, number in self.patterns.items() if not number]:
             parts.append(f"no file or folder matches exclude: {' '.join(unmatched)}")
         if self.replaced:
@@ -87,7 +91,13 @@ class ReadReport:
         return parts
 
 
-def skips(skipped: Counter[str]) -> str:
-    """Return `"12 binary, 3 empty"`, the most frequent reason first."""
-    ordered = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{number:,} {reason}" for reason, number in ordered)
+def skips(skipped: Counter[str], endings: Counter[str] | None = None) -> str:
+    """Return `"12 binary (.xlsx 8, .zip 4), 3 empty"`, the most frequent reason first."""
+    by_ending = [f"{ending} {number:,}" for ending, number in _ordered(endings or Counter())]
+    more = ", ..." if len(by_ending) > MAX_ENDINGS else ""
+    notes = {"binary": f" ({', '.join(by_ending[:MAX_ENDINGS])}{more})"} if by_ending else {}
+    return ", ".join(f"{number:,} {reason}{notes.get(reason, '')}" for reason, number in _ordered(skipped))
+
+
+def _ordered(counts: Counter[str]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -1,4 +1,4 @@
-"""Reading rows: JSON lines, parquet files, tables (CSV), any data set of `datasets` (streamed), and the relevance judgements of a BEIR folder.
+"""Reading rows: JSON lines, a JSON array, parquet files, tables (CSV), any data set of `datasets` (streamed), and the relevance judgements of a BEIR folder.
 
 A row is a mapping; the `Source` says which of its columns hold text, title and id.
 """
@@ -10,6 +10,7 @@ import logging
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import IO, Any, cast
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import HUB_PREFIX, Source
-from revela_hub.data.sources.unicode import UTF16, printable_name, without_surrogates
+from revela_hub.data.sources.unicode import UTF16, decoded, printable_name, without_surrogates
 from revela_hub.errors import UserError, first_line
 from revela_hub.hub_connection import prefer_cache
+from revela_hub.paths import local_path
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +31,15 @@ ROW_FILES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", PARQUET)
 """Endings of the files that `file_rows` reads wherever it finds them, in lower or upper case."""
 TABLES = (".csv", ".tsv")
 """Endings of the files that `file_rows` reads if a source names them (`notes.csv`, `notes/*.csv`); in a folder, tables are text."""
+JSON = ".json"
+"""Ending of the files that `file_rows` reads if a source names the file and it holds an array of objects; else they are code."""
 ROWS_PER_BATCH = 1024
 """Rows of a parquet file in memory, besides a row group in its compressed form."""
 MAX_CELL = 2**31 - 1
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
 
 _REMEDY = "each line must be a JSON object"
+_ARRAY = re.compile(r"\s*\[\s*\{")
 _GRADE = re.compile(r"[+-]?[0-9]{1,9}")  # stricter than int(): no 1_0, and no numbers too large for trec_eval
 
 
@@ -60,7 +65,7 @@ def _file_rows(source: Source) -> Iterator[Row]:
     files = list(source_files(source, ReadReport()))
     readable = [path for path in files if has_rows(path, source) or _is_judgements(path)]
     if not readable:
-        forms = f"{', '.join(ROW_FILES + TABLES)}, a BEIR folder, or a data set ({HUB_PREFIX}owner/name)"
+        forms = f"{', '.join(ROW_FILES + TABLES)}, {JSON} (an array of objects), a BEIR folder, or a data set ({HUB_PREFIX}owner/name)"
         raise UserError(f"{source.path}: rows are read from {forms}")
     if skipped := len(files) - len(readable):
         logger.warning(
@@ -77,8 +82,16 @@ def _file_rows(source: Source) -> Iterator[Row]:
 
 def has_rows(path: Path, source: Source) -> bool:
     """Whether `file_rows` reads a file of a source."""
+    if path.suffix.lower() == JSON:
+        return source.kind != "code" and path == local_path(source.path) and _is_array(path)
     named = source.path.lower().endswith(TABLES)
     return path.name.lower().endswith(ROW_FILES + TABLES if named else ROW_FILES)
+
+
+def _is_array(path: Path) -> bool:
+    with suppress(OSError), open(path, "rb") as file:
+        return _ARRAY.match(decoded(file.read(1024))[0]) is not None
+    return False
 
 
 def warn_of_replaced(path: Path, report: ReadReport) -> None:
@@ -115,8 +128,10 @@ def column_text(row: Row, name: str, remedy: str, **remedies: str) -> str:
 
 
 def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
-    """Read a file of `ROW_FILES` or `TABLES`."""
+    """Read a file for which `has_rows` holds, or one of JSON lines or an array with another name."""
     name = path.name.lower()
+    if name.endswith(JSON) and _is_array(path):
+        return json_array_rows(path, report)
     if name.endswith(TABLES):
         return table_rows(path, report)
     return parquet_rows(path) if name.endswith(PARQUET) else json_lines_rows(path, report)
@@ -184,18 +199,30 @@ def parquet_rows(path: Path) -> Iterator[Row]:
 def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     """Read a file with one JSON object per line, gzipped if its name ends in `.gz`; empty lines are skipped."""
     for where, text in text_lines(path, report):
-        try:
-            row = json.loads(text)
-            if "\\u" in text:
-                row = without_surrogates(row)
-        except (ValueError, RecursionError) as error:  # ValueError: also for a number with thousands of digits
-            problem = (
-                "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", "number too long")
-            )
-            raise UserError(f"{where}: not valid JSON ({problem}); {_REMEDY}") from error
+        row = _json(where, text, _REMEDY)
         if not isinstance(row, dict):
             raise UserError(f"{where}: {type(row).__name__} instead of an object; {_REMEDY}")
         yield Row(where, row)
+
+
+def json_array_rows(path: Path, report: ReadReport) -> Iterator[Row]:
+    """Read a JSON array of objects, whole; a row's location is `file:number`, from 1."""
+    name, remedy = printable_name(path.as_posix()), "the file must be an array of JSON objects"
+    text, is_valid = decoded(path.read_bytes())
+    report.replaced += not is_valid
+    for number, row in enumerate(_json(name, text, remedy), start=1):
+        if not isinstance(row, dict):
+            raise UserError(f"{name}:{number}: {type(row).__name__} instead of an object; {remedy}")
+        yield Row(f"{name}:{number}", row)
+
+
+def _json(where: str, text: str, remedy: str) -> Any:
+    try:
+        value = json.loads(text)
+        return without_surrogates(value) if "\\u" in text else value
+    except (ValueError, RecursionError) as error:  # ValueError: also for a number with thousands of digits
+        problem = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", "number too long")
+        raise UserError(f"{where}: not valid JSON ({problem}); {remedy}") from error
 
 
 def text_lines(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:

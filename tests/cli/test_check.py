@@ -51,7 +51,7 @@ def test_text_that_was_not_read_is_reported(tmp_path: Path, capsys: pytest.Captu
     (folder / "b.bin").write_bytes(b"\0")
     (folder / "c.txt").write_text(LEAKED)
     assert run("--data", folder, "--against", queries, "--exclude", "c.*") == 0
-    assert capsys.readouterr().err == "skipped: 1 binary, 1 excluded; 1 file had invalid UTF-8 (replaced)\n"
+    assert capsys.readouterr().err == "skipped: 1 binary (.bin 1), 1 excluded; 1 file had invalid UTF-8 (replaced)\n"
 
 
 @pytest.mark.parametrize(

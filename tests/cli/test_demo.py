@@ -115,7 +115,7 @@ def test_the_base_model_was_exported(adapted: Path) -> None:
 def test_any_retriever_and_files(work: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (work / "docs" / "notes.bin").write_bytes(b"\0")
     page, html = config(str(retriever_folder), "corpus", "docs")
-    assert "skipped: 1 binary\n" in capsys.readouterr().err
+    assert "skipped: 1 binary (.bin 1)\n" in capsys.readouterr().err
     assert titles(html) == ["retriever", "BM25", "hybrid, BM25 weight 0.3"]
     assert html.count('<article class="rh-row">') == 9
     assert "docs: 6 passages" in page

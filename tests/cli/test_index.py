@@ -73,7 +73,7 @@ def test_files_that_were_not_read_are_reported(
     Path("calls.jsonl").write_text('{"name": "river"}\n')
     options = [str(retriever_folder), "--corpus", str(corpus), "--output_dir", "../index", "--device", "cpu"]
     assert main([command, *options, "--exclude", "calls.jsonl"]) == 0
-    assert "skipped: 1 binary, 1 excluded\n" in capsys.readouterr().err
+    assert "skipped: 1 binary (.bin 1), 1 excluded\n" in capsys.readouterr().err
 
 
 def test_the_metadata_of_rows_are_in_the_results(

@@ -119,7 +119,7 @@ def test_text_that_was_not_read_is_reported(
     (tmp_path / "new" / "b.bin").write_bytes(b"\0")
     compared = [str(tmp_path / name) for name in ("old", "new")]
     assert main(["probe", "--compare", *compared, "--retriever", str(retriever_folder)]) == 0
-    assert "new text: skipped: 1 binary\n" in capsys.readouterr().err
+    assert "new text: skipped: 1 binary (.bin 1)\n" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,6 +92,13 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
     assert page.text.startswith("<html>")
 
 
+def test_a_scanned_pdf_has_its_own_reason(tmp_path: Path) -> None:
+    pytest.importorskip("pypdfium2", reason="the extra documents is not installed")
+    (tmp_path / "scan.pdf").write_bytes(pdf_file(""))
+    with pytest.raises(UserError, match=r"skipped 1 PDF without text \(needs OCR\)$"):
+        list(read_documents(tmp_path))
+
+
 def test_a_long_notebook_is_utf_8_to_its_end(tmp_path: Path) -> None:
     pytest.importorskip("markitdown", reason="the extra documents is not installed")
     cells = [{"cell_type": "markdown", "source": [text]} for text in ("x" * 70_000, "Das Caf\u00e9")]

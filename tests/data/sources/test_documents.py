@@ -96,7 +96,7 @@ def test_everything_that_is_skipped_is_counted(tmp_path: Path, caplog: pytest.Lo
         "already read": 1,
     }
     assert str(report) == (
-        "2 documents; skipped: 2 empty, 2 excluded, 2 generated, 2 hidden, 1 already read, 1 binary, 1 too large, "
+        "2 documents; skipped: 2 empty, 2 excluded, 2 generated, 2 hidden, 1 already read, 1 binary (.png 1), 1 too large, "
         "1 unreadable; 1 file had invalid UTF-8 (replaced)"
     )
     assert not caplog.messages
@@ -137,6 +137,27 @@ def test_report_line_in_full() -> None:
     assert str(ReadReport(documents=1, cut=1)) == "1 document; 1 sentence or line longer than a chunk (split)"
     report.add(ReadReport(documents=1))
     assert report.documents == 1235
+
+
+def test_binary_files_are_named_by_their_endings_with_remedies(tmp_path: Path) -> None:
+    pem = "-----BEGIN CERTIFICATE-----\n" + "MIIDdzCCAl+gAwIBAgIEAgAAuTANBgkqhkiG9w0BAQUFADBaMQswCQYDVQQGEwJJ\n" * 20
+    (tmp_path / "key.pem").write_text(f"{pem}-----END CERTIFICATE-----\n")
+    (tmp_path / "a.rtf").write_text(r"{\rtf1\ansi Prose.}")
+    (tmp_path / "notes").write_bytes("Prose.".encode("utf-16-le"))
+    for name in ("a.XLSX", "b.xlsx", "c.odt", "d.zip", "e.docm"):
+        (tmp_path / name).write_bytes(b"PK\0")
+    with pytest.raises(UserError) as caught:
+        list(read_documents(tmp_path))
+    assert str(caught.value).partition("skipped ")[2] == (
+        "8 binary (.xlsx 2, .docm 1, .odt 1, .pem 1, .rtf 1, ...) (save sheets as CSV; save documents as .docx; "
+        "unpack archives; of compressed files, only .jsonl.gz is read)"
+    )
+    (tmp_path / "gene.fasta").write_text(
+        ">human\n" + "ACGTTGCAACGTTGCAACGTTGCAACGTTGCAACGTTGCAACGTTGCAACGTTGCAACGT\n" * 20
+    )
+    report = ReadReport()
+    assert ids(read_documents(tmp_path, report=report), tmp_path) == ["gene.fasta"]
+    assert ReadReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
 def test_linked_folder_is_read_once(tmp_path: Path) -> None:
@@ -447,7 +468,7 @@ def all_skipped(tmp_path: Path) -> Source:
         (lambda folder: folder, r"no documents in .*$"),
         (
             all_skipped,
-            r"no documents in .*: skipped 1 binary, 1 too large \(over 1 MiB: split the files, or set max_file_mib of .* YAML",
+            r"no documents in .*: skipped 1 binary \(\.txt 1\), 1 too large \(over 1 MiB: split .* max_file_mib of .* YAML file; save text as UTF-8\)$",
         ),
         (
             no_object,

@@ -30,7 +30,7 @@ def test_other_files_of_a_folder_are_skipped_with_a_warning(tmp_path: Path, capl
     assert "skipped 1 file without rows" in caplog.text
     with pytest.raises(
         UserError,
-        match=r"README\.md: rows are read from \.jsonl, \.jsonl\.gz, .*\.parquet, \.csv, \.tsv, a BEIR folder",
+        match=r"README\.md: rows are read from \.jsonl, \.jsonl\.gz, .*\.parquet, \.csv, \.tsv, \.json \(an array .*, a BEIR",
     ):
         list(read_rows(Source(str(tmp_path / "README.md"))))
 
@@ -121,6 +121,26 @@ def test_tables_that_are_named_are_read_by_row(ending: str, mark: str, tmp_path:
     file.write_text("")
     with pytest.raises(UserError, match="empty; the first line must name the columns"):
         list(read_documents(str(file)))
+
+
+def test_an_array_that_is_named_is_read_by_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text('\n[\n  {"text": "Rivers.", "query": "water"},\n  {"text": "Mud."}\n]')
+    assert [each.text for each in read_documents(file)] == ["Rivers.", "Mud."]
+    assert [row.where for row in read_rows(Source(str(file)))] == [f"{file}:1", f"{file}:2"]
+    for source in (tmp_path, f"{tmp_path}/*.json", {"path": str(file), "kind": "code"}):
+        [whole] = read_documents(source)
+        assert whole.kind == "code"
+    file.write_text('[{"text": "Rivers."}, 2]')
+    with pytest.raises(
+        UserError, match=r"rows\.json:2: int instead of an object; the file must be an array of JSON obj"
+    ):
+        list(read_documents(file))
+    file.write_text('[{"text": "Rivers."}')
+    with pytest.raises(UserError, match=r"rows\.json: not valid JSON"):
+        list(read_documents(file))
+    file.write_text('{"text": "Rivers."}')
+    assert next(read_documents(file)).kind == "code"
 
 
 @pytest.mark.parametrize("name", ["ROWS.CSV", "Rows.TSV", "ROWS.JSONL", "rows.ndjson", "ROWS.JSONL.GZ"])
