@@ -15,6 +15,7 @@ On a GPU (`--device cuda`) the time is the wall-clock time of the training steps
 import argparse
 import importlib.util
 import json
+import random
 import shutil
 import sys
 import time
@@ -40,7 +41,7 @@ Record = dict[str, Any]
 
 @dataclass
 class Arm:
-    """A method and its learning rate; `paper` is added reading at the paper's temperature."""
+    """A method and its learning rate; `paper` is added reading at the paper's temperature, `both` adds Contriever's loss to `joint`."""
 
     method: str
     rate: float
@@ -66,6 +67,7 @@ ARMS = {
         Arm("replug", 1e-4),
         Arm("added", 1e-4),
         Arm("paper", 1e-4),
+        Arm("both", 1e-4),
     )
 }
 
@@ -251,7 +253,7 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
         "bf16": given.bf16 or given.device == "cuda",
         "seed": given.seed,
     }
-    if arm.method in ("added", "paper", "joint"):
+    if arm.method in ("added", "paper", "joint", "both"):
         return revela(arm, common, str(start), str(lm), rows, given.tokens)
     retriever = SentenceTransformer(str(start), device=given.device, model_kwargs={"dtype": torch.float32})
     trainer: Any
@@ -277,13 +279,14 @@ def revela(
     """Return Revela's trainer: `added` reading as in the paper, at its temperature or ours, or `joint` with a frozen language model."""
     from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
 
+    joint = arm.method in ("joint", "both")
     temperature = 1e-4 if arm.method == "paper" else TEMPERATURE
     config: dict[str, Any] = {"temperature": temperature, "v_normalization": True}
     training = dict(common)
-    if arm.method == "joint":
+    if joint:
         config = {"temperature": TEMPERATURE, "reading": "joint"}
         training["lm_training"] = "frozen"
-    trainer: Any = RevelaTrainer(
+    trainer: Any = (with_crops(RevelaTrainer) if arm.method == "both" else RevelaTrainer)(
         start,
         RevelaTrainingArguments(**training, lora_rank=0),
         lm=lm,
@@ -294,13 +297,42 @@ def revela(
     return trainer, lambda: trainer.revela.retriever.state_dict()
 
 
+def with_crops(trainer: type[Any]) -> type[Any]:
+    """Return a trainer whose loss is the sum of Revela's and Contriever's (in-batch negatives, two crops of each chunk's tokens)."""
+
+    class Both(trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            ids, mask = inputs["retriever_input_ids"], inputs["retriever_attention_mask"]
+            texts = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True) if kept.sum() > 1]
+            draw = random.Random(f"{self.args.seed}/{self.state.global_step}")
+            first, second = (self.revela.embed(*crops(texts, draw)) for _ in range(2))
+            loss = torch.nn.functional.cross_entropy(first @ second.T / TEMPERATURE, torch.arange(len(texts)))
+            own = super().compute_loss(model, inputs, *args, **kwargs)
+            self.keep("contriever_loss", loss.detach())
+            return own + loss
+
+    return Both
+
+
+def crops(texts: list[torch.Tensor], draw: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids and the mask of a random crop of each text: 10 to 50% of its tokens, of which 10% are deleted."""
+    rows = []
+    for text in texts:
+        length = max(1, round(len(text) * draw.uniform(0.1, 0.5)))
+        place = draw.randrange(len(text) - length + 1)
+        kept = [token for token in text[place : place + length].tolist() if draw.random() >= 0.1]
+        rows.append(torch.tensor(kept or [int(text[place])]))
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(rows, batch_first=True), pad([torch.ones_like(row) for row in rows], batch_first=True)
+
+
 def supported(arm: Arm) -> bool:
     """Return whether this version of the package has the arm's options."""
     from revela_hub.modeling import RevelaConfig
     from revela_hub.trainers import RevelaTrainingArguments
 
     reads = hasattr(RevelaConfig(), "reading") and hasattr(RevelaTrainingArguments, "lm_training")
-    return arm.method != "joint" or reads
+    return arm.method not in ("joint", "both") or reads
 
 
 def run(arm: Arm, given: argparse.Namespace, judge: Judge) -> None:
