@@ -548,7 +548,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ({**STS, "columns": {"score": "sentence1"}}, r"sts\.jsonl:1: task sts: the score is 's0', not a number"),
         ({**STS, "columns": {"sentence1": "score"}}, r"sts\.jsonl:1: task sts: column 'score' holds float, not text \(choose with columns: \{sentence1"),
         ({"name": "t", "type": "pairs", "source": "beir/qrels", "columns": {"anchor": "query-id", "positive": "x"}}, "no column 'x'"),
-        ({"name": "t", "type": "pairs", "source": "notes.txt"}, r"notes\.txt: rows are read from .*\.parquet, \.csv, \.tsv, a BEIR folder"),
+        ({"name": "t", "type": "pairs", "source": "notes.txt"}, r"notes\.txt: rows are read from .*\.csv, \.tsv, \.json \(an array of objects\), a BEIR folder"),
         ({"name": "t", "type": "pairs", "source": "empty.jsonl"}, r"task t: no positives for training \(.*empty\.jsonl has no rows\)"),
         ({"name": "t", "type": "pairs", "source": "broken.jsonl"}, r"broken\.jsonl:1: not valid JSON"),
     ],
