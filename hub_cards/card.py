@@ -196,9 +196,8 @@ def _results_table(results: Sequence[Result], title: str) -> str:
 
 def _write_figures(folder: Path, figures: Sequence[Figure]) -> list[Figure]:
     """Copy the figures to `figures/`, each under its own name without spaces and parentheses, which would break the links."""
-    contents = [
-        local_path(figure.path).read_bytes() for figure in figures
-    ]  # first, because a figure may be in this folder
+    # First, because a figure may be in this folder.
+    contents = [local_path(figure.path).read_bytes() for figure in figures]
     written: dict[str, Figure] = {}
     for figure, content in zip(figures, contents, strict=True):
         path = Path(re.sub(r"[^\w.-]+", "_", Path(figure.path).name))
