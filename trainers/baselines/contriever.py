@@ -225,7 +225,7 @@ class _UpdateOncePerStep(TrainerCallback):
 class ContrieverTrainer(WrappedRetrieverTrainer):
     """Trainer of `Contriever`.
 
-        trainer = ContrieverTrainer("sentence-transformers/all-MiniLM-L6-v2", train_dataset=texts)
+        trainer = ContrieverTrainer("HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
         trainer.train()
         vectors = trainer.retriever.encode(["a passage"])
         trainer.write_models("outputs")  # for SentenceTransformer(...) of the folder that it returns

@@ -1,13 +1,14 @@
 """Train a retriever on raw text with a contrastive loss: Contriever (arXiv 2112.09118), a baseline.
 
 Two random crops of a passage are a positive pair; the crops of other passages in the batch (or, with --queue_size, of
-earlier batches) are negatives. It starts from a sentence-transformers model, or from an encoder with mean pooling.
+earlier batches) are negatives. It starts from a sentence-transformers model, or from an encoder or decoder
+with mean pooling. In our measurements, it did not improve all-MiniLM-L6-v2: use `revela-hub adapt` for such models.
 
 Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
 --resume_from_checkpoint last).
 
 Examples:
-  revela-hub train contriever --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 --max_steps 200
+  revela-hub train contriever --data path/to/texts --retriever HuggingFaceTB/SmolLM2-135M --max_steps 200
   revela-hub train contriever --data path/to/texts --retriever google-bert/bert-base-uncased --views inverse_cloze
 """
 

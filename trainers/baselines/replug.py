@@ -182,7 +182,7 @@ class Replug(WrappedRetriever):
 class ReplugTrainer(WrappedRetrieverTrainer):
     """Trainer of `Replug`.
 
-        trainer = ReplugTrainer("sentence-transformers/all-MiniLM-L6-v2", "HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
+        trainer = ReplugTrainer("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
         trainer.train()
         vectors = trainer.retriever.encode(["a passage"])
         trainer.write_models("outputs")  # for SentenceTransformer(...) of the folder that it returns

@@ -2,13 +2,13 @@ r"""Train a retriever on raw text with a frozen language model as teacher: REPLU
 
 The language model computes the likelihood of each chunk given each other chunk of its group, and the retriever's
 similarities are trained to match that distribution. It starts from a sentence-transformers model, or from an encoder
-with mean pooling. A group of n chunks costs n (n - 1) forward passes of the language model.
+or decoder with mean pooling. A group of n chunks costs n (n - 1) forward passes of the language model.
 
 Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
 --resume_from_checkpoint last).
 
 Examples:
-  revela-hub train replug --data path/to/texts --retriever sentence-transformers/all-MiniLM-L6-v2 \
+  revela-hub train replug --data path/to/texts --retriever HuggingFaceTB/SmolLM2-135M \
       --lm HuggingFaceTB/SmolLM2-135M --max_steps 200
 """
 
