@@ -35,7 +35,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 @dataclass(frozen=True)
 class Assembly:
-    """What to make from a checkpoint.
+    """Settings for exporting a checkpoint.
 
     Attributes:
         part: part of the model, one of `Method.parts`.

@@ -35,7 +35,7 @@ _AGAIN = "run the same command again"
 
 
 class IndexDestination(Repository):
-    """Where to push an index.
+    """A repository to push an index to.
 
     Args:
         repo_id: `namespace/name` of a data set repository.

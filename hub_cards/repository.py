@@ -66,7 +66,7 @@ _GIT_NAME = re.compile(r"(?!-)(?!.*(\.\.|//|@\{|\.lock$))[\w./-]*[\w-]")
 
 @dataclass(frozen=True)
 class Destination:
-    """Where to publish.
+    """A repository to publish to.
 
     Attributes:
         repo_id: `namespace/name`.

@@ -31,7 +31,7 @@ PADDING = -3e4  # score of a padded key, which makes its weight 0; fits into flo
 
 @dataclass
 class Options:
-    """How scores become weights: logit soft cap (Gemma 2), dropout, eager or fused kernel, V-normalisation and its eps."""
+    """Options for turning scores into weights: logit soft cap (Gemma 2), dropout, eager or fused kernel, V-normalisation and its eps."""
 
     softcap: float | None = None
     dropout: float = 0.0

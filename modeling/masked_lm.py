@@ -1,4 +1,4 @@
-"""What pre-training needs from a BERT-like masked language model, however its family names the parts.
+"""The parts of BERT-like masked language models that pre-training uses, which each family names differently.
 
 Shapes: B texts, L tokens, D hidden size, V vocabulary, P positions of the batch.
 """

@@ -35,7 +35,7 @@ _WORD = rf"{_LETTER}{{2,}}|[{UNSPACED}]"
 _WORD_OR_PAIR = re.compile(rf"(?:(?![{UNSPACED}]){_LETTER}){{2,}}|[{UNSPACED}](?=[{UNSPACED}])")
 """A word, or the first character of a pair in a script without spaces."""
 _PART_END = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-"""Where a part of an identifier ends: snake_case, camelCase, HTTPServer."""
+"""End of a part of an identifier: snake_case, camelCase, HTTPServer."""
 MAX_K1 = 1_000_000
 """Upper limit of k1: term frequency is practically linear there, and much larger values overflow in float32."""
 METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")

@@ -1,4 +1,4 @@
-"""How vectors are stored and searched: the options of an index, declared once and passed as a whole."""
+"""Options for storing and searching vectors, declared once and passed as a whole."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -18,7 +18,7 @@ Quantization = Literal["float32", "int8", "binary"]
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How vectors are stored and searched.
+    """Options for storing and searching vectors.
 
     Attributes:
         type: The index type, see `revela_hub.retrieval.dense`.

@@ -295,7 +295,7 @@ def _scored_pairs(task: Task, read: TaskRows, known: KnownPairs, report: TaskRep
 
 
 def _pool(task: Task, read: TaskRows, report: TaskReport) -> Sequence[str]:
-    """Where negatives are drawn from: the corpus, or else the documents of the task."""
+    """Return the texts that negatives are drawn from: the corpus, or else the documents of the task."""
     if task.type == "sts":
         return [*Column[str](read.rows, "sentence1"), *Column[str](read.rows, "sentence2")]
     if read.corpus is None:

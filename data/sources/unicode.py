@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""How UTF-16 text starts, as Windows writes it."""
+"""First bytes of UTF-16 text, as Windows writes it."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

@@ -1,4 +1,4 @@
-"""Where half precision is fast: one decision for training, encoding and generation.
+"""Devices on which half precision is fast: one decision for training, encoding and generation.
 
 On CPUs without bf16 instructions (most of them), a bf16 matrix product takes about 57 times as long as in float32, and
 transformers and sentence-transformers load a model in the type that its config.json names.

@@ -89,7 +89,7 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
 
 
 def run(arguments: Arguments) -> None:
-    """Trains, exports and says where everything is."""
+    """Train, export and print the paths of the results."""
     folder = train(arguments)
     if arguments.should_save:
         print(f'\nSentenceTransformer("{folder / "dense"}"), SparseEncoder("{folder / "sparse"}")')

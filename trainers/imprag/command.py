@@ -63,7 +63,7 @@ class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
 
 
 def run(arguments: Arguments) -> None:
-    """Trains, exports and says where everything is."""
+    """Train, export and print the paths of the results."""
     folder = train(arguments)
     if arguments.should_save:
         model = folder / MODEL

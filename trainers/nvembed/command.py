@@ -99,7 +99,7 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
 
 
 def run(arguments: Arguments) -> None:
-    """Trains, exports and says where everything is."""
+    """Train, export and print the paths of the results."""
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nembedder: {folder / EMBEDDER}")

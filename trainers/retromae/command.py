@@ -50,7 +50,7 @@ class Arguments(ProbeArguments, RetroMAEDataArguments, RetroMAETrainingArguments
 
 
 def run(arguments: Arguments) -> None:
-    """Pre-trains, exports and says where everything is."""
+    """Pre-train, export and print the paths of the results."""
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nencoder: {folder / 'encoder'}\nwith its decoder, to pre-train further: {folder}")

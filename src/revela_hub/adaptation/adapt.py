@@ -68,7 +68,7 @@ OVERHEAD = 0.4
 STEPS, PASSES, SHORTEST = 20, 4, 64
 """Steps that a training should have; how many times longer a step takes than encoding its passages; tokens that texts keep at least."""
 ENCODINGS = 2.5
-"""How often the passages are encoded per candidate: about a quarter of them five times in training, and all of them at the end."""
+"""Number of times that the passages are encoded per candidate: about a quarter of them five times in training, and all of them at the end."""
 
 
 @dataclass
@@ -76,11 +76,11 @@ class Adaptation:
     """The steps of `adapt`, each of which is skipped if its result is in the work folder.
 
     Attributes:
-        inputs: what candidates are made from.
+        inputs: the inputs that all candidates share.
         budget: seconds of training and evaluation in all.
         say: prints a line.
         systems: what has been scored so far; the first is the base retriever with BM25.
-        baseline: the untrained system that is delivered if no training helps.
+        baseline: the untrained system that is exported if no training helps.
         stopped: whether Ctrl-C ended the trainings.
         sizes: how many passages are encoded, and the lengths of texts, once they are known.
     """

@@ -34,7 +34,7 @@ def read_labels(path: str | None) -> tuple[Dataset, PairReport] | None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What all candidates are made from.
+    """The inputs that all candidates share.
 
     Attributes:
         retriever: base retriever.

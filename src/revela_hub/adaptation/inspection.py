@@ -1,4 +1,4 @@
-"""What `adapt` prints about a text before it starts."""
+"""Statistics of a text, which `adapt` prints before it starts."""
 
 import statistics
 from collections import Counter
