@@ -98,7 +98,7 @@ def test_the_base_model_is_gone(adapted: Path, capsys: pytest.CaptureFixture[str
     page, html = config("adapted")
     assert titles(html) == ["adapted", "BM25", "hybrid, BM25 weight 0.3"]
     assert "The base model is not available on this machine" in page
-    assert "the base model has no column: ./gone is not a folder" in capsys.readouterr().err
+    assert "the base model is not shown: ./gone is not a folder" in capsys.readouterr().err
 
 
 def test_the_base_model_was_exported(adapted: Path) -> None:

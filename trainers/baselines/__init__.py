@@ -89,7 +89,7 @@ RA_DIT = Method(
     commands={
         "train ra-dit": Command(
             "revela_hub.trainers.baselines.ra_dit_command",
-            "tune a retriever by what helps that decoder answer (baseline)",
+            "tune a retriever with the likelihoods of a frozen reader (baseline)",
         )
     },
     models=("retriever", "backbone", "reader"),

@@ -172,8 +172,8 @@ def _retrievers(
     try:
         return [load("base", base), adapted], []
     except UserError as error:
-        note(f"the base model has no column: {error}")
-        return [adapted], ["The base model is not available on this machine, so there is no column for it."]
+        note(f"the base model is not shown: {error}")
+        return [adapted], ["The base model is not available on this machine, so it is not shown."]
 
 
 def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document], str]":
