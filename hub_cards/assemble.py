@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.card import CARD_METADATA, OURS
+from revela_hub.hub_cards.card import CARD_METADATA, METADATA_FOLDER
 from revela_hub.hub_cards.export import make_readable, write_json
 from revela_hub.hub_cards.figures import training_curve
 from revela_hub.hub_cards.metadata import Figure, ModelCardMetadata
@@ -29,7 +29,7 @@ from revela_hub.hub_cards.verify.texts import probe_texts
 from revela_hub.retrieval.disk import make_folder, whole_path
 
 # The expected vectors of an exported model. The folder is hidden, so that libraries do not load the file as weights.
-REFERENCE = f"{OURS}/reference.safetensors"
+REFERENCE = f"{METADATA_FOLDER}/reference.safetensors"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -154,7 +154,7 @@ def export_parts(
         folders = ({output / "lm": "lm"} if lm else {}) | parts
         for folder, part in folders.items():
             wanted[new := stack.enter_context(whole_path(folder, "--output_dir"))] = part
-            (new / OURS).mkdir(parents=True)  # lets a later export replace the folder
+            (new / METADATA_FOLDER).mkdir(parents=True)  # lets a later export replace the folder
         assemble_parts(method, checkpoint, wanted, assembly or Assembly(), loaded)
         for folder, new in zip(folders, wanted, strict=True):
             keep_other_files(folder, new)
@@ -163,7 +163,7 @@ def export_parts(
 
 def keep_other_files(old: Path, new: Path) -> None:
     """Copy the files of an exported folder that an update on the Hub would keep, except our card with its figures."""
-    ours = {OURS, *(["README.md", "figures"] if has_our_card(old) else []), *code_files(old)}
+    ours = {METADATA_FOLDER, *(["README.md", "figures"] if has_our_card(old) else []), *code_files(old)}
     for file in files_of(old):
         name = file.relative_to(old)
         replaced = name.parts[0] in ours or belongs_by_name(name.as_posix()) or OTHER_FORMATS.fullmatch(name.as_posix())
@@ -174,7 +174,7 @@ def keep_other_files(old: Path, new: Path) -> None:
 
 def has_our_card(folder: Path) -> bool:
     """Return whether the README.md of a folder is as `write_card` wrote it."""
-    card, ours = folder / "README.md", folder / OURS / "README.md"
+    card, ours = folder / "README.md", folder / METADATA_FOLDER / "README.md"
     return ours.is_file() and card.is_file() and ours.read_bytes() == card.read_bytes()
 
 
@@ -211,8 +211,8 @@ def copy_with_metadata(source: Path, folder: Path) -> None:
     if folder.is_dir():
         folder.rmdir()
     contents(source).copy_to(folder)
-    if (source / OURS).is_dir():
-        shutil.copytree(source / OURS, folder / OURS)
+    if (source / METADATA_FOLDER).is_dir():
+        shutil.copytree(source / METADATA_FOLDER, folder / METADATA_FOLDER)
 
 
 def _pickled_modules(found: Contents) -> Iterator[str]:
@@ -315,7 +315,10 @@ def card_metadata(
 
     The training curve is drawn in the folder `work`.
     """
-    files = [checkpoint / CARD_METADATA, *([] if assembled.keep_card else [checkpoint / OURS / CARD_METADATA])]
+    files = [
+        checkpoint / CARD_METADATA,
+        *([] if assembled.keep_card else [checkpoint / METADATA_FOLDER / CARD_METADATA]),
+    ]
     if (metadata := given) is None:
         file = next((file for file in files if file.is_file()), None)
         metadata = ModelCardMetadata.from_file(file, methods) if file else ModelCardMetadata()

@@ -28,7 +28,7 @@ from revela_hub.hub_cards.verify.contents import EVAL_RESULTS
 from revela_hub.paths import local_path
 
 CARD_METADATA = "card.yaml"  # file in a checkpoint with the fields of `ModelCardMetadata`
-OURS = ".revela_hub"  # folder next to a model for our own files; it is never uploaded
+METADATA_FOLDER = ".revela_hub"  # folder next to a model for our own files; it is never uploaded
 # Key of the front matter -> (expression for its values, error message).
 _FRONT_MATTER = {
     "license": (
@@ -82,12 +82,12 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
         results=_results_table(metadata.results, title),
         version=__version__,
     )
-    (folder / OURS).mkdir(exist_ok=True)
+    (folder / METADATA_FOLDER).mkdir(exist_ok=True)
     # Publishing writes the card again with the id of the model, unless README.md was edited and differs from this copy.
-    for place in (folder, folder / OURS):
+    for place in (folder, folder / METADATA_FOLDER):
         (place / "README.md").write_text(text, encoding="utf-8")
     kept = [Figure(str(folder / figure.path), figure.caption) for figure in figures]
-    replace(metadata, figures=kept).to_file(folder / OURS / CARD_METADATA)
+    replace(metadata, figures=kept).to_file(folder / METADATA_FOLDER / CARD_METADATA)
     return folder / "README.md"
 
 

@@ -17,7 +17,7 @@ from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, causes, os_error, reason
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly, card_metadata
-from revela_hub.hub_cards.card import CARD_METADATA, OURS, check_card, write_card
+from revela_hub.hub_cards.card import CARD_METADATA, METADATA_FOLDER, check_card, write_card
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method, vectors_of
 from revela_hub.hub_cards.repository import Destination, Plan, RepoInfo, Repository, files_of, hub_errors, sha256
@@ -135,7 +135,7 @@ def _assembled(
     check_card(folder / "README.md")
     if reference is not None:
         reference = Path(shutil.copyfile(reference, work / "reference.safetensors"))
-    shutil.rmtree(folder / OURS, ignore_errors=True)
+    shutil.rmtree(folder / METADATA_FOLDER, ignore_errors=True)
     skipped = contents(folder).skipped
     for name in skipped:
         (folder / name).unlink()

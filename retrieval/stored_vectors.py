@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from revela_hub.errors import UserError, first_line
 from revela_hub.retrieval.disk import mapped, whole_path, write_array, writing
 
-SAMPLED = 16
+CHECKED_ROWS = 16
 """Vectors whose text hashes are compared when a layout is opened."""
 
 
@@ -194,7 +194,7 @@ class Vectors:
             files = tuple(folder / name for name in shards["names"])
             vectors = cls(files, shards_N, places_N, 0, normalize, key)
             dimension = vectors._layout["vector"].shape[0]
-            rows = np.linspace(0, len(vectors) - 1, min(SAMPLED, len(vectors))).astype(np.int64)
+            rows = np.linspace(0, len(vectors) - 1, min(CHECKED_ROWS, len(vectors))).astype(np.int64)
             if (vectors.records(rows)["digest"] != digests_N2[rows]).any():
                 return None
         except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError, UserError):

@@ -10,7 +10,7 @@ from revela_hub.adaptation import REPORT
 from revela_hub.data.own_folder import check_free
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished, export_parts
-from revela_hub.hub_cards.card import OURS
+from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
@@ -47,7 +47,7 @@ def export_checkpoint(
     for folder in [output / name for name in [*method.folders, *(["lm"] if lm else [])]]:
         if of_a_run and folder.exists() and output.resolve() != checkpoint.resolve():
             raise UserError(f"{folder} is the exported model of the run in {output}: choose another --output_dir")
-        if not (folder.is_dir() and (of_a_run or (folder / OURS).is_dir())):
+        if not (folder.is_dir() and (of_a_run or (folder / METADATA_FOLDER).is_dir())):
             check_free(folder, "--output_dir")
     export_parts(method, checkpoint, output, lm=lm, assembly=Assembly(max_length=max_length, dtype=dtype))
     return output

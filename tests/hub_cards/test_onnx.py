@@ -17,7 +17,7 @@ from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Destination, ModelCardMetadata, check, onnx_export, write_card
-from revela_hub.hub_cards.card import OURS
+from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.metadata import describe
 from revela_hub.hub_cards.onnx_export import export_onnx, why_not_onnx
 from revela_hub.hub_cards.verify.files import Check
@@ -269,7 +269,7 @@ def test_the_command_copies_a_model_with_its_card_and_compares_shortened_vectors
         r" cosine at least 1\.0000\n",
         said,
     )
-    assert (new / "model.safetensors").is_file() and (new / OURS / "README.md").is_file()
+    assert (new / "model.safetensors").is_file() and (new / METADATA_FOLDER / "README.md").is_file()
     assert not (own / "onnx").exists()
     assert load_encoder(str(new)).encode(["a fox"]).shape == (1, 8)
     assert row(check(new)).ok

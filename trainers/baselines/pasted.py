@@ -32,7 +32,7 @@ from revela_hub.trainers.common.prompts import as_prompts, as_texts, pair_tokens
 from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.trainer import MethodTrainer
 
-MODEL = "model"  # folder of the reader
+READER_FOLDER = "model"  # folder of the reader
 
 
 def paste(prompt: str, passages: Sequence[str]) -> str:
@@ -167,7 +167,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `model/`, the reader; must be called by all processes."""
-        target = local_path(output) / MODEL
+        target = local_path(output) / READER_FOLDER
         with self.whole_model():
             if not self.args.should_save:
                 return []

@@ -52,7 +52,7 @@ from revela_hub.trainers.common.retriever import RetrieverTrainer, WrappedRetrie
 from revela_hub.trainers.common.weights import load_whole
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
 
-MASKED = -1e30
+MASKED_SCORE = -1e30
 """Score of a missing candidate; finite, so that its gradient is not NaN."""
 COSINE_TEMPERATURE = 0.05
 """Default for cosine similarities; at 1, their softmax is nearly uniform."""
@@ -325,8 +325,8 @@ class RADITTrainer(RetrieverTrainer):
             loss = multi_label_nce(scores_BC, positive_BC & present_BC, ~positive_BC & present_BC).mean()
         else:
             likelihood_BC = self.log_likelihoods[rows].to(scores_BC.device).exp()
-            scores_BC = scores_BC.masked_fill(~present_BC, MASKED)
-            likelihood_BC = likelihood_BC.masked_fill(~present_BC, MASKED * self.args.likelihood_temperature)
+            scores_BC = scores_BC.masked_fill(~present_BC, MASKED_SCORE)
+            likelihood_BC = likelihood_BC.masked_fill(~present_BC, MASKED_SCORE * self.args.likelihood_temperature)
             loss = kl_from_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature).mean()
         return (loss, {"scores": scores_BC}) if return_outputs else loss
 

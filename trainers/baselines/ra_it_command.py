@@ -22,7 +22,7 @@ from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
-from revela_hub.trainers.baselines.pasted import MODEL, RAITTrainer
+from revela_hub.trainers.baselines.pasted import READER_FOLDER, RAITTrainer
 from revela_hub.trainers.common.run import open_run
 from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 
@@ -45,8 +45,8 @@ def run(arguments: Arguments) -> None:
     """Train, export and print the next command."""
     folder = train(arguments)
     if arguments.should_save:
-        print(f"\nmodel: {folder / MODEL}")
-        words = ["train", "ra-dit", "--reader", folder / MODEL, "--retriever", "RETRIEVER", "--data", "FILE"]
+        print(f"\nmodel: {folder / READER_FOLDER}")
+        words = ["train", "ra-dit", "--reader", folder / READER_FOLDER, "--retriever", "RETRIEVER", "--data", "FILE"]
         print("next: ", command_line(*words, "--corpus", "PATH"))
 
 

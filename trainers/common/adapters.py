@@ -16,7 +16,7 @@ from revela_hub.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
 Parameters = ParamSpec("Parameters")
-UNFREEZE = "perhaps by an earlier trainer: call requires_grad_(True) on it, or load it again"
+UNFREEZE_REMEDY = "perhaps by an earlier trainer: call requires_grad_(True) on it, or load it again"
 
 
 def refuse_adapters(name: str, model: nn.Module) -> None:
@@ -31,7 +31,7 @@ def refuse_adapters(name: str, model: nn.Module) -> None:
 def refuse_frozen(part: str, model: nn.Module) -> None:
     """Raise a `UserError` if all weights of a part that is to be trained are frozen."""
     if not any(weight.requires_grad for weight in model.parameters()):
-        raise UserError(f"all weights of {part} are frozen, {UNFREEZE}")
+        raise UserError(f"all weights of {part} are frozen, {UNFREEZE_REMEDY}")
 
 
 def restores_models(init: Callable[Parameters, None]) -> Callable[Parameters, None]:

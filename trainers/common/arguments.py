@@ -19,7 +19,7 @@ from revela_hub.options import option
 from revela_hub.precision import bf16_is_fast
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
 from revela_hub.trainers.common.adapters import linear_layers, refuse_adapters
-from revela_hub.trainers.common.early import BY_METRIC, MEASURING, METRIC, check_early
+from revela_hub.trainers.common.early import MEASURING_PACKAGES, METRIC, METRIC_SCHEDULES, check_early
 
 WARMUP = "Linear warm-up: number of steps, or a fraction below 1 of all steps."
 WEIGHT_DECAY = "Weight decay of AdamW, applied to all weights except biases and norms."
@@ -207,9 +207,9 @@ class ProbeArguments:
             self.eval_steps = 0.25
         of: Any = self
         if self.eval_strategy != "no":
-            require(*MEASURING)
+            require(*MEASURING_PACKAGES)
             # Select the best checkpoint by a retrieval metric instead of the loss, transformers' default.
-            if of.load_best_model_at_end or of.save_strategy == "best" or of.lr_scheduler_type in BY_METRIC:
+            if of.load_best_model_at_end or of.save_strategy == "best" or of.lr_scheduler_type in METRIC_SCHEDULES:
                 name = METRIC if of.metric_for_best_model is None else of.metric_for_best_model.removeprefix("eval_")
                 if name not in METRICS:
                     raise ValueError(

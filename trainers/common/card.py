@@ -13,7 +13,7 @@ from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
 from revela_hub.paths import local_path
 from revela_hub.trainers.common.checkpoints import Record
-from revela_hub.trainers.common.settings import LENGTH, NO_EFFECT, plain, shown
+from revela_hub.trainers.common.settings import LENGTH_ARGUMENTS, NO_EFFECT, plain, shown
 
 
 def card_metadata(
@@ -37,7 +37,7 @@ def card_metadata(
     resumed = [
         f"# from step {change['step']} on: {name} {shown(name, now, method)} (before: {shown(name, before, method)})\n"
         for change in (record.changes if record else ())
-        for name, (before, now) in ((n, v) for n, v in change.items() if n != "step" and n not in LENGTH)
+        for name, (before, now) in ((n, v) for n, v in change.items() if n != "step" and n not in LENGTH_ARGUMENTS)
     ]
     return ModelCardMetadata(
         method=method,

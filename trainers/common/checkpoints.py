@@ -19,7 +19,7 @@ from revela_hub.errors import UserError, first_line
 
 RECORD = "run.json"
 INCOMPLETE = ".incomplete"
-KEPT = "measured"
+MEASUREMENTS_FOLDER = "measured"
 """Folder in the output folder with the scores and the weights of the base model and the best checkpoint."""
 
 

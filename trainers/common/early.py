@@ -17,11 +17,11 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from revela_hub.errors import UserError, first_line, require
 
-MEASURING = ("bm25s", "Stemmer", "pytrec_eval", "matplotlib")
+MEASURING_PACKAGES = ("bm25s", "Stemmer", "pytrec_eval", "matplotlib")
 """Modules required for evaluation."""
-BY_METRIC = ("reduce_lr_on_plateau", "greedy")
+METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 """Schedules that depend on the evaluation metric."""
-CONTRARY = {
+CONFLICTING_OPTIONS = {
     "enable_jit_checkpoint": "every run saves a checkpoint when it gets SIGTERM",
     "logging_nan_inf_filter": "it would hide a loss that is NaN or infinite, at which a run stops",
     "remove_unused_columns": "the collators read all columns",
@@ -43,9 +43,9 @@ def check_early(arguments: TrainingArguments) -> None:
         raise ValueError(
             "--debug underflow_overflow is not supported, because its hooks cannot read masks: remove the option"
         )
-    for name in CONTRARY:
+    for name in CONFLICTING_OPTIONS:
         if getattr(arguments, name, False):
-            raise ValueError(f"--{name} true is not supported: {CONTRARY[name]}; remove the option")
+            raise ValueError(f"--{name} true is not supported: {CONFLICTING_OPTIONS[name]}; remove the option")
     for pattern, rate in (getattr(arguments, "learning_rate_mapping", None) or {}).items():
         _try("learning_rate_mapping", partial(re.compile, pattern))
         if not isinstance(rate, (int, float)):
@@ -71,7 +71,7 @@ def _schedule(arguments: TrainingArguments, optimizer: torch.optim.Optimizer, st
     """Run the schedule past one step of warm-up, after which it reads some of its settings."""
     given = cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {})
     schedule = get_scheduler(arguments.lr_scheduler_type, optimizer, 1, steps, dict(given))
-    for _ in range(0 if arguments.lr_scheduler_type in BY_METRIC else steps):
+    for _ in range(0 if arguments.lr_scheduler_type in METRIC_SCHEDULES else steps):
         optimizer.step()
         schedule.step()
 

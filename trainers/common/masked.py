@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
-SPECIAL = 2
+SPECIAL_TOKENS = 2
 """Number of special tokens around a text: the first and the last."""
 
 
@@ -83,7 +83,7 @@ class MaskedCollator(SharedEpoch):
             UserError: a text is longer than `max_length`.
         """
         longest = max(features, key=lambda row: len(row[ids]))
-        length = len(longest[ids]) + SPECIAL
+        length = len(longest[ids]) + SPECIAL_TOKENS
         if self.max_length is not None and length > self.max_length:
             raise UserError(
                 f"{number} {longest[number]} has {length} tokens including special tokens, but the encoder has only"

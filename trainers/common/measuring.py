@@ -29,7 +29,7 @@ from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run,
 from revela_hub.evaluation.significance import compare_queries
 from revela_hub.retrieval.disk import key_of, write_text
 from revela_hub.retrieval.encoder import Encoder
-from revela_hub.trainers.common.checkpoints import KEPT
+from revela_hub.trainers.common.checkpoints import MEASUREMENTS_FOLDER
 from revela_hub.trainers.common.early import METRIC
 from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.common.outcome import Outcome
@@ -113,7 +113,7 @@ class BestWeights(TrainerCallback):
     ) -> None:
         self.model, self.encoder, self.task, self.latest = model, encoder, task, latest
         self.averages, self.say = averages, say
-        self.folder, self.main = folder / KEPT, main
+        self.folder, self.main = folder / MEASUREMENTS_FOLDER, main
         self.dev, self.test = halves(task.queries)
         file = self.folder / SCORES
         # All processes use the main process's scores, so that they make the same decisions.

@@ -13,10 +13,10 @@ from torch import distributed as dist
 
 from revela_hub.data.own_folder import is_ours
 from revela_hub.errors import UserError, reason
-from revela_hub.trainers.common.checkpoints import KEPT, Record, checkpoint_to_resume, step_of
+from revela_hub.trainers.common.checkpoints import MEASUREMENTS_FOLDER, Record, checkpoint_to_resume, step_of
 from revela_hub.trainers.common.processes import from_main, gathered, on_all, rank, several
 
-RECEIVED = ".received"
+RECEIVED_FOLDER = ".received"
 """Folder in the output folder for the checkpoint that a node gets from another one; deleted at the end of the run."""
 BLOCK = 64 * 2**20
 """Bytes of a file that are sent at a time."""
@@ -130,11 +130,11 @@ def checkpoint_for_all(wanted: str | None, output: Path, owners: list[int]) -> t
     if not takers:
         return found, skipped, source
     name, lacks, takes = f"checkpoint-{best[1]}", offers[rank()] != best, rank() in takers.values()
-    local = output / RECEIVED / name if lacks else found
+    local = output / RECEIVED_FOLDER / name if lacks else found
     assert local is not None
     copy_missing(local, gives=takes or rank() == source, takes=takes)
     if owners[0] != owners[source] and offers[0] != best:  # the main process compares later scores with earlier ones
-        if rank() == 0 and is_ours(output / KEPT):
-            shutil.rmtree(output / KEPT)
-        copy_missing(output / KEPT, gives=rank() in (0, source), takes=rank() == 0)
+        if rank() == 0 and is_ours(output / MEASUREMENTS_FOLDER):
+            shutil.rmtree(output / MEASUREMENTS_FOLDER)
+        copy_missing(output / MEASUREMENTS_FOLDER, gives=rank() in (0, source), takes=rank() == 0)
     return local, skipped, source

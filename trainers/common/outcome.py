@@ -16,8 +16,8 @@ from revela_hub.trainers.common.early import METRIC
 if TYPE_CHECKING:
     from revela_hub.hub_cards.metadata import Figure, Result
 
-CURVE = "retrieval_curve.png"
-OUTCOME = "outcome.json"
+RETRIEVAL_CURVE = "retrieval_curve.png"
+OUTCOME_FILE = "outcome.json"
 
 
 @dataclass(frozen=True)
@@ -150,5 +150,5 @@ class Outcome:
         axes.set(xlabel="step", ylabel="nDCG@10")
         axes.grid(alpha=0.3)
         axes.legend()
-        canvas.savefig(folder / CURVE, dpi=150)
-        return Figure(str(folder / CURVE), f"nDCG@10 on {self.task} during training")
+        canvas.savefig(folder / RETRIEVAL_CURVE, dpi=150)
+        return Figure(str(folder / RETRIEVAL_CURVE), f"nDCG@10 on {self.task} during training")

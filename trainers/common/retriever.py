@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from revela_hub.errors import UserError, first_line, loading, refuse_missing_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
-from revela_hub.hub_cards.card import OURS
+from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
@@ -163,7 +163,7 @@ class RetrieverTrainer(MethodTrainer):
             return copy_finished(exported, folder, assembly)
         with scratch_folder("push") as scratch:
             written = self.export(scratch)
-            for name in ("README.md", "figures", OURS):
+            for name in ("README.md", "figures", METADATA_FOLDER):
                 if (path := exported / name).is_dir():
                     shutil.copytree(path, written / name)
                 elif path.is_file():

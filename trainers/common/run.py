@@ -25,7 +25,7 @@ from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.card import card_metadata
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
-    KEPT,
+    MEASUREMENTS_FOLDER,
     RECORD,
     Record,
     checkpoints_in,
@@ -35,25 +35,25 @@ from revela_hub.trainers.common.checkpoints import (
 )
 from revela_hub.trainers.common.cost import co2_emissions, describe_cost
 from revela_hub.trainers.common.measuring import MIN_QUERIES, BestWeights
-from revela_hub.trainers.common.nodes import RECEIVED, checkpoint_for_all, folder_owners
-from revela_hub.trainers.common.outcome import CURVE, OUTCOME, Outcome
+from revela_hub.trainers.common.nodes import RECEIVED_FOLDER, checkpoint_for_all, folder_owners
+from revela_hub.trainers.common.outcome import OUTCOME_FILE, RETRIEVAL_CURVE, Outcome
 from revela_hub.trainers.common.processes import explained, from_main, gathered, on_all, rank
-from revela_hub.trainers.common.settings import LENGTH, changes, run_settings
+from revela_hub.trainers.common.settings import LENGTH_ARGUMENTS, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 Rows = TypeVar("Rows")
-STREAMED = "text that is read during training"
+STREAMED_REPORT = "text that is read during training"
 """Report on training data that are streamed, and not counted."""
 LOCK = ".lock"
 TRAINING_CURVE = "training_curve.png"
 # Files that runs write into their output folders. Once it contains their lock file, the folder belongs to them.
-WRITTEN = (
-    *("checkpoint-*", KEPT, "retriever", "lm", "embedder", "encoder", "*_encoder", "model", "dense"),
+RUN_FILES = (
+    *("checkpoint-*", MEASUREMENTS_FOLDER, "retriever", "lm", "embedder", "encoder", "*_encoder", "model", "dense"),
     *("sparse", "retriever_tokenizer", "lm_tokenizer", "README.md"),
     *("*.safetensors", "*.safetensors.index.json", "config*.json", "generation_config.json", "modules.json"),
     *("sentence_bert_config.json", "tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "prompts.json"),
     *("adapter_config.json", "training_args.bin", "trainer_state.json", "card.yaml", "outcome.json", "[0-9]_*"),
-    *(LOCK, RECORD, INCOMPLETE, TRAINING_CURVE, CURVE),
+    *(LOCK, RECORD, INCOMPLETE, TRAINING_CURVE, RETRIEVAL_CURVE),
 )
 
 
@@ -95,7 +95,7 @@ class Run:
                 return load()
 
         rows, report = on_all(read)
-        said = STREAMED if isinstance(rows, datasets.IterableDataset) else str(report)
+        said = STREAMED_REPORT if isinstance(rows, datasets.IterableDataset) else str(report)
         self.arguments.say(said)
         return rows, said
 
@@ -170,7 +170,7 @@ class Run:
         if self.arguments.should_save:
             training_curve(trainer.state.log_history, self.output / TRAINING_CURVE)
             if self.outcome is not None:
-                self.outcome.write(self.output / OUTCOME)
+                self.outcome.write(self.output / OUTCOME_FILE)
             Record(self.settings, finished=True).write(self.output)
         if self.outcome is not None and self.arguments.should_log:
             lines = [self.outcome.table(), self.outcome.sentence(), self.outcome.advice()]
@@ -192,7 +192,7 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
         owns = owners[rank()] == rank()  # one process per disk
         on_all(lambda: stack.enter_context(lock_output(output)) if owns else None)
         if owns:
-            stack.callback(shutil.rmtree, output / RECEIVED, ignore_errors=True)
+            stack.callback(shutil.rmtree, output / RECEIVED_FOLDER, ignore_errors=True)
         if arguments.disable_tqdm:  # also for loading, writing and mapping
             logging.disable_progress_bar()
             datasets.disable_progress_bars()
@@ -248,7 +248,7 @@ def refuse_foreign(output: Path, folders: Iterable[str]) -> None:
     lock = output / LOCK
     if not output.is_dir() or Record.read(output) is not None or (lock.is_file() and not lock.stat().st_size):
         return
-    found = sorted(path for name in (*WRITTEN, *folders) for path in output.glob(name))
+    found = sorted(path for name in (*RUN_FILES, *folders) for path in output.glob(name))
     foreign = [path for path in found if not path.is_dir() or any(path.iterdir())]
     if foreign:
         raise UserError(
@@ -308,7 +308,7 @@ def _has_finished(run: Run, checkpoint: Path | None) -> str | None:
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         if (state.epoch or 0) > math.ceil(epochs):  # a fraction of an epoch is rounded up to whole steps
             return f"{checkpoint.name} is beyond --num_train_epochs {epochs:g}"
-    same_length = all(record.settings.get(name) == run.settings[name] for name in LENGTH)
+    same_length = all(record.settings.get(name) == run.settings[name] for name in LENGTH_ARGUMENTS)
     if same_length and not changes(record.settings, run.settings, run.method, type(run.arguments)):
         return f"the run in {run.output} finished" + (f" at step {step_of(checkpoint)}" if checkpoint else "")
     return None

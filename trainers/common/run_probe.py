@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from revela_hub.data.mixture.held_out import HeldOut
     from revela_hub.evaluation.probe import Probe
 
-OF_A_RUN = ".of-a-run"
+RUN_MARKER = ".of-a-run"
 """Marks the probe of a run, which the next run may replace; probes of `revela-hub probe` do not have this file."""
-NAMES = ("probe", "run_probe")
+PROBE_FOLDERS = ("probe", "run_probe")
 SETTINGS = "probe.json"
-FILES = ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", HELD_OUT, SETTINGS)
+PROBE_FILES = ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", HELD_OUT, SETTINGS)
 
 
 def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> RetrievalTask | None:
@@ -130,7 +130,7 @@ def _run_probe(arguments: Any, *, resumed: bool) -> Path | None:
         probe = _make_probe(arguments)
         if probe is not None:
             return _read(write_probe(probe, free_folder(output), "--output_dir"))
-        if any((output / name / OF_A_RUN).is_file() for name in NAMES):
+        if any((output / name / RUN_MARKER).is_file() for name in PROBE_FOLDERS):
             free_folder(output)  # remove an earlier run's probe
         return None
 
@@ -160,29 +160,29 @@ def _make_probe(arguments: Any) -> "Probe | None":
 
 def free_folder(output: Path) -> Path:
     """Return an empty, marked folder for a run's probe, never one with the user's files."""
-    for name in NAMES:
+    for name in PROBE_FOLDERS:
         folder = output / name
-        if (folder / OF_A_RUN).is_file() or not folder.exists() or (folder.is_dir() and not names_in(folder)):
+        if (folder / RUN_MARKER).is_file() or not folder.exists() or (folder.is_dir() and not names_in(folder)):
             claim(folder, "--output_dir")
-            (folder / OF_A_RUN).touch()
-            for file in FILES:
+            (folder / RUN_MARKER).touch()
+            for file in PROBE_FILES:
                 (folder / file).unlink(missing_ok=True)
             return folder
     raise UserError(
-        f"--output_dir {output} contains {' and '.join(NAMES)}, which were not written by a training run, and there is no other"
+        f"--output_dir {output} contains {' and '.join(PROBE_FOLDERS)}, which were not written by a training run, and there is no other"
         " place for the run's probe: choose another folder"
     )
 
 
 def _found(output: Path) -> Path | None:
     """Return the probe that a run wrote, if any."""
-    return next((output / name for name in NAMES if (output / name / OF_A_RUN).is_file()), None)
+    return next((output / name for name in PROBE_FOLDERS if (output / name / RUN_MARKER).is_file()), None)
 
 
 def _read(folder: Path) -> dict[str, bytes] | None:
     """Return the files by name; None if the probe is incomplete."""
-    files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
-    return files if set(FILES[:3]) <= set(files) else None
+    files = {name: (folder / name).read_bytes() for name in PROBE_FILES if (folder / name).is_file()}
+    return files if set(PROBE_FILES[:3]) <= set(files) else None
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:

@@ -46,15 +46,15 @@ NO_EFFECT = {
     *("held_out", "router_mapping"),
 }
 # Arguments of every trainer whose value may be a file or folder, and the values that never are.
-FILES = {"eval_corpus", "probe", "deepspeed"}
-WORDS = {"auto", "none", "bm25", "extractive"}
+FILE_ARGUMENTS = {"eval_corpus", "probe", "deepspeed"}
+KEYWORD_VALUES = {"auto", "none", "bm25", "extractive"}
 # Fields of a model's configuration that do not describe its architecture.
 NOT_ARCHITECTURE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "auto_map"}
 # Arguments that set the length of a run, which may grow when it resumes.
-LENGTH = {"max_steps", "num_train_epochs"}
+LENGTH_ARGUMENTS = {"max_steps", "num_train_epochs"}
 
 # Settings that a model computes, whose last bits may differ between processes.
-COMPUTED = {"likelihoods"}
+COMPUTED_SETTINGS = {"likelihoods"}
 
 _HASH = " (sha256 "
 
@@ -85,13 +85,13 @@ def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], 
     if isinstance(value, dict):
         names = {key: name if key in ("path", "data_files") else "" for key in value}
         return {key: _map_paths(names[key], item, method, replace, missing=missing) for key, item in value.items()}
-    if not isinstance(value, str) or not value or value in WORDS or value.startswith(ADDRESS):
+    if not isinstance(value, str) or not value or value in KEYWORD_VALUES or value.startswith(ADDRESS):
         return value
     prefix = next((kind for kind in ("lm:", HUB_PREFIX) if value.startswith(kind)), "")  # lm: a pseudo-query generator
     path = local_path(value.removeprefix(prefix))
     absolute = path.is_absolute()
     # Any other argument is not a path, even if a file of that name exists in the working folder.
-    names_file = name in FILES or name in (*method.models, *method.data, *method.files)
+    names_file = name in FILE_ARGUMENTS or name in (*method.models, *method.data, *method.files)
     local = os.path.exists(path) or (missing and absolute and (names_file or name == "exclude"))
     return prefix + replace(path) if local and (names_file or absolute) else value
 

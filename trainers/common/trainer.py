@@ -33,7 +33,7 @@ from revela_hub.interrupts import Interrupted
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.sdpa import varying_shapes
-from revela_hub.trainers.common.adapters import UNFREEZE
+from revela_hub.trainers.common.adapters import UNFREEZE_REMEDY
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
@@ -45,17 +45,17 @@ from revela_hub.trainers.common.checkpoints import (
     whats_missing,
 )
 from revela_hub.trainers.common.cost import WallTime
-from revela_hub.trainers.common.early import MEASURING
+from revela_hub.trainers.common.early import MEASURING_PACKAGES
 from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.common.epochs import NewEpoch, SharedEpoch
 from revela_hub.trainers.common.inputs import endless, first_rows, prepare_eval_dataset
-from revela_hub.trainers.common.nodes import RECEIVED, checkpoint_for_all, copy_missing, folder_owners
+from revela_hub.trainers.common.nodes import RECEIVED_FOLDER, checkpoint_for_all, copy_missing, folder_owners
 from revela_hub.trainers.common.processes import from_main, gathered, on_all, rank, several
 from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.common.settings import (
-    COMPUTED,
-    LENGTH,
+    COMPUTED_SETTINGS,
+    LENGTH_ARGUMENTS,
     changes,
     model_settings,
     rows_digest,
@@ -67,7 +67,7 @@ from revela_hub.trainers.common.settings import (
 from revela_hub.trainers.common.sharding import Hollow, filled_copy, hollow_copy, is_sharded, prepare
 from revela_hub.trainers.common.stopping import StopOnSignal
 
-SAMPLED = 64
+SAMPLE_ROWS = 64
 """Rows of a stream that are compared when a run resumes, and between processes."""
 
 
@@ -105,7 +105,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self._measurement: tuple[RetrievalScores, Rankings] | None = None
         self._to_log: dict[str, float] | None = None  # in `evaluate`, the retrieval metrics that are not logged yet
         if retrieval_task is not None:
-            require(*MEASURING)  # fail before training, not after it
+            require(*MEASURING_PACKAGES)  # fail before training, not after it
             if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
                 kwargs["eval_dataset"] = {}  # the Trainer does not evaluate without one
         self._kept: dict[str, tuple[Tensor, int]] = {}
@@ -157,7 +157,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         trained = {id(weight) for weight in model.parameters() if weight.requires_grad}
         if not trained:
             raise UserError(
-                f"{self.model_names()} has no weights to train: all are frozen, {UNFREEZE} (for word embeddings, set"
+                f"{self.model_names()} has no weights to train: all are frozen, {UNFREEZE_REMEDY} (for word embeddings, set"
                 " update_embeddings in wordembedding_config.json to true)"
             )
         groups = [] if self.optimizer is None else self.optimizer.param_groups
@@ -363,7 +363,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
                 result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
         finally:
             self._stop.restore()
-            shutil.rmtree(Path(self.args.output_dir or ".") / RECEIVED, ignore_errors=True)
+            shutil.rmtree(Path(self.args.output_dir or ".") / RECEIVED_FOLDER, ignore_errors=True)
         unset_hf_deepspeed_config()  # from now on, models are loaded by one process
         if self._stop.signum:
             saved = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"
@@ -417,7 +417,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         assert self.model is not None
         own = self.settings() | {"weights": weights_digest(self.model.parameters())}
         own["train_dataset"] = rows_digest(self.sampled, without="document")  # paths may differ between nodes
-        everyone = gathered({name: value for name, value in own.items() if name not in COMPUTED})
+        everyone = gathered({name: value for name, value in own.items() if name not in COMPUTED_SETTINGS})
         for number, other in enumerate(everyone):
             for name, value in everyone[0].items():
                 if without_names(value) != without_names(other.get(name)):
@@ -442,7 +442,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         if not changed:
             return
         listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))
-        if set(changed) - LENGTH and not self.args.allow_changes:
+        if set(changed) - LENGTH_ARGUMENTS and not self.args.allow_changes:
             raise UserError(
                 f"{checkpoint} was trained with different settings: {listed}. Restore them, or pass --allow_changes true to resume"
                 " with the new ones"
@@ -490,7 +490,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     def sampled(self) -> Any:
         """The training rows, of which some are compared and counted; of a stream, the first ones."""
         rows = self.train_dataset
-        return first_rows(rows, SAMPLED) if isinstance(rows, IterableDataset) else rows
+        return first_rows(rows, SAMPLE_ROWS) if isinstance(rows, IterableDataset) else rows
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the Trainer's loader, with a stream shuffled and repeated, so that a resumed run skips the rows it has used."""

@@ -43,7 +43,7 @@ from revela_hub.trainers.cot_mote.finetuning import CoTMoTEFinetuner
 from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
 
 # What one stage alone reads.
-OF_STAGE = {
+STAGE_OPTIONS = {
     "pretrain": (
         *("data", "text_column", "exclude", "max_documents", "language", "contexts", "query_generator", "query_prefix"),
         *("streaming", "queries_per_span", "min_tokens", "max_spans", "encoder_mask_ratio", "decoder_mask_ratio"),
@@ -113,7 +113,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 def _check_stage(arguments: Arguments) -> None:
     """Reject options that have no effect in this stage."""
     defaults = {each.name: each for each in fields(Arguments)}
-    for stage, names in OF_STAGE.items():
+    for stage, names in STAGE_OPTIONS.items():
         for name in names if stage != arguments.stage else ():
             default, factory = defaults[name].default, defaults[name].default_factory
             if getattr(arguments, name) != (default if factory is MISSING else factory()):

@@ -28,7 +28,7 @@ from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, ImpRAGTrai
 from revela_hub.trainers.imprag.checkpoint import load_imprag
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
-MODEL = "model"
+MODEL_FOLDER = "model"
 
 
 @dataclass(kw_only=True)
@@ -66,7 +66,7 @@ def run(arguments: Arguments) -> None:
     """Train, export and print the paths of the results."""
     folder = train(arguments)
     if arguments.should_save:
-        model = folder / MODEL
+        model = folder / MODEL_FOLDER
         print(f"\nmodel: {model}")
         words = ["index", model, "--max_words", arguments.max_words, "--output_dir", "my-index"]
         print("next: ", command_line(*words, "--corpus", *arguments.corpus))

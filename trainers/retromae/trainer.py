@@ -24,7 +24,7 @@ from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, load_retromae_encoder
 from revela_hub.trainers.retromae.collator import RetroMAECollator
 
-SPAN = ("span", "input_ids", "word_starts")
+SPAN_COLUMNS = ("span", "input_ids", "word_starts")
 
 
 class RetroMAETrainer(MaskedTrainer):
@@ -86,7 +86,7 @@ class RetroMAETrainer(MaskedTrainer):
             config.max_seq_length = length  # the published encoder reads texts as long as those in training
             return build_spans(source, tokenizer, max_length=length, streaming=streaming)
 
-        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, SPAN, args, spans))
+        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, SPAN_COLUMNS, args, spans))
         self.collator = RetroMAECollator(
             tokenizer,
             encoder_mask_ratio=encoder_mask_ratio,

@@ -65,7 +65,7 @@ MTEB_OPTIONS = (
     *("query_prompt", "document_prompt", "mode", "rerank", "endpoint"),
 )
 """Options that have an effect with --tasks, or a separate error."""
-OF_VECTORS = {"dense", "hybrid"}
+VECTOR_MODES = {"dense", "hybrid"}
 """Modes with a retriever whose token vectors can rerank."""
 METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 
@@ -165,7 +165,7 @@ def _check_retrieval(arguments: Arguments) -> None:
     if arguments.tasks and reranks:
         raise UserError("--rerank requires --corpus: mteb reranks only with its own two-stage tasks")
     modes = {*(arguments.mode or ["dense"])}
-    if arguments.rerank == OWN and ({*arguments.models} == {"bm25"} or not modes & OF_VECTORS):
+    if arguments.rerank == OWN and ({*arguments.models} == {"bm25"} or not modes & VECTOR_MODES):
         raise UserError(
             "--rerank self needs the vectors of a retriever: give one besides bm25, and --mode dense or hybrid"
         )
@@ -198,7 +198,7 @@ def _on_folder(
             continue
         modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
         for mode in modes:
-            models = load_models(arguments, name, mode, rerank=shared is None and mode in OF_VECTORS)
+            models = load_models(arguments, name, mode, rerank=shared is None and mode in VECTOR_MODES)
             reranker = shared or models.reranker
             label = name if len(modes) == 1 else f"{name} [{mode}]"
             given_models = {"dense": models.dense, "sparse": models.sparse, "cache_dir": cache_dir}
