@@ -17,7 +17,7 @@ from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run,
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.outcome import CURVE
+from revela_hub.trainers.common.outcome import RETRIEVAL_CURVE
 
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
 
@@ -125,7 +125,10 @@ def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: P
     assert alone.advice() == ""
     results = outcome.results()
     assert [result.model for result in results][:3] == [None, "base model", "BM25"]
-    assert outcome.figure(tmp_path).path == str(tmp_path / CURVE) and (tmp_path / CURVE).stat().st_size > 5000
+    assert (
+        outcome.figure(tmp_path).path == str(tmp_path / RETRIEVAL_CURVE)
+        and (tmp_path / RETRIEVAL_CURVE).stat().st_size > 5000
+    )
 
 
 def test_what_is_worse_than_the_start_is_not_handed_out(task: RetrievalTask, tmp_path: Path) -> None:
