@@ -31,9 +31,9 @@ from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
 
 SAMPLES, PERMUTATIONS = 10_000, 999
-MOVED = 0.02
+MIN_DISTANCE_EXCESS = 0.02
 """Smallest excess of the energy distance over the largest by chance (97.5%) that counts as a change."""
-MORE_UNSEEN = 0.02
+MIN_UNSEEN_INCREASE = 0.02
 """Smallest increase in the fraction of unseen words that counts as a change."""
 SECTIONS = 8
 """A document that has more than an eighth of its text's passages is exchanged in sections of that size."""
@@ -97,9 +97,9 @@ class Drift:
             )
         before, now = self.unseen
         reasons = []
-        if now - before >= MORE_UNSEEN:
+        if now - before >= MIN_UNSEEN_INCREASE:
             reasons.append(f"{now:.1%} of its words are unseen ({before:.1%} between halves of the old text)")
-        if self.distance - self.by_chance[1] >= MOVED:
+        if self.distance - self.by_chance[1] >= MIN_DISTANCE_EXCESS:
             most = self.by_chance[1]
             reasons.append(f"its vectors moved (energy distance {self.distance:.3f}, by chance at most {most:.3f})")
         harder = "quality fell, but as much for BM25" if worse else "quality did not fall significantly"

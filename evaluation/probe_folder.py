@@ -12,7 +12,7 @@ from revela_hub.evaluation.probe import Probe
 from revela_hub.paths import local_path
 from revela_hub.retrieval.disk import writing
 
-SETTINGS = "probe.json"
+SETTINGS_FILE = "probe.json"
 
 
 def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") -> Path:
@@ -38,7 +38,7 @@ def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") 
             rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             (Path(part) / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
-            (Path(part) / SETTINGS).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+            (Path(part) / SETTINGS_FILE).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
             for file in sorted(Path(part).rglob("*.*")):
                 target = folder / file.relative_to(part)
                 target.parent.mkdir(exist_ok=True)

@@ -24,9 +24,9 @@ from revela_hub.retrieval.bm25 import BM25
 
 QueryShape: TypeAlias = Literal["whole", "short", "keywords", "dropout"]
 SHAPES: tuple[QueryShape, ...] = get_args(QueryShape)
-KEYWORDS = 4
+MAX_KEYWORDS = 4
 SHORT_WORDS = 8
-FREQUENT = 0.1
+FREQUENT_FRACTION = 0.1
 """Fraction of the passages from which a word counts as a function word."""
 
 
@@ -49,10 +49,10 @@ class Vocabulary:
 
     def is_frequent(self, word: str) -> bool:
         """Whether the word is in at least a tenth of the passages, as function words are."""
-        return self.counts.get(word, 0) >= FREQUENT * self.passages
+        return self.counts.get(word, 0) >= FREQUENT_FRACTION * self.passages
 
 
-def keywords(text: str, vocabulary: Vocabulary, number: int = KEYWORDS) -> str:
+def keywords(text: str, vocabulary: Vocabulary, number: int = MAX_KEYWORDS) -> str:
     """Return the rarest words of a text that occur in a passage, in the order of the text.
 
     >>> vocabulary = Vocabulary.of(["the river bends", "the sea", "the bank of the river", "rivers erode"])

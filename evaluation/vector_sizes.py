@@ -21,7 +21,7 @@ from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_f
 from revela_hub.retrieval.stored_vectors import truncated_dimension
 from revela_hub.retrieval.texts import TextList
 
-TIMED = 100
+TIMED_QUERIES = 100
 """Queries that are searched one by one to measure the time."""
 
 
@@ -88,7 +88,7 @@ def _scores(ranker: Any, queries_QD: np.ndarray, task: RetrievalTask) -> Retriev
 
 def _milliseconds(ranker: Any, queries_QD: np.ndarray) -> float:
     taken = []
-    for query_D in queries_QD[:TIMED]:
+    for query_D in queries_QD[:TIMED_QUERIES]:
         began = time.perf_counter()
         ranker.search(query_D[None], 10)
         taken.append(1000 * (time.perf_counter() - began))

@@ -32,7 +32,7 @@ from revela_hub.output import note
 from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import Canary
 from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of, write_text
-from revela_hub.retrieval.encoder import SERVED
+from revela_hub.retrieval.encoder import SERVED_PREFIX
 from revela_hub.retrieval.index_metadata import METADATA, IndexMetadata, read_metadata
 from revela_hub.retrieval.parquet_files import FILE_BYTES, ROWS, write_groups
 from revela_hub.retrieval.passages import PASSAGE, write_passages
@@ -135,7 +135,7 @@ def public_metadata(metadata: IndexMetadata) -> IndexMetadata:
     server = metadata.endpoint and re.sub(r" at [^\s,]+", "", metadata.endpoint)
     path = local_path(metadata.model)
     local = path.is_dir() or path.is_absolute() or metadata.model.startswith((".", "~"))
-    model, served, named = metadata.fingerprint.partition(SERVED)
+    model, served, named = metadata.fingerprint.partition(SERVED_PREFIX)
     return replace(
         metadata,
         model=path.resolve().name if local else metadata.model,

@@ -51,7 +51,7 @@ _CONNECTION_ERRORS = (
 _UNREACHABLE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
 # hf_xet, the client for large files, raises a RuntimeError for most errors.
 _XET_CONNECTION = re.compile(r"reqwest|\bCAS\b|\bconnect|\bnetwork\b|\btimed? ?out\b|\bdns\b|\btls\b", re.IGNORECASE)
-MESSAGE = "Publish with revela-hub"
+COMMIT_MESSAGE = "Publish with revela-hub"
 RepoInfo = ModelInfo | DatasetInfo | SpaceInfo
 _URLS = {"model": "", "dataset": "datasets/", "space": "spaces/"}
 # Files that were converted from weights, or contain pickles: other weights make them out of date.
@@ -159,7 +159,7 @@ class Repository:
         if info is None and self.main is None:
             return None
         commits = self.api.list_repo_commits(self.repo_id, revision=wanted.revision) if info else []
-        maybe_ours = bool(commits) and commits[0].title.startswith(MESSAGE)
+        maybe_ours = bool(commits) and commits[0].title.startswith(COMMIT_MESSAGE)
         if wanted.tag and not maybe_ours:
             self._check_tag()
         if info and not (wanted.update or wanted.pull_request or maybe_ours):
@@ -251,7 +251,7 @@ class Repository:
         """Upload the changes in a single commit, and return its hash and URL."""
         add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in plan.add.items()]
         delete = [CommitOperationDelete(path_in_repo=name) for name in plan.delete]
-        done = self._commit([*add, *delete], f"{MESSAGE} {__version__}", before.sha)
+        done = self._commit([*add, *delete], f"{COMMIT_MESSAGE} {__version__}", before.sha)
         return done.oid, done.pr_url or self.url()
 
     def _commit(self, operations: list[Any], message: str, parent: str | None) -> CommitInfo:

@@ -23,7 +23,7 @@ from transformers.utils import ModelOutput, cached_file, find_adapter_config_fil
 
 CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"
 """Name of the cache in a model's output: transformers 5.24 renamed it, and keeps the old name as a property."""
-CHOOSE = "choose another decoder (Llama, Qwen, Mistral, Gemma, ...)"
+DECODER_ADVICE = "choose another decoder (Llama, Qwen, Mistral, Gemma, ...)"
 # Errors that families with an unexpected structure may raise in their forward pass.
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -107,7 +107,7 @@ def check_interface(model: PreTrainedModel, purpose: str) -> None:
     """
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         raise ValueError(
-            f"{type(model).__name__} does not use transformers' attention interface, which {purpose} needs; {CHOOSE}"
+            f"{type(model).__name__} does not use transformers' attention interface, which {purpose} needs; {DECODER_ADVICE}"
         )
 
 
@@ -205,7 +205,7 @@ def _reads_later(
 
 
 @contextmanager
-def checking(model: PreTrainedModel, purpose: str, advice: str = CHOOSE) -> Iterator[None]:
+def checking(model: PreTrainedModel, purpose: str, advice: str = DECODER_ADVICE) -> Iterator[None]:
     """Turn any error of a trial run inside the context into a ValueError that names the model's class.
 
     Args:

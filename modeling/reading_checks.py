@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .backbones import (
-    CHOOSE,
+    DECODER_ADVICE,
     body,
     cache_argument,
     cache_of,
@@ -29,7 +29,7 @@ def check_backbone(backbone: PreTrainedModel) -> None:
     """Raise a ValueError unless the model is a decoder with a head whose layers use transformers' attention interface."""
     name = type(backbone).__name__
     if backbone.config.is_encoder_decoder or not layers_name(body(backbone)):
-        raise ValueError(f"{name} is not a causal decoder; {CHOOSE}")
+        raise ValueError(f"{name} is not a causal decoder; {DECODER_ADVICE}")
     if backbone.get_output_embeddings() is None:
         raise ValueError(f"{name} has no language-model head: load it with AutoModelForCausalLM")
     check_interface(backbone, "reading passages")

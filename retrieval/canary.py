@@ -24,10 +24,10 @@ from revela_hub.retrieval.disk import whole_file
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.encoding import encode_texts
 
-SIZE = 16
-SAME = 0.999
+SAMPLE_SIZE = 16
+SAME_COSINE = 0.999
 """Similarity from which vectors count as equal: float32 batches differ by 1e-6, bfloat16 by 1e-4."""
-ROUNDED = 0.95
+ROUNDED_COSINE = 0.95
 """Mean similarity from which a difference may be rounding: int8 models reach 0.95 to 0.99. Below it, search is wrong."""
 
 LIBRARIES = ("torch", "transformers", "sentence-transformers", "tokenizers")
@@ -84,7 +84,7 @@ class Canary:
         components that the index keeps (None: all).
         """
         then_ND = np.array(self.vectors, dtype=np.float64)
-        now_ND = encode_texts(encoder, self.texts, "document", batch_size=SIZE, prompt=prompt)[:, :truncate_dim]
+        now_ND = encode_texts(encoder, self.texts, "document", batch_size=SAMPLE_SIZE, prompt=prompt)[:, :truncate_dim]
         if now_ND.shape != then_ND.shape:
             raise UserError(
                 f"the vectors have {then_ND.shape[-1]} dimensions in the index, but the model computes {now_ND.shape[1]} now:"
@@ -107,9 +107,9 @@ class Canary:
 def finding(similarities_N: NDArray[np.float64], similarity: str, causes: Sequence[str]) -> tuple[bool, str]:
     """Return whether vectors with these `Canary.similarities` are usable, and a sentence about their difference, or ""."""
     lowest, mean = float(similarities_N.min(initial=1.0)), float(similarities_N.mean()) if len(similarities_N) else 1.0
-    if lowest >= SAME:
+    if lowest >= SAME_COSINE:
         return True, ""
-    changed = int((similarities_N < SAME).sum())
+    changed = int((similarities_N < SAME_COSINE).sum())
     measure = "cosine" if similarity == "cosine" else "similarity (cosine times ratio of lengths)"
     sentence = (
         f"{changed} of {len(similarities_N)} of its passages have other vectors now than when it was built ({measure} to the"
@@ -117,7 +117,7 @@ def finding(similarities_N: NDArray[np.float64], similarity: str, causes: Sequen
     )
     if causes:
         sentence += f"; changed since: {', '.join(causes)}"
-    return mean >= ROUNDED, sentence
+    return mean >= ROUNDED_COSINE, sentence
 
 
 def spread(count: int) -> NDArray[np.int64]:
@@ -126,7 +126,7 @@ def spread(count: int) -> NDArray[np.int64]:
     >>> spread(5).tolist(), spread(31).tolist()[:4], int(spread(1000)[-1])
     ([0, 1, 2, 3, 4], [0, 2, 4, 6], 999)
     """
-    return np.unique(np.linspace(0, count - 1, min(SIZE, count)).round().astype(np.int64))
+    return np.unique(np.linspace(0, count - 1, min(SAMPLE_SIZE, count)).round().astype(np.int64))
 
 
 def installed() -> dict[str, str]:

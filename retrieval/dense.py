@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from revela_hub.retrieval.milvus_fields import MilvusFields
 
-RESCORED = ("ivfpq", "binary")
+RESCORED_TYPES = ("ivfpq", "binary")
 """Kinds of FAISS indexes whose 10 * k best hits are rescored with the vectors on disk."""
 
 QUERY_BLOCK = 4096
 """Queries searched together."""
-COLUMNS = 2048
+PRODUCT_VECTORS = 2048
 """Vectors per matrix product: with 4,096 queries, 32 MiB of scores."""
 FEW, BLOCK_BYTES = 128, 1 << 21
 """Up to this number of queries, the vectors of up to eight products are read and multiplied together, if they are this small."""
@@ -89,7 +89,7 @@ class ExactIndex:
 
         self._searches += 1
         queries_QD = queries_QD.to(self._device)
-        size = COLUMNS * max(1, min(8, BLOCK_BYTES // (4 * COLUMNS * max(1, self._vectors.dimension))))
+        size = PRODUCT_VECTORS * max(1, min(8, BLOCK_BYTES // (4 * PRODUCT_VECTORS * max(1, self._vectors.dimension))))
         for start in range(0, len(self), size):
             block_ND = self._cached.get(start)
             if block_ND is None:
@@ -97,7 +97,7 @@ class ExactIndex:
                 # Not in the first search: a program that searches once needs no cache.
                 if self._searches > 1 and 4 * (start + size) * self._vectors.dimension <= CACHED_BYTES:
                     self._cached[start] = block_ND
-            columns = size if len(queries_QD) <= FEW else COLUMNS
+            columns = size if len(queries_QD) <= FEW else PRODUCT_VECTORS
             for first in range(0, len(block_ND), columns):
                 yield start + first, queries_QD @ block_ND[first : first + columns].T
 
@@ -146,11 +146,11 @@ class FaissIndex:
         """See `VectorIndex`."""
         if not len(self) or not len(vectors_QD):
             return Hits.none(len(vectors_QD))
-        wanted = min(10 * k if self._kind in RESCORED else k, len(self))
+        wanted = min(10 * k if self._kind in RESCORED_TYPES else k, len(self))
         queries = signs(vectors_QD) if self._kind == "binary" else np.ascontiguousarray(vectors_QD, dtype=np.float32)
         found_QK, rows_QK = self._index.search(queries, wanted)
         scores_QK = found_QK.astype(np.float32)  # Hamming distances are integers
-        if self._kind in RESCORED:
+        if self._kind in RESCORED_TYPES:
             self._rescore(vectors_QD, rows_QK, scores_QK)
         scores_QK = np.where(rows_QK >= 0, scores_QK, -np.inf)
         order_QK = np.lexsort((rows_QK, -scores_QK))[:, : min(k, len(self))]  # ties: the lower number first

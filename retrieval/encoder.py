@@ -18,7 +18,7 @@ from revela_hub.precision import in_fast_precision
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer, SparseEncoder
 
-SERVED = ":served:"
+SERVED_PREFIX = ":served:"
 """Separates the identity of a model from that of a server that computed its vectors."""
 
 DOCUMENT_ENCODER = "document_encoder.json"

@@ -1,7 +1,7 @@
 """Encoding many texts in batches of about the same number of tokens, not of the same number of texts.
 
 sentence-transformers sorts texts by characters and encodes 32 at a time, whether they have 5 tokens or 250. Here its batches
-are large, and the forward pass is split: texts are sorted by tokens, and each part holds as many as fit `TOKENS`. This
+are large, and the forward pass is split: texts are sorted by tokens, and each part holds as many as fit `TOKENS_PER_BATCH`. This
 reduces padding, and on a CPU the activations stay in the cache (see `benchmarks/retrieval.md`). The vectors are the same.
 """
 
@@ -22,9 +22,9 @@ from revela_hub.sdpa import varying_shapes
 if TYPE_CHECKING:
     from torch import Tensor
 
-TOKENS = {"cpu": 1024}
-"""Tokens per batch by device; on other devices as many as `batch_size` texts of `TYPICAL` tokens."""
-TYPICAL = 256
+TOKENS_PER_BATCH = {"cpu": 1024}
+"""Tokens per batch by device; on other devices as many as `batch_size` texts of `TYPICAL_LENGTH` tokens."""
+TYPICAL_LENGTH = 256
 WINDOW = 512
 """Texts tokenised together."""
 _ONE_THREAD = threading.RLock()
@@ -170,7 +170,7 @@ def divided() -> Iterator[None]:
 
 def token_budget(device: str, batch_size: int) -> int:
     """Return the number of tokens per batch on a device."""
-    return TOKENS.get(device, batch_size * TYPICAL)
+    return TOKENS_PER_BATCH.get(device, batch_size * TYPICAL_LENGTH)
 
 
 def batches(lengths_N: NDArray[np.int64], budget: int, most: int) -> Iterator[NDArray[np.int64]]:

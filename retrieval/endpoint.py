@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from revela_hub.data.http_client import Connection, in_thread, public_url, server_url
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.retrieval.encoder import SERVED
+from revela_hub.retrieval.encoder import SERVED_PREFIX
 from revela_hub.retrieval.model_settings import ModelSettings
 
 ServerType = Literal["auto", "tei", "openai"]
@@ -117,7 +117,7 @@ class EmbeddingServer:
     def identity(self) -> str:
         """The suffix that separates its vectors from those of a local model; without its address, which may change."""
         dtype = self.info.get("model_dtype")
-        return f"{SERVED}{self.type}:{self.model or ''}" + (f":{dtype}" if dtype else "")
+        return f"{SERVED_PREFIX}{self.type}:{self.model or ''}" + (f":{dtype}" if dtype else "")
 
     def embed(self, texts: list[str], *, batch_size: int = 32) -> NDArray[np.float32]:
         """Return the vectors (N, D) of N texts as the server computes them, with at most `concurrency` open requests.

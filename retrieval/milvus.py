@@ -24,7 +24,7 @@ from revela_hub.retrieval.top_k import Hits
 
 logger = logging.getLogger(__name__)
 
-INSERT = 1000
+BATCH_ROWS = 1000
 """Vectors per call: Milvus accepts up to 64 MB at a time."""
 MAX_HITS = 16_384
 """Milvus's limit on the hits of one search."""
@@ -100,8 +100,8 @@ class MilvusIndex:
         k = min(k, self._size, MAX_HITS)
         scores_QK = np.full((len(queries), k), -np.inf, dtype=np.float32)
         rows_QK = np.full((len(queries), k), -1, dtype=np.int64)
-        for start in range(0, len(queries), INSERT):
-            part = queries[start : start + INSERT]
+        for start in range(0, len(queries), BATCH_ROWS):
+            part = queries[start : start + BATCH_ROWS]
             part = part.tolist() if isinstance(part, np.ndarray) else part
             found = _call(
                 self._uri,
@@ -130,12 +130,12 @@ class MilvusIndex:
         # it counts replaced vectors twice until the server compacts its segments.
         [counted] = self._client.query(self.name, filter="", output_fields=["count(*)"], consistency_level="Strong")
         stored = int(counted["count(*)"])
-        for start in range(max(0, stored - INSERT), self._size if stored < self._size else 0, INSERT):
-            block = vectors.read(start, start + INSERT)
+        for start in range(max(0, stored - BATCH_ROWS), self._size if stored < self._size else 0, BATCH_ROWS):
+            block = vectors.read(start, start + BATCH_ROWS)
             rows = [{ID: start + row, VECTOR: vector.tolist()} for row, vector in enumerate(block)]
             if self.fields is not None:
-                rows = [row | more for row, more in zip(rows, self.fields.read(start, start + INSERT), strict=True)]
-            write = self._client.upsert if found and start < stored + INSERT else self._client.insert
+                rows = [row | more for row, more in zip(rows, self.fields.read(start, start + BATCH_ROWS), strict=True)]
+            write = self._client.upsert if found and start < stored + BATCH_ROWS else self._client.insert
             write(self.name, rows)
 
     def _create(self, dimension: int) -> None:

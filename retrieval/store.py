@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
-from revela_hub.retrieval.canary import SAME, Canary, finding, server_change, spread
+from revela_hub.retrieval.canary import SAME_COSINE, Canary, finding, server_change, spread
 from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
 from revela_hub.retrieval.disk import claim_folder, remove, write_text
-from revela_hub.retrieval.encoder import SERVED, Encoder, similarity_of
+from revela_hub.retrieval.encoder import SERVED_PREFIX, Encoder, similarity_of
 from revela_hub.retrieval.index_metadata import METADATA, IndexMetadata, read_metadata
 from revela_hub.retrieval.milvus import MilvusIndex, check_connection, drop_collection, is_collection_of
 from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
@@ -133,7 +133,7 @@ class PassageStore:
         """
         if self.metadata.fingerprint in (fingerprint, documents):
             return
-        if fingerprint.partition(SERVED)[0] == self.metadata.fingerprint.partition(SERVED)[0]:
+        if fingerprint.partition(SERVED_PREFIX)[0] == self.metadata.fingerprint.partition(SERVED_PREFIX)[0]:
             built = self.metadata.endpoint
             with_server = "with --endpoint and a server that reports the same model and type of numbers"
             raise UserError(
@@ -204,7 +204,7 @@ class PassageStore:
         """
         canary = self.canary()
         try:
-            return bool(self._similarities(canary, encoder).min(initial=1) >= SAME)
+            return bool(self._similarities(canary, encoder).min(initial=1) >= SAME_COSINE)
         except UserError:  # another dimension
             return False
 

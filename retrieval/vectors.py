@@ -45,7 +45,7 @@ FIRST_SHARD, SHARD_SIZE = 32, 8192
 SHARD_SECONDS = 30.0
 """Shards stop growing when one takes this long."""
 
-CHECKED = "checked.npz"
+CHECKED_FILE = "checked.npz"
 _NAME = re.compile(r"[0-9a-f]{32}\.npy")
 _STAMP = ("names", "sizes", "times")
 
@@ -173,7 +173,7 @@ class VectorStore:
 
     def _read_checked(self) -> dict[_Stamp, NDArray[np.uint64]]:
         """Read which shards were compared with their checksums, and their digests."""
-        path = self.folder / CHECKED
+        path = self.folder / CHECKED_FILE
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 self._dimension = int(arrays["dimension"])
@@ -193,7 +193,7 @@ class VectorStore:
             return
         arrays: dict[str, Any] = dict(zip(_STAMP, zip(*self._shards, strict=True), strict=True))
         counts, digests = list(map(len, self._shards.values())), np.concatenate(list(self._shards.values()))
-        with whole_file(self.folder / CHECKED, self._option) as stream:
+        with whole_file(self.folder / CHECKED_FILE, self._option) as stream:
             np.savez(stream, **arrays, counts=counts, digests=digests, dimension=self._dimension)
         self._checked = dict(self._shards)
 

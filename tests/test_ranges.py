@@ -7,7 +7,7 @@ import pytest
 from annotated_types import Interval
 
 from revela_hub.errors import UserError, first_line
-from revela_hub.ranges import INHERITED, NonNegativeInt, PositiveFloat, PositiveInt, Seed, check_ranges
+from revela_hub.ranges import INHERITED_RANGES, NonNegativeInt, PositiveFloat, PositiveInt, Seed, check_ranges
 
 
 @dataclasses.dataclass
@@ -50,7 +50,7 @@ def test_every_inherited_range_is_a_field_of_training_arguments_and_takes_its_de
     from sentence_transformers import SentenceTransformerTrainingArguments
 
     fields = {field.name for field in dataclasses.fields(SentenceTransformerTrainingArguments)}
-    assert set(INHERITED) <= fields
+    assert set(INHERITED_RANGES) <= fields
     check_ranges(SentenceTransformerTrainingArguments("out", use_cpu=True))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HELD_OUT = "held-out pairs"
 """Name of the task."""
 MIN_QUERIES = MIN_PASSAGES = 20
-ONE_IN = 10
+HELD_OUT_DIVISOR = 10
 
 
 class HeldOut(NamedTuple):
@@ -43,7 +43,7 @@ def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500, among: "D
     """
     among = rows if among is None else among
     asked = {key for _, key in _retrieval_keys(among)}
-    number = min(queries, len(asked) // ONE_IN)
+    number = min(queries, len(asked) // HELD_OUT_DIVISOR)
     if number < MIN_QUERIES:
         return HeldOut(rows, None)
     chosen = set(heapq.nsmallest(number, asked))

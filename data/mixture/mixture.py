@@ -23,9 +23,9 @@ import numpy as np
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.pairs import (
-    BELOW,
-    CLASS_OF_ONE,
+    BELOW_THRESHOLD,
     NO_NEGATIVE,
+    SINGLE_EXAMPLE_CLASS,
     KnownPairs,
     Pair,
     classification_pairs,
@@ -233,9 +233,9 @@ def _no_positives(task: Task, report: TaskReport) -> str:
     what = f"of {task.source.path}: {skips(report.dropped)}" if report.dropped else f"{task.source.path} has no rows"
     remedies = {  # filters that the user chose come last
         NO_PASSAGE: "check corpus and its id_column",
-        CLASS_OF_ONE: "mode: label needs only one text per class",
+        SINGLE_EXAMPLE_CLASS: "mode: label needs only one text per class",
         NO_NEGATIVE: "it needs distinct texts of at least two classes",
-        BELOW: "lower the threshold",
+        BELOW_THRESHOLD: "lower the threshold",
         EXCLUDED_BY_WHERE: "check where",
     }
     remedy = next(

@@ -23,12 +23,12 @@ PairMode: TypeAlias = Literal["example", "label"]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 EMPTY = "empty"
-EQUAL = "anchor equal to positive"
+ANCHOR_EQUALS_POSITIVE = "anchor equal to positive"
 REPEATED = "repeated"
 NO_NEGATIVE = "without a possible negative"
 NO_LABEL = "without label"
-BELOW = "below the threshold"
-CLASS_OF_ONE = "in a class with one example"
+BELOW_THRESHOLD = "below the threshold"
+SINGLE_EXAMPLE_CLASS = "in a class with one example"
 
 # Give up after this many unusable draws in a row: the pool has hardly any other texts.
 _MAX_DRAWS = 1000
@@ -124,10 +124,10 @@ def classification_pairs(
         elif examples.size(label) > 1:
             positive, candidates = examples.another(rng, index), examples.of_other_classes(rng, label)
         else:
-            dropped[CLASS_OF_ONE] += 1
+            dropped[SINGLE_EXAMPLE_CLASS] += 1
             continue
         if positive == anchor:  # only for a label's text: examples of a class are distinct
-            dropped[EQUAL] += 1
+            dropped[ANCHOR_EQUALS_POSITIVE] += 1
             continue
         own = {one_line(anchor), one_line(positive)}
         allowed = (text for text in candidates if one_line(text) not in own and not examples.has(label, text))
@@ -225,9 +225,9 @@ def sts_pairs(
         if is_empty(first) or is_empty(second):
             dropped[EMPTY] += 1
         elif not score >= threshold:  # NaN too
-            dropped[BELOW] += 1
+            dropped[BELOW_THRESHOLD] += 1
         elif first == second:
-            dropped[EQUAL] += 1
+            dropped[ANCHOR_EQUALS_POSITIVE] += 1
         else:
             yield Pair(first, second)
             yield Pair(second, first)
@@ -244,7 +244,7 @@ def distinct_pairs(pairs: Iterable[Pair], *, dropped: Counter[str] | None = None
         if is_empty(pair.anchor) or is_empty(pair.positive):
             dropped[EMPTY] += 1
         elif pair.anchor == pair.positive:
-            dropped[EQUAL] += 1
+            dropped[ANCHOR_EQUALS_POSITIVE] += 1
         elif not seen.add(pair.anchor, pair.positive):
             dropped[REPEATED] += 1
         else:

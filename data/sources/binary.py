@@ -5,7 +5,7 @@ from collections import Counter
 
 from revela_hub.data.sources.unicode import UTF16
 
-PROBE = 8 * 1024
+PROBED_BYTES = 8 * 1024
 """Number of bytes at the beginning of a file that are examined."""
 _BASE64 = re.compile(rb"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9+/]{40,}={0,2}")  # no sequence of DNA
 _REMEDIES = {

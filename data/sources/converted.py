@@ -20,9 +20,9 @@ from typing import Any
 from revela_hub.output import note
 
 SUFFIXES = frozenset({".docx", ".epub", ".htm", ".html", ".ipynb", ".pdf", ".pptx"})
-MISSING = "PDF, Word, PowerPoint, EPUB, HTML or Jupyter"
+CONVERTED_FORMATS = "PDF, Word, PowerPoint, EPUB, HTML or Jupyter"
 """The reason in a report for files that are skipped without the extra."""
-REMEDY = 'to read PDF, Word, PowerPoint, EPUB, HTML and Jupyter files: pip install "revela-hub[documents]"'
+INSTALL_REMEDY = 'to read PDF, Word, PowerPoint, EPUB, HTML and Jupyter files: pip install "revela-hub[documents]"'
 
 
 MAX_UNPACKED = 2**30

@@ -122,7 +122,7 @@ def _nothing_found(source: Source, skipped: Counter[str], endings: Counter[str])
     too_large = f"over {source.max_file_mib} MiB: split the files, or set max_file_mib of the source in a YAML file"
     remedies = [too_large] if skipped["too large"] else []
     remedies += binary.remedies(endings)
-    remedies += [converted.REMEDY] if skipped[converted.MISSING] else []
+    remedies += [converted.INSTALL_REMEDY] if skipped[converted.CONVERTED_FORMATS] else []
     remedy = f" ({'; '.join(remedies)})" if remedies else ""
     return f"no documents in {source.path}: skipped {skips(skipped, endings)}{remedy}"
 
@@ -163,7 +163,7 @@ def _is_mined(row: Row, source: Source) -> bool:
 def _file_document(path: Path, source: Source, report: ReadReport) -> Document | None:
     is_converted = source.kind != "code" and path.suffix.lower() in converted.SUFFIXES
     if is_converted and not converted.converter_version():
-        report.skipped[converted.MISSING] += 1
+        report.skipped[converted.CONVERTED_FORMATS] += 1
         return None
     try:
         packed = path.suffix == ".gz" and MANUAL_PAGE.search(path.name)
@@ -171,7 +171,7 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
             if os.fstat(file.fileno()).st_size > source.max_file_mib * _MIB:
                 report.skipped["too large"] += 1
                 return None
-            content = file.read(binary.PROBE)
+            content = file.read(binary.PROBED_BYTES)
             if not is_converted and binary.is_binary(content):
                 report.skipped["binary"] += 1
                 report.endings[printable_name(path.suffix.lower()) or "no ending"] += 1
@@ -211,7 +211,7 @@ def _mail_documents(path: Path, source: Source, report: ReadReport) -> Iterator[
                 if len(content) > source.max_file_mib * _MIB:
                     report.skipped["too large"] += 1
                 elif (text := mail.message_text(content)) is None:
-                    report.skipped[converted.MISSING] += 1
+                    report.skipped[converted.CONVERTED_FORMATS] += 1
                 else:
                     yield Document(name, text, None, "text")
             except ValueError as error:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["text", "code"]
 
 HUB_PREFIX = "hf:"
-ADDRESS = "hf://"
+HUB_ADDRESS = "hf://"
 _ADDRESS = re.compile(r"hf://datasets/([^/@:]+/[^/@:]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
 
 
@@ -143,7 +143,7 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
     values["exclude"] = tuple(map(posixpath.normpath, values.get("exclude", ())))  # `tests/` and `./tests`
     _check_values(values)
     parsed = Source(**values)
-    if parsed.path.startswith(ADDRESS):
+    if parsed.path.startswith(HUB_ADDRESS):
         parsed = _from_address(parsed)
     if parsed.is_dataset:
         return _with_dataset_parts(parsed)

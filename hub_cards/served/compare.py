@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.served.hypotheses import HALF, SAME, Fit, Hypotheses, relative_difference
+from revela_hub.hub_cards.served.hypotheses import FLOAT_TOLERANCE, HALF_TOLERANCE, Fit, Hypotheses, relative_difference
 from revela_hub.hub_cards.verify.files import Check
 from revela_hub.hub_cards.verify.onnx_files import lowest_cosine
 from revela_hub.hub_cards.verify.texts import CODE, FOREIGN, LONGEST_PROBE, PAIRS, SENTENCE, SHORT
@@ -16,7 +16,7 @@ from revela_hub.retrieval.endpoint import EmbeddingServer, RejectedTexts
 from revela_hub.retrieval.model_settings import ModelSettings
 
 TEXTS = [SHORT, CODE, FOREIGN, PAIRS[1][0]]
-EXPLAINED = 4
+ROUNDING_FACTOR = 4
 """Largest ratio to the difference of half precision on this machine that still counts as rounding."""
 
 
@@ -38,7 +38,7 @@ def compare(model: Any, server: EmbeddingServer, settings: ModelSettings) -> Ite
         hypotheses = Hypotheses(model, prompt, texts, settings.prompts)
         fit = fits[kind] = hypotheses.best(served_ND)
         yield _vectors_check(kind, fit, served_ND, hypotheses)
-    alike = all(fit.difference <= HALF and not fit.mistake.causes for fit in fits.values())
+    alike = all(fit.difference <= HALF_TOLERANCE and not fit.mistake.causes for fit in fits.values())
     if alike and any(settings.prompts.values()):
         yield _prompts_check(server, model, settings)
     yield _batching_check(server)
@@ -53,7 +53,7 @@ def _vectors_check(name: str, fit: Fit, served_ND: NDArray[np.float32], hypothes
         cosine = f"cosine {lowest_cosine(served_ND, own_ND):.3f}"
     elif own_ND is not None:
         dimensions = f"{served_ND.shape[1]} dimensions instead of {own_ND.shape[1]}: "
-    if fit.difference > HALF:
+    if fit.difference > HALF_TOLERANCE:
         dimensions = f"{cosine} to the folder's: " if cosine else dimensions
         closest = f" (closest: {causes}, which leaves a difference of {fit.difference:.2f})" if causes else ""
         fault = "no known mistake, and no two together, give the server's vectors: another model, other weights, or an older"
@@ -61,7 +61,7 @@ def _vectors_check(name: str, fit: Fit, served_ND: NDArray[np.float32], hypothes
     if causes:
         agree = f"they agree to {fit.difference:.0e}{cosine and f'; {cosine}'} to the folder's"
         return Check(name, False, f"{causes} (recomputed so, {agree})")
-    if fit.difference <= SAME:
+    if fit.difference <= FLOAT_TOLERANCE:
         return Check(name, True, f"same as the folder's, to {fit.difference:.0e}")
     return _precision_check(name, fit.difference, hypotheses)
 
@@ -70,7 +70,7 @@ def _precision_check(name: str, found: float, hypotheses: Hypotheses) -> Check:
     """Compare a small difference with those of half precision on this machine."""
     rounding = _rounding(hypotheses)
     for dtype, difference in rounding.items():
-        if found <= EXPLAINED * difference:
+        if found <= ROUNDING_FACTOR * difference:
             return Check(
                 name, True, f"same up to rounding: they differ by {found:.0e}, as in {dtype} ({difference:.0e} here)"
             )
@@ -116,7 +116,9 @@ def _batching_check(server: EmbeddingServer) -> Check:
     found = relative_difference(together_ND, alone_ND)
     detail = f"the vectors of texts sent together and alone differ by {found:.0e}"
     return Check(
-        "batching", found <= HALF, detail + ("" if found <= HALF else ": padding or the order of the texts is wrong")
+        "batching",
+        found <= HALF_TOLERANCE,
+        detail + ("" if found <= HALF_TOLERANCE else ": padding or the order of the texts is wrong"),
     )
 
 
@@ -140,7 +142,7 @@ def _length_check(server: EmbeddingServer, settings: ModelSettings) -> Check:
     if kept < len(words) or settings.max_length < LONGEST_PROBE:
         try:
             longer_ND = server.embed([f"{text} {' '.join(words[::-1][:kept])}"])
-            if relative_difference(longer_ND, whole_ND) > SAME:
+            if relative_difference(longer_ND, whole_ND) > FLOAT_TOLERANCE:
                 note += f", and reads on after the folder's maximum of {settings.max_length}: clients must cut texts"
                 note += ", as --endpoint of our commands does"
         except RejectedTexts:
@@ -153,7 +155,7 @@ def _words_read(server: EmbeddingServer, words: list[str], whole_ND: NDArray[np.
 
     def same(middle: int) -> bool:
         changed_ND = server.embed([" ".join([*words[:middle], *("other" for _ in words[middle:])])])
-        return relative_difference(changed_ND, whole_ND) <= SAME / 2
+        return relative_difference(changed_ND, whole_ND) <= FLOAT_TOLERANCE / 2
 
     low, high = 0, len(words) - max(1, len(words) // 50)
     if not same(high):

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-SAME = 1e-3
+FLOAT_TOLERANCE = 1e-3
 """Relative difference of two vectors that float32 on other hardware explains."""
-HALF = 5e-2
+HALF_TOLERANCE = 5e-2
 """Relative difference that half precision explains."""
 
 
@@ -37,7 +37,7 @@ class Mistake:
         return [text for axis in fields(self) if (text := getattr(self, axis.name))]
 
 
-OWN = Mistake()
+NO_MISTAKE = Mistake()
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Hypotheses:
         self._states: dict[tuple[str, str], list[dict[str, Any] | None]] = {}
 
     def vectors(
-        self, mistake: Mistake = OWN, dimension: int | None = None, unit: bool = True
+        self, mistake: Mistake = NO_MISTAKE, dimension: int | None = None, unit: bool = True
     ) -> NDArray[np.float32] | None:
         """Return the vectors (N, D) under a mistake; None if it cannot be computed for one of the texts.
 
@@ -151,7 +151,7 @@ class Hypotheses:
         words, cut = "", None
         if own is not None and own.shape[1] > dimension and not (self._choices["dense"] and dimension == self._width):
             words, cut = f"only the first {dimension} of {own.shape[1]} dimensions are returned", dimension
-        unit = cut is None or bool(np.abs(np.linalg.norm(served_ND, axis=1) - 1).max() < SAME)
+        unit = cut is None or bool(np.abs(np.linalg.norm(served_ND, axis=1) - 1).max() < FLOAT_TOLERANCE)
         closest = Fit(Mistake(dimension=words), float("inf"))
         for axes in (0, 1, 2):
             for mistake in self._mistakes(axes, words):
@@ -162,7 +162,7 @@ class Hypotheses:
                 # A mistake on more axes has to fit much better: rounding fits a few by chance.
                 if found < closest.difference * (0.3 if len(mistake.causes) > len(closest.mistake.causes) else 1.0):
                     closest = Fit(mistake, found)
-            if closest.difference <= SAME:
+            if closest.difference <= FLOAT_TOLERANCE:
                 break
         return closest
 

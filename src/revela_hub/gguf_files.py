@@ -22,8 +22,8 @@ from revela_hub.pickles import pretrained
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
-ELSEWHERE = "set HF_HOME to a folder on another disk"
-COMMON = "llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3"
+OTHER_DISK_REMEDY = "set HF_HOME to a folder on another disk"
+COMMON_ARCHITECTURES = "llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3"
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -134,7 +134,7 @@ def _convert_once(path: Path, folder: Path) -> None:
         raise
     except Exception as error:  # the reader of a damaged file raises anything
         if os_error(error) in OS_ERRORS:
-            elsewhere = f"; {ELSEWHERE}" if os_error(error) in DISK_FULL else ""
+            elsewhere = f"; {OTHER_DISK_REMEDY}" if os_error(error) in DISK_FULL else ""
             raise UserError(f"cannot convert {path} into {folder}: {reason(error)}{elsewhere}") from error
         raise UserError(f"cannot load {path}: {_fault(path, error)}") from error
 
@@ -149,7 +149,7 @@ def _write(path: Path, folder: Path) -> None:
     if free < needed:
         raise UserError(
             f"the weights of {path.name} need {needed / 2**30:.1f} GiB in {folder.parent}, where {free / 2**30:.1f} GiB are free:"
-            f" free some space, or {ELSEWHERE}"
+            f" free some space, or {OTHER_DISK_REMEDY}"
         )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -188,7 +188,7 @@ def _fault(path: Path, error: Exception) -> str:
         return "the file is damaged or incomplete: download it again"
     if "not supported" in str(error) or "Unrecognized" in str(error) or isinstance(error, KeyError):
         return (
-            f"transformers cannot load the architecture {architecture!r} from a GGUF file: use a decoder such as {COMMON}, or"
+            f"transformers cannot load the architecture {architecture!r} from a GGUF file: use a decoder such as {COMMON_ARCHITECTURES}, or"
             " the model's safetensors weights"
         )
     return f"{first_line(error)} (architecture {architecture})"

@@ -47,7 +47,7 @@ Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # the seeds that numpy accepts
 _WORDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 # The fields of transformers' TrainingArguments, which declare no ranges. With 0 steps or epochs nothing is trained; with -1
 # steps the number of epochs decides.
-INHERITED: dict[str, Any] = {
+INHERITED_RANGES: dict[str, Any] = {
     "adam_beta1": Probability,
     "adam_beta2": Probability,
     "adam_epsilon": PositiveFloat,
@@ -103,7 +103,7 @@ def expected_range(name: str, hint: Any, value: Any) -> str | None:
         hint: The field's type, including `Annotated` metadata.
         value: The field's value; everything except numbers and lists of numbers is accepted.
     """
-    intervals = list(_intervals(hint)) or list(_intervals(INHERITED.get(name)))
+    intervals = list(_intervals(hint)) or list(_intervals(INHERITED_RANGES.get(name)))
     for number in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             continue

@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from revela_hub.adaptation.distillation import WAYS, distillation_rows
+from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_rows
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.retrieval import bm25_run
 
@@ -26,7 +26,7 @@ def test_the_labels_are_the_hybrid_scores_of_the_best_passages(retriever_folder:
     teacher = SentenceTransformer(str(retriever_folder), device="cpu")
     rows = distillation_rows(pairs, teacher, bm25_weight=weight, seed=1)
     assert len(rows) > 40  # natural queries and keywords
-    names = ["positive", *(f"negative_{number}" for number in range(1, WAYS))]
+    names = ["positive", *(f"negative_{number}" for number in range(1, PASSAGES_PER_QUESTION))]
     corpus = {text: text for text in passages}
     for row in rows:
         query = row["anchor"]
@@ -38,5 +38,5 @@ def test_the_labels_are_the_hybrid_scores_of_the_best_passages(retriever_folder:
         hybrid = {text: (1 - weight) * dense[text] + weight * bm25.get(text, 0.0) for text in passages}
         # The scaling multiplies the float32 error of a score by 1 / (highest - lowest score), and these scores are close together.
         error = 1e-6 / float(scores.max() - scores.min())
-        assert row["label"] == pytest.approx(sorted(hybrid.values(), reverse=True)[:WAYS], abs=error)
+        assert row["label"] == pytest.approx(sorted(hybrid.values(), reverse=True)[:PASSAGES_PER_QUESTION], abs=error)
         assert [hybrid[row[name]] for name in names] == pytest.approx(row["label"], abs=error)

@@ -154,7 +154,7 @@ def test_ctrl_c_while_a_candidate_is_measured(
         model.save(str(folder), create_model_card=False)
         return folder
 
-    monkeypatch.setattr(adapt, "TRAIN", {"natural_pairs": trained, "distillation": trained})
+    monkeypatch.setattr(adapt, "CANDIDATES", {"natural_pairs": trained, "distillation": trained})
     monkeypatch.chdir(tmp_path)
     output = Path("out")
 
@@ -196,7 +196,7 @@ def test_a_candidate_that_is_refused_is_skipped(tmp_path: Path, monkeypatch: pyt
     def refuse(inputs: candidates.Inputs, seconds: float) -> Path:
         raise UserError("it compares by dot product") from cause
 
-    monkeypatch.setattr(adapt, "TRAIN", {"natural_pairs": refuse})
+    monkeypatch.setattr(adapt, "CANDIDATES", {"natural_pairs": refuse})
     inputs: Any = SimpleNamespace(output=tmp_path, labels=None, lm=None, static=False)
     said: list[str] = []
     adaptation = adapt.Adaptation(inputs, 1.0, said.append, [])
@@ -256,7 +256,7 @@ def test_no_training_asks_the_labelled_queries_of_the_verdict(
         trained["asked"] = list(read_queries(inputs.probe).values())
         raise UserError("not trained in this test")
 
-    monkeypatch.setattr(adapt, "TRAIN", {"natural_pairs": natural_pairs})
+    monkeypatch.setattr(adapt, "CANDIDATES", {"natural_pairs": natural_pairs})
     output = tmp_path / "out"
     assert main(options(code, retriever_folder, output, "--labels", str(tmp_path / "pairs.jsonl"))) == 0
     asked = {*trained["asked"]}
@@ -305,7 +305,7 @@ def test_split_identifiers_are_delivered_if_they_help(
     ]
     for n in range(0, len(functions), 2):
         (folder / f"m{n:03}.py").write_text("\n\n".join(functions[n : n + 2]))
-    monkeypatch.setattr("revela_hub.adaptation.adapt.TRAIN", {})
+    monkeypatch.setattr("revela_hub.adaptation.adapt.CANDIDATES", {})
     # The same queries on every machine. Without late interaction: random token vectors harm.
     monkeypatch.setattr("revela_hub.adaptation.adapt.FEWEST_PASSAGES", len(functions))
     monkeypatch.setattr("revela_hub.adaptation.adapt.has_tokens", lambda _: False)
@@ -346,7 +346,7 @@ def test_ctrl_c_ends_with_the_best_so_far_and_the_same_command_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setitem(adapt.TRAIN, "distillation", stop)
+        patch.setitem(adapt.CANDIDATES, "distillation", stop)
         assert main(options(code, retriever_folder, output)) == 0
     printed = capsys.readouterr().out
     assert "stopped: the verdict is on what has finished" in printed
@@ -385,7 +385,7 @@ def test_results_of_other_text_or_another_retriever_are_not_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The ids of queries and passages are numbers, so the rankings of an earlier text would be scored without an error."""
-    monkeypatch.setattr("revela_hub.adaptation.adapt.TRAIN", {})
+    monkeypatch.setattr("revela_hub.adaptation.adapt.CANDIDATES", {})
     output = tmp_path / "out"
     assert main(options(code, retriever_folder, output)) == 0
     verdict = (output / "adapt.json").read_bytes()
@@ -422,7 +422,7 @@ def test_a_folder_is_used_by_one_process(
 def test_a_probe_that_was_not_written_completely_is_written_again(
     code: Path, retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    monkeypatch.setattr("revela_hub.adaptation.adapt.TRAIN", {})
+    monkeypatch.setattr("revela_hub.adaptation.adapt.CANDIDATES", {})
     output = tmp_path / "out"
     place = {"write_probe": "revela_hub.adaptation.adapt", "write_beir": "revela_hub.evaluation.probe_folder"}[failing]
 

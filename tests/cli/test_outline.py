@@ -54,7 +54,7 @@ def test_only_what_is_asked_for_is_run(tmp_path: Path, monkeypatch: pytest.Monke
         "    def g(self) -> Tensor:\n        raise NotImplementedError\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("revela_hub.cli.outline.READ", {"outlined"})
+    monkeypatch.setattr("revela_hub.cli.outline.PARSED_PACKAGES", {"outlined"})
     options = outline("outlined.options")["Options"]
     assert [(field.name, getattr(field.default, "value", field.default)) for field in dataclasses.fields(options)] == [
         ("kind", "a"),

@@ -2,7 +2,15 @@
 
 from html.parser import HTMLParser
 
-from revela_hub.demo.rendering import EXCERPT, excerpt, header_html, marked, message_html, passages_html, results_html
+from revela_hub.demo.rendering import (
+    MAX_EXCERPT,
+    excerpt,
+    header_html,
+    marked,
+    message_html,
+    passages_html,
+    results_html,
+)
 from revela_hub.demo.search import Column, Row
 
 SCRIPT = "<script>alert('x')</script><img src=x onerror=alert(1)>"
@@ -58,11 +66,11 @@ def test_long_passages_are_cut_around_the_first_match_and_can_be_opened() -> Non
     start = text.index("needle")
     found = row(text, ((start, start + 6),))
     first, last = excerpt(found)
-    assert first < start < last <= first + EXCERPT
+    assert first < start < last <= first + MAX_EXCERPT
     assert text[first - 1] == " " and text[last] == " "
     html = results_html([Column("x", (found,), 1.0, {})])
     assert html.count("<mark>needle</mark>") == 2 and "whole passage" in html
-    assert excerpt(row(text)) == (0, text.rfind(" ", 0, EXCERPT))
+    assert excerpt(row(text)) == (0, text.rfind(" ", 0, MAX_EXCERPT))
     assert excerpt(row("short")) == (0, 5) and "whole passage" not in results_html(
         [Column("x", (row("short"),), 1, {})]
     )

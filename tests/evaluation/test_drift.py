@@ -10,7 +10,7 @@ import pytest
 
 from revela_hub.cli.main import main
 from revela_hub.errors import UserError
-from revela_hub.evaluation.drift import MOVED, Change, Drift, _energies, compare_texts
+from revela_hub.evaluation.drift import MIN_DISTANCE_EXCESS, Change, Drift, _energies, compare_texts
 from revela_hub.evaluation.probe import ProbeSettings
 
 SETTINGS = ProbeSettings(queries=40, passages=60, kinds=("sentence",))
@@ -83,7 +83,7 @@ def test_texts_of_one_document_each(tmp_path: Path) -> None:
     same, other = (compare_texts(str(files[0]), str(file), Words("o", "n"), SETTINGS) for file in files[1:])
     assert same.passages == other.passages == 60
     assert same.answer.startswith("NO DRIFT") and same.p_value > 0.01, str(same)
-    assert other.distance - other.by_chance[1] > MOVED and other.p_value <= 0.01, str(other)
+    assert other.distance - other.by_chance[1] > MIN_DISTANCE_EXCESS and other.p_value <= 0.01, str(other)
 
 
 def test_a_retriever_that_fails_on_new_text_needs_training(tmp_path: Path) -> None:

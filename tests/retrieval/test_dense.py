@@ -33,7 +33,7 @@ def made(folder: Path, number: int, dimension: int = 16, *, normalize: bool = Fa
 @pytest.mark.parametrize("kind", ["exact", "flat", "hnsw", "milvus"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_equals_a_plain_loop(tmp_path: Path, kind: str, normalize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "COLUMNS", 7)
+    monkeypatch.setattr(dense, "PRODUCT_VECTORS", 7)
     monkeypatch.setattr(dense, "QUERY_BLOCK", 2)
     if kind == "milvus":
         pytest.importorskip("milvus_lite", reason="needs the extra milvus")

@@ -64,7 +64,7 @@ def test_no_vector_is_skipped_after_several_interruptions(monkeypatch: pytest.Mo
 
     server = Server()
     monkeypatch.setattr(milvus, "_client", lambda uri: server)
-    monkeypatch.setattr(milvus, "INSERT", 10)
+    monkeypatch.setattr(milvus, "BATCH_ROWS", 10)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             milvus.MilvusIndex(VECTORS, "http://localhost:1")

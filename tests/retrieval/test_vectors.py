@@ -249,7 +249,7 @@ def test_a_store_is_opened_without_reading_its_vectors(tmp_path: Path, monkeypat
         VectorStore(tmp_path, "model@1")
     assert len(read) == 1
     # So are all where the record is missing or damaged.
-    (store.folder / vectors.CHECKED).write_bytes(b"PK not a zip")
+    (store.folder / vectors.CHECKED_FILE).write_bytes(b"PK not a zip")
     for _ in range(2):
         VectorStore(tmp_path, "model@1")
     assert len(read) == 1 + len(list(store.folder.glob("*.npy")))

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 RUN_MARKER = ".of-a-run"
 """Marks the probe of a run, which the next run may replace; probes of `revela-hub probe` do not have this file."""
 PROBE_FOLDERS = ("probe", "run_probe")
-SETTINGS = "probe.json"
-PROBE_FILES = ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", HELD_OUT, SETTINGS)
+SETTINGS_FILE = "probe.json"
+PROBE_FILES = ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", HELD_OUT, SETTINGS_FILE)
 
 
 def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> RetrievalTask | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from revela_hub.data.sources.source import ADDRESS, HUB_PREFIX
+from revela_hub.data.sources.source import HUB_ADDRESS, HUB_PREFIX
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.digests import content_digest
 from revela_hub.hub_cards.method import Method
@@ -85,7 +85,7 @@ def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], 
     if isinstance(value, dict):
         names = {key: name if key in ("path", "data_files") else "" for key in value}
         return {key: _map_paths(names[key], item, method, replace, missing=missing) for key, item in value.items()}
-    if not isinstance(value, str) or not value or value in KEYWORD_VALUES or value.startswith(ADDRESS):
+    if not isinstance(value, str) or not value or value in KEYWORD_VALUES or value.startswith(HUB_ADDRESS):
         return value
     prefix = next((kind for kind in ("lm:", HUB_PREFIX) if value.startswith(kind)), "")  # lm: a pseudo-query generator
     path = local_path(value.removeprefix(prefix))

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 WORK, STATE, BASE, LABELS = "work", "state.json", "base", "labels.jsonl"
 PASSAGES, FEWEST_PASSAGES = 1000, 200
 QUERIES_PER_PASSAGE = 0.8
-SHARES = {"natural_pairs": 0.4, "labelled_pairs": 0.3, "distillation": 0.3, "revela": 0.4}
+TIME_SHARES = {"natural_pairs": 0.4, "labelled_pairs": 0.3, "distillation": 0.3, "revela": 0.4}
 """Relative time of each candidate."""
-TRAIN: dict[str, candidates.Train] = {
+CANDIDATES: dict[str, candidates.Train] = {
     "labelled_pairs": candidates.labelled_pairs,
     "natural_pairs": candidates.natural_pairs,
     "distillation": candidates.distillation,
@@ -63,11 +63,11 @@ TRAIN: dict[str, candidates.Train] = {
 TOKEN_ERRORS = 2.0
 """Standard errors by which another weight of late interaction must beat its default, which gained or changed nothing on all labelled
 collections (benchmarks/adaptation)."""
-OVERHEAD = 0.4
+MEASURING_SHARE = 0.4
 """Part of the budget for measuring: the number of passages is chosen so that it suffices."""
 STEPS, PASSES, SHORTEST = 20, 4, 64
 """Steps that a training should have; how many times longer a step takes than encoding its passages; tokens that texts keep at least."""
-ENCODINGS = 2.5
+ENCODINGS_PER_CANDIDATE = 2.5
 """Number of times that the passages are encoded per candidate: about a quarter of them five times in training, and all of them at the end."""
 
 
@@ -106,19 +106,19 @@ class Adaptation:
     @property
     def measuring(self) -> float:
         """Seconds of measuring; more than the budget allows if even the fewest passages take longer."""
-        return self.sizes.get("measuring", self.budget * OVERHEAD)
+        return self.sizes.get("measuring", self.budget * MEASURING_SHARE)
 
     def names(self) -> list[str]:
         """Return the names of the candidates that the inputs allow."""
         # Revela trains a transformer.
         given = {"labelled_pairs": self.inputs.labels, "revela": self.inputs.lm and not self.inputs.static}
-        return [name for name in TRAIN if name not in given or given[name]]
+        return [name for name in CANDIDATES if name not in given or given[name]]
 
     def seconds(self) -> dict[str, float]:
         """Return the training time of each candidate."""
         names = self.names()
-        whole = sum(SHARES[name] for name in names)
-        return {name: self.budget * (1 - OVERHEAD) * SHARES[name] / whole for name in names}
+        whole = sum(TIME_SHARES[name] for name in names)
+        return {name: self.budget * (1 - MEASURING_SHARE) * TIME_SHARES[name] / whole for name in names}
 
     def probe(self, sources: Any, found: Inspection, *, write: bool = True) -> Probe:
         """Make the probe of at most half of the natural pairs, or of the labels, and write its dev half for the runs."""
@@ -172,8 +172,8 @@ class Adaptation:
         each = (time.monotonic() - began) / len(texts)
         trained = len(self.names())
         # And the base model and the average; late interaction encodes the passages of all but one of these again.
-        times = ENCODINGS * trained + 2 + (trained + 1 if has_tokens(model) else 0)
-        affordable = int(self.budget * OVERHEAD / times / each)
+        times = ENCODINGS_PER_CANDIDATE * trained + 2 + (trained + 1 if has_tokens(model) else 0)
+        affordable = int(self.budget * MEASURING_SHARE / times / each)
         sizes = {"passages": min(PASSAGES, max(FEWEST_PASSAGES, affordable))}
         if affordable < FEWEST_PASSAGES:
             sizes["measuring"] = math.ceil(FEWEST_PASSAGES * times * each)
@@ -217,7 +217,7 @@ class Adaptation:
             self.say(f"{_title(name)}: training for {seconds / 60:.1f} min")
             started = time.monotonic()
             with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
-                folder = TRAIN[name](self.inputs, seconds)
+                folder = CANDIDATES[name](self.inputs, seconds)
             kept = str(folder.relative_to(self.work))
             self._remember(name, {"folder": kept, "seconds": time.monotonic() - started})
         self._add(_title(name), name, folder, self._state(name)["seconds"])

@@ -22,7 +22,7 @@ from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.pair_tuning.labelled_pairs import PairReport, read_labelled_pairs
 
-FOREVER = 1_000_000
+UNLIMITED_STEPS = 1_000_000
 QUESTIONS_SHARE = 0.3
 """Time for a language model's questions, as a part of the time of the training on them."""
 
@@ -84,17 +84,17 @@ class Inputs:
 
     def common(self, name: str) -> dict[str, Any]:
         """Return the arguments of a run."""
-        rate = self.learning_rate * RATES.get(name, 1.0)
+        rate = self.learning_rate * RATE_FACTORS.get(name, 1.0)
         folder = self.output / name
         resumed = {"resume_from_checkpoint": "last"} if folder.exists() else {}
         return resumed | {
             "retriever": self.retriever,
             "output_dir": str(folder),
             "probe": str(self.probe),
-            "max_steps": FOREVER,  # the time limit ends the run
-            "eval_steps": FOREVER,
+            "max_steps": UNLIMITED_STEPS,  # the time limit ends the run
+            "eval_steps": UNLIMITED_STEPS,
             "save_strategy": "steps",
-            "save_steps": FOREVER,
+            "save_steps": UNLIMITED_STEPS,
             "save_total_limit": 1,
             "learning_rate": rate,
             "lr_scheduler_type": "constant_with_warmup",
@@ -148,7 +148,7 @@ def _train_pairs(name: str, inputs: Inputs, seconds: float, **given: Any) -> Pat
 
 def distillation(inputs: Inputs, seconds: float) -> Path:
     """Learn the base hybrid's scores of made queries."""
-    from revela_hub.adaptation.distillation import WAYS, distillation_loss, distillation_rows
+    from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_loss, distillation_rows
     from revela_hub.evaluation.probe_folder import read_probe_task
     from revela_hub.trainers.common.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
@@ -174,7 +174,7 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
             teaching: dict[str, Any] = {"bm25_weight": inputs.bm25_weight, "bm25": inputs.bm25}
             rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **asking)
             if not len(rows):
-                raise TooFewPairs(f"fewer than {WAYS} passages are left for it")
+                raise TooFewPairs(f"fewer than {PASSAGES_PER_QUESTION} passages are left for it")
             with whole_path(folder, "--output_dir") as part, writing(run.output, "--output_dir"):
                 rows.save_to_disk(str(part))
         rows = Dataset.load_from_disk(str(folder))
@@ -225,7 +225,7 @@ def average(models: list[SentenceTransformer], folder: Path) -> None:
 
 RATE, STATIC_RATE = 5e-5, 1e-2
 """Learning rates of the trainings on pairs; a static model has one vector for each token, which few of the texts change."""
-RATES = {"distillation": 0.4, "revela": 0.2}
+RATE_FACTORS = {"distillation": 0.4, "revela": 0.2}
 """Learning rates as parts of that of the pairs, where they differ. Ours, as the settings below."""
 PAIRS: dict[str, Any] = {"per_device_train_batch_size": 32}
 STATIC_PAIRS: dict[str, Any] = {"per_device_train_batch_size": 256, "mini_batch_size": 256}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from revela_hub.data.synthesis.backends import Backend
 
-WAYS = 8
+PASSAGES_PER_QUESTION = 8
 """Passages per query: the best ones of the teacher."""
 QUERIES_PER_PASSAGE = 2
 STUDENT_TEMPERATURE, TEACHER_TEMPERATURE = 0.05, 0.1
@@ -72,11 +72,11 @@ def distillation_rows(
     task = RetrievalTask(corpus, asked, {query: {"p0": 1} for query in asked}, "distillation")
     fused = fuse_runs(retrieval_run(teacher, task), bm25_run(task, bm25), task, bm25_weight)
     rows: dict[str, list[Any]] = {"anchor": [], "positive": [], "label": []}
-    rows |= {f"negative_{number}": [] for number in range(1, WAYS)}
+    rows |= {f"negative_{number}": [] for number in range(1, PASSAGES_PER_QUESTION)}
     for query, text in task.queries.items():
-        best = sorted(fused[query].items(), key=lambda hit: -hit[1])[:WAYS]
-        if len(best) == WAYS:
-            names = ["positive", *(f"negative_{number}" for number in range(1, WAYS))]
+        best = sorted(fused[query].items(), key=lambda hit: -hit[1])[:PASSAGES_PER_QUESTION]
+        if len(best) == PASSAGES_PER_QUESTION:
+            names = ["positive", *(f"negative_{number}" for number in range(1, PASSAGES_PER_QUESTION))]
             for name, (passage, _) in zip(names, best, strict=True):
                 rows[name].append(task.corpus[passage])
             rows["anchor"].append(text)

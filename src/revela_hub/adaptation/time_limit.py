@@ -11,22 +11,22 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from revela_hub.output import shows_progress
 from revela_hub.retrieval.disk import write_text
 
-FILE = "time.json"
-PARTS = 3
+TIMES_FILE = "time.json"
+EVALUATIONS = 3
 
 
 class TimeLimit(TrainerCallback):
     """Stops after a number of seconds of training, without evaluations; a resumed run continues to count."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self.file, self.limit = folder / FILE, seconds
+        self.file, self.limit = folder / TIMES_FILE, seconds
         self.spent, self.mark, self.done = 0.0, 0.0, 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Continue from the time of the checkpoint."""
         if state.global_step and self.file.is_file():
             self.spent = float(self._times().get(str(state.global_step), 0.0))
-            self.done = int(PARTS * self.spent / self.limit)
+            self.done = int(EVALUATIONS * self.spent / self.limit)
         self.bar = tqdm(total=round(self.limit), initial=round(self.spent), unit="s", disable=not shows_progress())
         self.mark = time.monotonic()
 
@@ -35,11 +35,11 @@ class TimeLimit(TrainerCallback):
         now = time.monotonic()
         self.spent, self.mark = self.spent + now - self.mark, now
         self.bar.update(round(min(self.spent, self.limit)) - self.bar.n)
-        part = int(PARTS * self.spent / self.limit)
+        part = int(EVALUATIONS * self.spent / self.limit)
         if part > self.done:
             self.done = part
             control.should_evaluate = control.should_save = True
-            control.should_training_stop = part >= PARTS
+            control.should_training_stop = part >= EVALUATIONS
         if control.should_save:
             # The checkpoint is written after this, so an interrupted run may resume from an earlier one.
             self._write(state.global_step)

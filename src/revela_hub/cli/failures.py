@@ -42,7 +42,7 @@ REMEDIES: dict[str, str | dict[str, str]] = {
     "gloo/transport": "another process of the run has ended or cannot be reached; see its message",
 }
 # Errors of packages that are not imported here, by the name of their class or a base class, with a prefix for the message.
-NAMED = {
+ERROR_CLASSES = {
     "OfflineModeIsEnabled": "not on this machine, and offline mode is on",
     "LocalEntryNotFoundError": "not on this machine, and the Hub cannot be reached",
     "HfHubHTTPError": "the Hub",
@@ -73,8 +73,8 @@ def _known(error: BaseException) -> UserError | str | None:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         return install_hint(missing) if missing else _joined(error)  # transformers' message names the package
     for kind in type(error).__mro__:
-        if kind.__name__ in NAMED:
-            return f"{NAMED[kind.__name__]}: {_joined(error)}"
+        if kind.__name__ in ERROR_CLASSES:
+            return f"{ERROR_CLASSES[kind.__name__]}: {_joined(error)}"
     if isinstance(error, OSError) and os_error(error) not in OS_ERRORS:
         return error.strerror or _joined(error)
     if is_file_error(error):

@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from revela_hub.cli.parser import CommandParser
 
 PROGRAM = "revela-hub"
-OWN = "revela_hub.cli.commands"
+PACKAGE = "revela_hub.cli.commands"
 HUB_TIMEOUT = 60  # seconds without data from the Hub, after which a request fails
-RESUMES = "run the same command again to resume"
+RESUME = "run the same command again to resume"
 
 
 METHOD_COMMANDS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
 COMMANDS = {
     "quickstart": Command(
-        f"{OWN}.quickstart", "demonstration: run adapt with small models from this repository, on a CPU", RESUMES
+        f"{PACKAGE}.quickstart", "demonstration: run adapt with small models from this repository, on a CPU", RESUME
     ),
     "adapt": Command(
-        f"{OWN}.adapt", "improve search over your text without labels, and measure whether it helped", RESUMES
+        f"{PACKAGE}.adapt", "improve search over your text without labels, and measure whether it helped", RESUME
     ),
     **{name: command for name, command in METHOD_COMMANDS.items() if name.startswith("train ")},
-    "mine": Command(f"{OWN}.mine", "mine hard negatives with a retriever or BM25", RESUMES),
-    "synthesize": Command(f"{OWN}.synthesize", "generate training pairs with a language model", RESUMES),
-    "probe": Command(f"{OWN}.probe", "make an evaluation set from raw text, without labels"),
-    "export": Command(f"{OWN}.export", "convert a checkpoint to a sentence-transformers folder"),
-    "evaluate": Command(f"{OWN}.evaluate", "evaluate retrievers or BM25 on a retrieval task"),
-    "encode": Command(f"{OWN}.encode", "encode a corpus, or a shard of it; resumable", RESUMES),
-    "index": Command(f"{OWN}.index", "build a passage index for search and answer", RESUMES),
-    "search": Command(f"{OWN}.search", "search your files with a retriever or BM25", RESUMES),
-    "demo": Command(f"{OWN}.demo", "open a page in the browser that searches with a model"),
-    "check": Command(f"{OWN}.check", "verify that a model loads and embeds correctly"),
-    "publish": Command(f"{OWN}.publish", "verify a model and upload it to the Hugging Face Hub", RESUMES),
+    "mine": Command(f"{PACKAGE}.mine", "mine hard negatives with a retriever or BM25", RESUME),
+    "synthesize": Command(f"{PACKAGE}.synthesize", "generate training pairs with a language model", RESUME),
+    "probe": Command(f"{PACKAGE}.probe", "make an evaluation set from raw text, without labels"),
+    "export": Command(f"{PACKAGE}.export", "convert a checkpoint to a sentence-transformers folder"),
+    "evaluate": Command(f"{PACKAGE}.evaluate", "evaluate retrievers or BM25 on a retrieval task"),
+    "encode": Command(f"{PACKAGE}.encode", "encode a corpus, or a shard of it; resumable", RESUME),
+    "index": Command(f"{PACKAGE}.index", "build a passage index for search and answer", RESUME),
+    "search": Command(f"{PACKAGE}.search", "search your files with a retriever or BM25", RESUME),
+    "demo": Command(f"{PACKAGE}.demo", "open a page in the browser that searches with a model"),
+    "check": Command(f"{PACKAGE}.check", "verify that a model loads and embeds correctly"),
+    "publish": Command(f"{PACKAGE}.publish", "verify a model and upload it to the Hugging Face Hub", RESUME),
     **{name: command for name, command in METHOD_COMMANDS.items() if not name.startswith("train ")},
 }
 

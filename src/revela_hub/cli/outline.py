@@ -2,7 +2,7 @@
 
 A dataclass is rebuilt from its source: only the statements that its fields need are executed, i.e. the class with its fields
 and without its methods, its base classes, and the constants and types they name, each in its own module. Imports from other
-packages than those in READ are executed if they are cheap, and replaced by empty classes otherwise.
+packages than those in PARSED_PACKAGES are executed if they are cheap, and replaced by empty classes otherwise.
 """
 
 import ast
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 # Read as source, besides the package of the module itself: argument dataclasses and their base classes.
-READ = {"revela_hub", "transformers", "sentence_transformers", "trl"}
+PARSED_PACKAGES = {"revela_hub", "transformers", "sentence_transformers", "trl"}
 # Packages that are imported because that is cheap.
-IMPORTED = {*sys.stdlib_module_names, "annotated_types", "packaging"}
+IMPORTED_PACKAGES = {*sys.stdlib_module_names, "annotated_types", "packaging"}
 
 
 @cache
@@ -75,13 +75,13 @@ class Outline:
         original = next(alias.name for alias in statement.names if name in (alias.asname, alias.name.partition(".")[0]))
         module = self._absolute(statement) if isinstance(statement, ast.ImportFrom) else original
         top = module.partition(".")[0]
-        if top in IMPORTED:
+        if top in IMPORTED_PACKAGES:
             return (
                 getattr(importlib.import_module(module), original)
                 if module != original
                 else importlib.import_module(top)
             )
-        if top not in {*READ, self.name.partition(".")[0]} or module == original:
+        if top not in {*PARSED_PACKAGES, self.name.partition(".")[0]} or module == original:
             return type(name, (), {})
         return outline(module)[original] if original in outline(module).bindings else outline(f"{module}.{original}")
 

@@ -35,17 +35,17 @@ from revela_hub.ranges import expected_range, limits
 
 ArgumentsT = TypeVar("ArgumentsT")
 
-NUMBERS = {"int": "N", "float": "X"}
+NUMBER_METAVARS = {"int": "N", "float": "X"}
 TRUE, FALSE = {"yes", "true", "t", "y", "1"}, {"no", "false", "f", "n", "0"}  # what trl's string_to_bool accepts
 # In the name of a text option for which an empty text means something.
 MAY_BE_EMPTY = ("prompt", "column", "instruction")
 
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|mlu|musa|xla)(:\d+)?")
 NEGATIVE_NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # a value, not an option
-MANY = 20
+MAX_LISTED_OPTIONS = 20
 """`--help` of a command with more options lists the required ones and those that its classes name in `basic_options`."""
 FREE_TEXT = ("query", "queries")  # options in which ~/ is not the home folder
-WRITTEN = ("output", "output_dir", "cache_dir", "parquet_dir")  # options that name a file or folder to write
+OUTPUT_OPTIONS = ("output", "output_dir", "cache_dir", "parquet_dir")  # options that name a file or folder to write
 OTHER_OPTIONS = "other options of transformers' Trainer"
 LIBRARIES = ("transformers.", "sentence_transformers.", "trl.")  # the modules whose options are not defined here
 
@@ -56,7 +56,7 @@ def build_arguments(arguments: type[ArgumentsT], values: dict[str, Any], program
     Raises:
         UserError: The dataclass's `__post_init__` rejects the values, or a package that they need is not installed.
     """
-    for name in WRITTEN:
+    for name in OUTPUT_OPTIONS:
         _check_name(name, values.get(name))
     if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         raise UserError(install_hint("deepspeed"))
@@ -172,7 +172,7 @@ class CommandParser(TrlParser):
     def _hide_some(self, arguments: type) -> None:
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS and action not in self.hidden]
         basic = {name for cls in arguments.__mro__ for name in vars(cls).get("basic_options", ())}
-        if len(shown) > MANY:
+        if len(shown) > MAX_LISTED_OPTIONS:
             basic |= {*self.required, *self.positionals}
             self.hidden += [action for action in shown if action.dest not in basic]
 
@@ -190,7 +190,7 @@ class CommandParser(TrlParser):
         elif 0 < len(choices) < 6:
             action.metavar = "|".join(map(str, choices))
         else:
-            action.metavar = action.metavar or NUMBERS.get(kind) or METAVARS.get(field.name, "TEXT")
+            action.metavar = action.metavar or NUMBER_METAVARS.get(kind) or METAVARS.get(field.name, "TEXT")
         if not own:
             action.help = TRAINER_OPTIONS.get(field.name, action.help)
             if field.name not in {*TRAINER_OPTIONS, *WITHOUT_EFFECT}:

@@ -19,7 +19,7 @@ from typing import Any
 from revela_hub.errors import UserError
 
 # Ctrl-C is sent to all processes of a terminal; the parent stops the children, so they ignore it.
-CHILD = """
+CHILD_PROGRAM = """
 import sys
 sys.path[:] = sys.argv[1:]
 import signal
@@ -37,7 +37,7 @@ def run_in_processes(module: str, parts: Sequence[Any]) -> None:
     Raises:
         UserError: A process failed and printed its message on standard error; the others were left to finish.
     """
-    command = [sys.executable, "-c", CHILD, *(path or os.getcwd() for path in sys.path)]
+    command = [sys.executable, "-c", CHILD_PROGRAM, *(path or os.getcwd() for path in sys.path)]
     started: list[subprocess.Popen[str]] = []
     try:
         for part in parts:

@@ -23,7 +23,7 @@ from revela_hub.demo.texts import (
     MAX_BYTES,
     MAX_PASSAGES,
     MAX_QUERY,
-    UPLOADS,
+    UPLOAD_TYPES,
     documents_of_text,
     documents_of_upload,
     without_paths,
@@ -38,8 +38,8 @@ MINUTE, HOUR = 60, 3600
 FONTS = ("system-ui", "sans-serif")
 MONO = ("ui-monospace", "monospace")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-LIMITS = (
-    f"Text or {', '.join(UPLOADS)} (JSON lines with the field text), up to {MAX_BYTES / 1e6:.0f} MB and {MAX_PASSAGES:,}"
+UPLOAD_LIMITS = (
+    f"Text or {', '.join(UPLOAD_TYPES)} (JSON lines with the field text), up to {MAX_BYTES / 1e6:.0f} MB and {MAX_PASSAGES:,}"
     " passages. It is processed on the machine that runs this page, and deleted after an hour."
 )
 
@@ -97,10 +97,12 @@ def search_page(
         status = gr.HTML(message_html(_searching(collection)))
         found.render()
         with gr.Accordion("Search your own text", open=False):
-            gr.HTML(message_html(LIMITS))
+            gr.HTML(message_html(UPLOAD_LIMITS))
             with gr.Row():
                 text = gr.Textbox(label="Text", lines=6, max_lines=12, placeholder="Paste text here", scale=2)
-                file = gr.File(label="or a file", file_types=list(UPLOADS), file_count="single", scale=1, height=180)
+                file = gr.File(
+                    label="or a file", file_types=list(UPLOAD_TYPES), file_count="single", scale=1, height=180
+                )
             with gr.Row():
                 use_button = gr.Button("Search this text", variant="primary")
                 back_button = gr.Button("Back to the first collection")

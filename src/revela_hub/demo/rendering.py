@@ -6,7 +6,7 @@ from html import escape
 from revela_hub.demo.report import HEADER, Report
 from revela_hub.demo.search import Column, Row
 
-EXCERPT = 360
+MAX_EXCERPT = 360
 """Characters of a passage that are shown before it is opened."""
 CSS = """
 .rh-columns {display: grid; grid-template-columns: repeat(var(--rh-count), minmax(0, 1fr)); gap: 1rem; align-items: start}
@@ -108,12 +108,12 @@ def excerpt(row: Row) -> tuple[int, int]:
     """Return the part of a passage to show: its beginning, or a part with the first matching word."""
     first = row.matches[0][0] if row.matches else 0
     start = 0
-    if first > EXCERPT * 3 // 4:
-        start = row.text.rfind(" ", 0, first - EXCERPT // 4) + 1
-    end = start + EXCERPT
+    if first > MAX_EXCERPT * 3 // 4:
+        start = row.text.rfind(" ", 0, first - MAX_EXCERPT // 4) + 1
+    end = start + MAX_EXCERPT
     if end >= len(row.text):
         return start, len(row.text)
-    space = row.text.rfind(" ", start + EXCERPT // 2, end)
+    space = row.text.rfind(" ", start + MAX_EXCERPT // 2, end)
     return start, space if space > 0 else end
 
 

@@ -20,15 +20,15 @@ from revela_hub.data.text.chunks import chunk_document
 from revela_hub.demo.report import base_of, read_report
 from revela_hub.demo.texts import MAX_PASSAGES
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.repository import MESSAGE, Destination, Plan, Repository, file_names, hub_errors
+from revela_hub.hub_cards.repository import COMMIT_MESSAGE, Destination, Plan, Repository, file_names, hub_errors
 
-GRADIO = "6.31.0"
+GRADIO_VERSION = "6.31.0"
 """Version of gradio for the Space, if it is not installed here."""
-PUBLISHED = "verdict difference exported bm25_weight token_weight bm25 ndcg_at_10 systems cost".split()
+REPORT_FIELDS = "verdict difference exported bm25_weight token_weight bm25 ndcg_at_10 systems cost".split()
 """The parts of the report that the page shows."""
 MOST_QUERIES = 20
 SAMPLE, QUERIES = "sample.jsonl", "queries.txt"
-OPTIONAL = {REPORT, SAMPLE, QUERIES}
+OPTIONAL_FILES = {REPORT, SAMPLE, QUERIES}
 """Files that not every page has."""
 
 
@@ -80,7 +80,7 @@ def check_space(destination: Destination) -> None:
             return
         commits = space.api.list_repo_commits(space.repo_id, repo_type="space")
     # A single commit: an earlier run was stopped when it had created the Space.
-    ours = len(commits) == 1 or any(commit.title.startswith(MESSAGE) for commit in commits)
+    ours = len(commits) == 1 or any(commit.title.startswith(COMMIT_MESSAGE) for commit in commits)
     if not ours and not destination.update:
         raise UserError(
             f"{space.target} exists already, and was not made by revela-hub: add --update to replace its files"
@@ -97,7 +97,7 @@ def publish_space(
         space.target, f"the model {space.repo_id} is published, its Space is not: run the same command again"
     ):
         before = space.prepare(space.state())
-        stale = sorted(OPTIONAL & file_names(before) - files.keys())
+        stale = sorted(OPTIONAL_FILES & file_names(before) - files.keys())
         for name in stale:
             say(f"{space.target}: deleting {name} of the previous page; earlier commits of the Space still have it")
         space.commit(Plan(content, stale), before)
@@ -115,7 +115,7 @@ def _base_on_the_hub(folder: Path) -> str | None:
 def _published(file: Path) -> dict[str, Any]:
     values = json.loads(file.read_text(encoding="utf-8"))
     budget = values.get("settings", {}).get("budget")
-    return {name: values[name] for name in PUBLISHED if name in values} | (
+    return {name: values[name] for name in REPORT_FIELDS if name in values} | (
         {"settings": {"budget": budget}} if budget else {}
     )
 
@@ -172,4 +172,4 @@ def _gradio_version() -> str:
     try:
         return version("gradio")
     except PackageNotFoundError:
-        return GRADIO
+        return GRADIO_VERSION

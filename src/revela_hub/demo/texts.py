@@ -20,7 +20,7 @@ MAX_BYTES = 1_000_000
 """Maximum size of a pasted or uploaded text."""
 MAX_PASSAGES = 2000
 """Maximum number of passages of a pasted or uploaded text: they are encoded while the visitor waits."""
-UPLOADS = (".txt", ".md", ".jsonl")
+UPLOAD_TYPES = (".txt", ".md", ".jsonl")
 """Extensions of uploads."""
 MAX_QUERY = 2000
 """Maximum number of characters of a query."""
@@ -53,11 +53,11 @@ def documents_of_upload(file: Path) -> list[Document]:
     """Return the documents of an uploaded file: text, Markdown, or JSON lines with the field `text`.
 
     Raises:
-        UserError: Its extension is not one of `UPLOADS`, or it is too large, not UTF-8, empty, or not valid JSON lines.
+        UserError: Its extension is not one of `UPLOAD_TYPES`, or it is too large, not UTF-8, empty, or not valid JSON lines.
     """
     name = file.name
-    if file.suffix.lower() not in UPLOADS:
-        raise UserError(f"{name}: only {', '.join(UPLOADS)} files are read")
+    if file.suffix.lower() not in UPLOAD_TYPES:
+        raise UserError(f"{name}: only {', '.join(UPLOAD_TYPES)} files are read")
     with file.open("rb") as stream:
         content = stream.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from revela_hub.data.mixture.pairs import (
-    BELOW,
-    CLASS_OF_ONE,
+    ANCHOR_EQUALS_POSITIVE,
+    BELOW_THRESHOLD,
     EMPTY,
-    EQUAL,
     NO_LABEL,
     NO_NEGATIVE,
     REPEATED,
+    SINGLE_EXAMPLE_CLASS,
     KnownPairs,
     Pair,
     PairMode,
@@ -102,7 +102,7 @@ def test_what_cannot_be_a_pair_is_counted() -> None:
     pairs = list(classification_pairs(texts, labels, dropped=dropped))
 
     assert [pair.anchor for pair in pairs] == ["a0", "a1", "b0", "b1"]
-    assert dropped == {EMPTY: 2, REPEATED: 1, CLASS_OF_ONE: 1, NO_LABEL: 2}
+    assert dropped == {EMPTY: 2, REPEATED: 1, SINGLE_EXAMPLE_CLASS: 1, NO_LABEL: 2}
     assert any(
         "alone" in pair.negatives for seed in range(20) for pair in classification_pairs(texts, labels, seed=seed)
     )
@@ -117,7 +117,7 @@ def test_a_label_that_is_the_text_is_no_positive() -> None:
         classification_pairs(["joy", "I laugh", "I cry"], ["joy", "joy", "grief"], mode="label", dropped=dropped)
     )
     assert [pair.anchor for pair in pairs] == ["I laugh", "I cry"]
-    assert dropped == {EQUAL: 1}
+    assert dropped == {ANCHOR_EQUALS_POSITIVE: 1}
 
 
 def test_a_text_of_two_classes_is_no_negative_of_either() -> None:
@@ -166,7 +166,7 @@ def test_similar_sentences_are_pairs_both_ways() -> None:
     pairs = list(sts_pairs(*zip(*rows, strict=True), dropped=dropped))
 
     assert pairs == [Pair("one", "1"), Pair("1", "one"), Pair("two", "2"), Pair("2", "two")]
-    assert dropped == {BELOW: 2, EQUAL: 1, EMPTY: 1}
+    assert dropped == {BELOW_THRESHOLD: 2, ANCHOR_EQUALS_POSITIVE: 1, EMPTY: 1}
     assert len(list(sts_pairs(*zip(*rows, strict=True), threshold=3.5))) == 6
 
 
@@ -178,7 +178,7 @@ def test_pairs_that_teach_nothing_are_counted() -> None:
     pairs = [Pair("q", "p"), Pair("q", "p", ["n"]), Pair("q", "q"), Pair(" ", "p"), Pair("q", ""), Pair("q", "p2")]
 
     assert list(distinct_pairs(pairs, dropped=dropped)) == [Pair("q", "p"), Pair("q", "p2")]
-    assert dropped == {REPEATED: 1, EQUAL: 1, EMPTY: 2}
+    assert dropped == {REPEATED: 1, ANCHOR_EQUALS_POSITIVE: 1, EMPTY: 2}
 
 
 def test_given_negatives_are_cut_and_missing_ones_drawn() -> None:

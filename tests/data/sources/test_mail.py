@@ -77,4 +77,4 @@ def test_a_message_in_html(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     report = ReadReport()
     (tmp_path / "b.txt").write_text("plain")
     assert [each.text for each in read_documents(f"{tmp_path}/*.*", report=report)] == ["plain"]
-    assert report.skipped == {converted.MISSING: 1}
+    assert report.skipped == {converted.CONVERTED_FORMATS: 1}

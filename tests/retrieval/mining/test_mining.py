@@ -36,7 +36,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small data have several blocks of everything, and last blocks that are not full."""
     monkeypatch.setattr(vectors, "FIRST_SHARD", 7)
     monkeypatch.setattr(vectors, "SHARD_SIZE", 7)
-    monkeypatch.setattr(dense, "COLUMNS", 3)
+    monkeypatch.setattr(dense, "PRODUCT_VECTORS", 3)
     monkeypatch.setattr(mining, "ANCHOR_BLOCK", 5)
 
 

@@ -30,7 +30,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small data have several blocks of everything, and last blocks that are not full."""
     monkeypatch.setattr(vectors, "FIRST_SHARD", 7)
     monkeypatch.setattr(vectors, "SHARD_SIZE", 7)
-    monkeypatch.setattr(dense, "COLUMNS", 3)
+    monkeypatch.setattr(dense, "PRODUCT_VECTORS", 3)
     monkeypatch.setattr(mining, "ANCHOR_BLOCK", 5)
 
 
@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "SHARD_SIZE", 256)
-    monkeypatch.setattr(dense, "COLUMNS", 256)
+    monkeypatch.setattr(dense, "PRODUCT_VECTORS", 256)
     monkeypatch.setattr(dense, "CACHED_BYTES", 1 << 20)
     monkeypatch.setattr("revela_hub.retrieval.texts.LINES_PER_BATCH", 64)
     number, filler = 3000, "x" * 10_000

@@ -230,7 +230,7 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
     from revela_hub.hub_cards.index_repository import open_index_of
     from revela_hub.retrieval.encoder import model_identity
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
-    from revela_hub.trainers.imprag.inference.stored_states import FOLDER, StoredStates
+    from revela_hub.trainers.imprag.inference.stored_states import STATES_FOLDER, StoredStates
 
     loaded = load_imprag_checkpoint(name, dtype="auto")
     model = on_device(loaded.model, device)
@@ -238,7 +238,7 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
     if warning:
         note(f"warning: {warning}")
     states = None
-    if (store.folder / FOLDER).is_dir():
+    if (store.folder / STATES_FOLDER).is_dir():
         fingerprint = store.metadata.fingerprint + store.metadata.texts
-        states = StoredStates(store.folder / FOLDER, loaded.model.config.b, fingerprint)
+        states = StoredStates(store.folder / STATES_FOLDER, loaded.model.config.b, fingerprint)
     return Answerer(model, loaded.tokenizer, store, k, states)

@@ -29,7 +29,7 @@ from revela_hub.retrieval.store import PassageStore
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
 
-FOLDER = "states"
+STATES_FOLDER = "states"
 METADATA = "states.json"
 
 
@@ -137,7 +137,7 @@ def store_index_states(
     return store_states(
         encoder.model,
         tokenize_passages(encoder.tokenizer, store.texts(range(len(store))), encoder.model.config.l_max),
-        store.folder / FOLDER,
+        store.folder / STATES_FOLDER,
         fingerprint=store.metadata.fingerprint + store.metadata.texts,
         batch_size=batch_size,
         show_progress_bar=show_progress_bar,

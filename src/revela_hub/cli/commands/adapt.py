@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 POSITIONALS = ("data",)
 FIGURE, CORPUS = "adapt.png", "corpus.yaml"
 CONTENT, MODELS_AND_FILES = "content", ("retriever", "lm", "labels", "example_queries")
-UNITS = {"s": 1, "m": 60, "h": 3600}
+SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600}
 
 
 @dataclass(kw_only=True)
@@ -162,7 +162,7 @@ def seconds_of(budget: str) -> float:
     5400.0
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", budget.strip().lower())
-    if not found or not (seconds := float(found[1]) * UNITS[found[2]]):
+    if not found or not (seconds := float(found[1]) * SECONDS_PER_UNIT[found[2]]):
         raise UserError(f"--budget {budget!r} is not a duration: write a number with s, m or h, for example 30m")
     return seconds
 
@@ -231,7 +231,7 @@ def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
 
 def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
     """Make the probe, print what the text is and what will be done, and return the former."""
-    from revela_hub.adaptation.adapt import OVERHEAD
+    from revela_hub.adaptation.adapt import MEASURING_SHARE
     from revela_hub.adaptation.inspection import inspect
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
@@ -245,8 +245,8 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
     say(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
     plan = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in adaptation.seconds().items())
     say(f"plan, in minutes: {plan}; measuring {adaptation.measuring / 60:.1f}")
-    if adaptation.measuring > adaptation.budget * OVERHEAD:
-        enough = math.ceil(adaptation.measuring / OVERHEAD / 60)
+    if adaptation.measuring > adaptation.budget * MEASURING_SHARE:
+        enough = math.ceil(adaptation.measuring / MEASURING_SHARE / 60)
         say(
             f"the budget is too small for this machine: measuring alone takes about {adaptation.measuring / 60:.1f} minutes, and"
             f" the trainings do little; use --budget {enough}m or more"

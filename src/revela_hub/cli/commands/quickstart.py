@@ -20,7 +20,7 @@ from revela_hub.ranges import Seed
 
 DOCUMENTS = 200
 """Files that are read: each step reads the text, and all of the standard library would take two minutes of the demonstration."""
-OTHERS = ["site-packages", "test", "tests", "idlelib", "lib2to3"]
+EXCLUDED_FOLDERS = ["site-packages", "test", "tests", "idlelib", "lib2to3"]
 """Folders of the standard library that are not part of it, or not typical code."""
 
 
@@ -59,7 +59,7 @@ def run(arguments: Arguments) -> None:
             lm=str(models / "lm"),
             budget=arguments.budget,
             output_dir=arguments.output_dir,
-            exclude=[] if arguments.data else OTHERS,
+            exclude=[] if arguments.data else EXCLUDED_FOLDERS,
             max_documents=DOCUMENTS,
             learning_rate=1e-3,  # chosen on a probe for this small retriever, which has not seen code
             max_length=160,  # tokens of a function: 512 gave the same scores at 1.6 times the cost
