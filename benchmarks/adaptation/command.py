@@ -1,11 +1,11 @@
 """Does `revela-hub adapt` keep its promise? Runs it on a domain's text, and measures the result on labels that it never saw.
 
-For each domain (benchmarks/domains.py), the command adapts a retriever to the unlabelled text within `--budget`. What it delivers (the
+For each domain (benchmarks/domains.py), the command adapts a retriever to the unlabelled text within `--budget`. What it exports (the
 retriever, the settings and the weight of BM25, and the weight of late interaction) is then compared on the labelled task with the base retriever and its hybrid of weight 0.3, by a paired
 bootstrap over the queries. Finished runs in --work are not repeated, and interrupted ones are resumed.
 
-    python benchmarks/adaptation/command.py --data ../data --budget 10m
-    python benchmarks/adaptation/command.py --data ../data --budget 10m --start examples/quickstart/retriever --learning-rate 1e-3
+    python benchmarks/adaptation/command.py --data $REVELA_HUB_DATA --budget 10m
+    python benchmarks/adaptation/command.py --data $REVELA_HUB_DATA --budget 10m --start examples/quickstart/retriever --learning-rate 1e-3
 """
 
 import argparse
@@ -53,20 +53,20 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
     folder = given.work / f"{name}-{given.budget}-{Path(start).name}-{given.seed}"
     report = adapt(domain, start, folder, given)
     plain = System("base", start, retrieval_run(SentenceTransformer(start, device="cpu"), task), bm25_run(task), PRIOR)
-    base, delivered = (as_delivered(model, task, report) for model in (start, str(folder / "retriever")))
+    base, adapted = (as_adapted(model, task, report) for model in (start, str(folder / "retriever")))
     weight = report["bm25_weight"]
     systems = {
         "base": plain.scores(task, 0.0),
         "base + BM25": plain.scores(task),
-        "base as delivered": base.scores(task),
-        "delivered, alone": delivered.scores(task, 0.0),
-        "delivered": delivered.scores(task),
+        "base, adapted weights": base.scores(task),
+        "adapted, alone": adapted.scores(task, 0.0),
+        "adapted": adapted.scores(task),
     }
     write_scores(given.work / "scores" / f"{folder.name}.json", report["verdict"], systems)
     means = {key: sum(each.values()) / len(each) for key, each in systems.items()}
-    difference = compare_queries(systems["base + BM25"], systems["delivered"])
-    training = compare_queries(systems["base as delivered"], systems["delivered"])
-    alone = compare_queries(systems["base"], systems["delivered, alone"])
+    difference = compare_queries(systems["base + BM25"], systems["adapted"])
+    training = compare_queries(systems["base, adapted weights"], systems["adapted"])
+    alone = compare_queries(systems["base"], systems["adapted, alone"])
     return {
         "domain": name,
         "verdict": report["verdict"],
@@ -81,7 +81,7 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def as_delivered(model: str, task: RetrievalTask, report: dict[str, Any]) -> System:
+def as_adapted(model: str, task: RetrievalTask, report: dict[str, Any]) -> System:
     """Return a retriever with the weights and settings that `adapt` has fitted."""
     encoder = SentenceTransformer(model, device="cpu")
     dense, bm25 = retrieval_run(encoder, task), bm25_run(task, BM25Settings(**report["bm25"]))
@@ -123,7 +123,7 @@ def main() -> None:
 
         start = str(get_model_path())
     print(
-        "| | verdict of `adapt` | exported | weights of BM25, tokens | base, alone | base + BM25 (0.3) | delivered"
+        "| | verdict of `adapt` | exported | weights of BM25, tokens | base, alone | base + BM25 (0.3) | adapted"
         " | difference on labels | of which training |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
@@ -135,7 +135,7 @@ def main() -> None:
         means = found["means"]
         print(
             f"| {name} | {found['verdict']} {interval(found['probe'])} | {found['exported']} | {found['weight']}, {found['tokens']}"
-            f" | {means['base']:.3f} | {means['base + BM25']:.3f} | {means['delivered']:.3f} | {interval(found['hybrid'])}"
+            f" | {means['base']:.3f} | {means['base + BM25']:.3f} | {means['adapted']:.3f} | {interval(found['hybrid'])}"
             f" | {interval(found['training'])} |",
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""Draw the picture of the README from the recorded results: what `adapt` delivers from all-MiniLM-L6-v2 on five collections.
+"""Draw the picture of the README from the recorded results: what `adapt` makes of all-MiniLM-L6-v2 on five collections.
 
 python benchmarks/adaptation/figure.py
 """
@@ -24,8 +24,8 @@ DOMAINS = {
     "cosqa": "CoSQA\n(web query to code)",
 }
 SERIES = {  # label: the compared system, its colour
-    "with BM25 and late interaction": ("base as delivered", "#3b7dd8"),
-    "and with training, where adapt kept it": ("delivered", "#e07b39"),
+    "with BM25 and late interaction": ("base, adapted weights", "#3b7dd8"),
+    "and with training, where adapt kept it": ("adapted", "#e07b39"),
 }
 
 
@@ -35,9 +35,9 @@ def main() -> None:
     for place, domain in enumerate(DOMAINS):
         file = MEASURED / f"{domain}-10m-model-0.json"
         scores = json.loads(file.read_text(encoding="utf-8"))
-        trained = scores["delivered"] != scores["base as delivered"]  # otherwise there is one result
+        trained = scores["adapted"] != scores["base, adapted weights"]  # otherwise there is one result
         for label, (system, colour) in list(SERIES.items())[: 1 + trained]:
-            shift = trained * (-0.16 if system == "base as delivered" else 0.16)
+            shift = trained * (-0.16 if system == "base, adapted weights" else 0.16)
             found = compare_queries(scores["base"], scores[system])
             error = [[found.difference - found.low], [found.high - found.difference]]
             shown = {"fmt": "o", "color": colour, "capsize": 3, "label": label if domain == "stdlib" else None}
