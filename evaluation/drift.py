@@ -203,7 +203,7 @@ def _same_mix(probes: Sequence[Probe]) -> list[RetrievalTask]:
             if left[kind_of(query)]:
                 left[kind_of(query)] -= 1
                 kept.append(query)
-        tasks.append(probe.task.only(kept))
+        tasks.append(probe.task.subset(kept))
     return tasks
 
 

@@ -115,7 +115,7 @@ class Probe:
 
     def of_kind(self, kind: str) -> RetrievalTask:
         """Return the task with the queries of one kind and the whole corpus."""
-        return self.task.only((query for query in self.task.queries if kind_of(query) == kind), f"probe/{kind}")
+        return self.task.subset((query for query in self.task.queries if kind_of(query) == kind), f"probe/{kind}")
 
     def __str__(self) -> str:
         """A summary in one line."""

@@ -75,12 +75,12 @@ def push_index(
     store: PassageStore,
     destination: IndexDestination,
     corpus: Sequence[str],
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Push an index in one commit, and return its URL with the commit.
 
     An interrupted push is resumed by running it again: files that the Hub has are not uploaded again. `corpus` are the paths that
-    the index was made of; `say` is called with lines about the progress.
+    the index was made of; `log` is called with lines about the progress.
 
     Raises:
         UserError: See `IndexDestination.current`; the repository holds another index and `update` is off; the connection fails.
@@ -93,15 +93,15 @@ def push_index(
         card = index_card(metadata, [folder / name for name in written], repo_id)
         (folder / CARD).write_text(card, encoding="utf-8")
         files = {file.relative_to(folder).as_posix(): file for file in files_of(folder)}
-        say(f"pushing {sum(file.stat().st_size for file in files.values()):,} bytes in {counted(len(files), 'file')}")
+        log(f"pushing {sum(file.stat().st_size for file in files.values()):,} bytes in {counted(len(files), 'file')}")
         with hub_errors(repo_id, f"nothing was pushed: {_AGAIN} to resume"):
-            return _commit(destination, before, files, say)
+            return _commit(destination, before, files, log)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _commit(
-    repository: IndexDestination, before: RepoInfo | None, files: dict[str, Path], say: Callable[[str], None]
+    repository: IndexDestination, before: RepoInfo | None, files: dict[str, Path], log: Callable[[str], None]
 ) -> str:
     wanted, before = repository.destination, repository.prepare(before)
     old, add = file_names(before), changed_files(files, before)
@@ -115,7 +115,7 @@ def _commit(
     if {METADATA, CARD} <= old and CARD in add:
         card = hf_hub_download(wanted.repo_id, CARD, repo_type="dataset", revision=before.sha, token=wanted.token)
         if not is_unchanged(Path(card).read_text(encoding="utf-8", errors="replace")):
-            say(
+            log(
                 f"{wanted.repo_id}: keeping the edited {CARD}, which describes the earlier index: delete it for a new one"
             )
             del add[CARD]

@@ -284,7 +284,7 @@ class Repository:
             return f"it could not be reverted ({type(error).__name__}); the previous state is {self.url(before.sha)}"
         return f"it was reverted by a second commit, {done.oid[:10]}"
 
-    def label(self, commit: str) -> None:
+    def tag_commit(self, commit: str) -> None:
         """Tag the commit, and add the model to its collection.
 
         Raises:

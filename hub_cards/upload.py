@@ -67,7 +67,7 @@ def publish(
     dry_run: bool = False,
     keep: str | Path | None = None,
     methods: Mapping[str, Method] = _NO_METHODS,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Published:
     """Publish the folder that `assemble` makes from a checkpoint, with a card for one of the methods.
 
@@ -87,7 +87,7 @@ def publish(
         if not dry_run or destination.update:
             with hub_errors(repo_id, _not_published(repo_id)):
                 before = repository.current()  # before the work, to report errors early
-        assembled = _assembled(assemble, checkpoint, work, repo_id, assembly, methods, say)
+        assembled = _assembled(assemble, checkpoint, work, repo_id, assembly, methods, log)
         if assembled.adapter_of:
             with hub_errors(assembled.adapter_of, "nothing was published: run the same command again"):
                 snapshot_download(assembled.adapter_of, token=destination.token)
@@ -100,9 +100,9 @@ def publish(
         if dry_run:
             return published
         for name in plan.delete:
-            say(f"{repo_id}: deleting {name} of the previous model")
+            log(f"{repo_id}: deleting {name} of the previous model")
         for name in plan.stale:
-            say(f"{repo_id}: keeping {name} of the previous weights: add --delete_stale, or convert the model again")
+            log(f"{repo_id}: keeping {name} of the previous weights: add --delete_stale, or convert the model again")
         with deleted_after(assembled.folder, Exception):
             commit, url = _upload(repository, assembled, plan, before)
     return replace(published, url=url, commit=commit)
@@ -119,7 +119,7 @@ def _assembled(
     repo_id: str,
     assembly: Assembly,
     methods: Mapping[str, Method],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Assembled:
     """Assemble the folder with its card, after the checks that do not load the model."""
     assembled = assemble(checkpoint, work / "model", assembly)
@@ -130,7 +130,7 @@ def _assembled(
     if not assembled.keep_card or metadata != ModelCardMetadata():
         if assembled.keep_card:
             source = "--card" if assembly.metadata else str(checkpoint / CARD_METADATA)
-            say(f"{checkpoint / 'README.md'} is replaced by a card made from {source}")
+            log(f"{checkpoint / 'README.md'} is replaced by a card made from {source}")
         write_card(folder, metadata, repo_id=repo_id)
     check_card(folder / "README.md")
     if reference is not None:
@@ -246,7 +246,7 @@ def _upload(repository: Repository, assembled: Assembled, plan: Plan, before: Re
         undone = f"the commit is {url}" if existing else repository.revert(plan, before, commit)
         raise UserError(f"published {repo_id} at {commit[:10]}, but {fault}; {undone}")
     with hub_errors(repo_id, f"{repo_id} is published and was verified at {commit[:10]}: run the same command again"):
-        repository.label(commit)
+        repository.tag_commit(commit)
     return commit, url
 
 

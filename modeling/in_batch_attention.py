@@ -77,7 +77,7 @@ def _in_batch_attention(
     if in_batch is None:
         return self_attention(module, query, key, value, attention_mask, **kwargs)  # (2N, L, H, D)
     if isinstance(in_batch, StreamE):
-        in_batch.keep(module.layer_idx, key, value)  # type: ignore[arg-type]
+        in_batch.store(module.layer_idx, key, value)  # type: ignore[arg-type]
         return self_attention(module, query, key, value, attention_mask, **kwargs)
     n = 0 if in_batch.stream_e is not None else len(query) // 2  # rows of stream e
     others = (key[:n], value[:n]) if in_batch.stream_e is None else in_batch.stream_e[module.layer_idx]  # type: ignore[index]

@@ -14,7 +14,7 @@ class StreamE(dict[int, tuple[Tensor, Tensor]]):
     repeated = False
     """Whether a layer runs several times, so that its states cannot be found by its index."""
 
-    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keep the states of a layer."""
         self.repeated |= layer in self
         self[layer] = key, value

@@ -308,7 +308,7 @@ def with_crops(trainer: type[Any]) -> type[Any]:
             first, second = (self.revela.embed(*crops(texts, draw)) for _ in range(2))
             loss = torch.nn.functional.cross_entropy(first @ second.T / TEMPERATURE, torch.arange(len(texts)))
             own = super().compute_loss(model, inputs, *args, **kwargs)
-            self.keep("contriever_loss", loss.detach())
+            self.add_metric("contriever_loss", loss.detach())
             return own + loss
 
     return Both

@@ -31,7 +31,7 @@ class RetrievalTask:
     qrels: dict[str, dict[str, int]]
     name: str
 
-    def only(self, queries: Iterable[str], name: str | None = None) -> "RetrievalTask":
+    def subset(self, queries: Iterable[str], name: str | None = None) -> "RetrievalTask":
         """Return the task with these of its queries and the whole corpus, under another name if one is given."""
         texts = {query: self.queries[query] for query in queries}
         return replace(self, queries=texts, qrels={query: self.qrels[query] for query in texts}, name=name or self.name)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto import modeling_auto as auto
 
 from .contents import read_json
-from .progress import doing
+from .progress import report_step
 from .texts import LONGEST_PROBE, SHORT
 
 
@@ -41,7 +41,7 @@ class Loaded:
         self.vectors = run_path(str(vectors))["vectors"] if vectors and not self.kind else None
         self.tokenizer: Any = None
         load = self._load_sentence_transformers if self.kind else self._load_transformers
-        doing("loading the model")
+        report_step("loading the model")
         load(folder, trust_remote_code)
         self.module.eval()
         self.causal = _is_causal(self.module, read_json(folder / "config.json", {}))
@@ -83,7 +83,7 @@ class Loaded:
     def encode(self, kind: str, texts: list[str], **options: Any) -> np.ndarray:
         """Return (n_texts, d) float32 vectors of one of the `kinds`, computed in one batch with options of `encode_query`."""
         more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-        doing(f"encoding {texts[0][:30]!r}{more}")
+        report_step(f"encoding {texts[0][:30]!r}{more}")
         if not self.kind:
             if self.vectors is not None:
                 return np.asarray(self.vectors(self.module, self.tokenizer, kind, texts).numpy())

@@ -11,7 +11,7 @@ import torch
 from .contents import MODEL, QUANTIZED
 from .files import Check
 from .loading import Loaded
-from .progress import doing
+from .progress import report_step
 from .texts import probe_texts
 from .vectors import difference
 
@@ -73,7 +73,7 @@ def check_onnx(folder: Path, model: Loaded) -> Iterator[Check]:
         return
     found: list[str] = []
     for name in files:
-        doing(f"encoding with {name}")
+        report_step(f"encoding with {name}")
         try:
             onnx = OnnxModel(folder / name, model.tokenizer, model.max_length, list(model.module)[1:])
             fault, summary = _compared(name, onnx, model)

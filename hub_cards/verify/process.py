@@ -16,7 +16,7 @@ from typing import Any
 
 from .contents import of_type, read_json
 from .files import Check, check_files
-from .progress import doing, doing_now, report_to
+from .progress import last_step, report_step, report_to
 
 
 def run(task: dict[str, Any]) -> None:
@@ -28,7 +28,7 @@ def run(task: dict[str, Any]) -> None:
     checks: list[Check] = []
     report_to(Path(task["answers"]).with_suffix(".doing"))
     try:
-        doing("reading the files")
+        report_step("reading the files")
         modules = hide_other_packages(_requirements(folder))
         from .model import check_model  # imports large libraries, which look for optional packages
 
@@ -39,7 +39,7 @@ def run(task: dict[str, Any]) -> None:
             for check in check_model(folder, task["trust_remote_code"], task["adapter_only"], reference, vectors):
                 checks.append(check)  # one by one, to keep the checks before an exception
     except Exception as error:  # readers would get the same error
-        detail = f"{doing_now()}: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        detail = f"{last_step()}: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
         checks.append(Check("encoding", False, detail))
     except BaseException as error:  # the model's code ends the process
         checks.append(Check("process", False, f"loading the model raises {type(error).__name__}"))

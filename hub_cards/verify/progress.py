@@ -10,12 +10,12 @@ def report_to(file: Path) -> None:
     _FILE[:] = [file]
 
 
-def doing(step: str) -> None:
+def report_step(step: str) -> None:
     """Record a step, such as "loading the model"; without effect in other processes."""
     for file in _FILE:
         file.write_text(step, encoding="utf-8", errors="replace")
 
 
-def doing_now() -> str:
+def last_step() -> str:
     """Return the step that was recorded last."""
     return "; ".join(file.read_text(encoding="utf-8") for file in _FILE if file.exists())

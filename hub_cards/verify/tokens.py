@@ -11,7 +11,7 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 from .contents import auto_maps, read_json
 from .files import Check
 from .loading import Loaded, positions
-from .progress import doing
+from .progress import report_step
 from .texts import CODE, FOREIGN, SENTENCE, SHORT, probe_texts
 
 # Texts with upper case, accents, other scripts and spaces, to compare the files of a tokenizer.
@@ -165,7 +165,7 @@ def tokens_around(model: Loaded, kind: str) -> int:
 def _in_template(tokenizer: Any, text: str) -> str:
     if not tokenizer.chat_template:
         return text
-    doing("applying the chat template")
+    report_step("applying the chat template")
     try:
         return str(tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False))
     except Exception:  # reported when texts are encoded

@@ -60,7 +60,7 @@ def publish(
     *,
     dry_run: bool = False,
     keep: str | Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Published:
     """Publish a checkpoint or a finished sentence-transformers folder on the Hub, if all checks pass.
 
@@ -71,7 +71,7 @@ def publish(
         assembly: options.
         dry_run: stop before the upload; the Hub is only accessed with `update`, to compare the files.
         keep: folder for the assembled files, which are deleted by default.
-        say: called before the upload with each file that will be deleted or is stale.
+        log: called before the upload with each file that will be deleted or is stale.
 
     Raises:
         UserError: the checkpoint cannot be assembled, a check fails, or the Hub rejects it.
@@ -82,7 +82,7 @@ def publish(
     finished = (checkpoint / "modules.json").is_file()
     assemble: Assemble = copy_finished if finished else partial(assemble_part, method_of(checkpoint))
     return publish_assembled(
-        assemble, checkpoint, destination, assembly, dry_run=dry_run, keep=keep, methods=METHODS, say=say
+        assemble, checkpoint, destination, assembly, dry_run=dry_run, keep=keep, methods=METHODS, log=log
     )
 
 

@@ -236,7 +236,7 @@ def test_the_verdict_is_on_the_exported_system() -> None:
 
     def verdict(untrained: System, trained: System, *, on_test: System) -> Verdict:
         """Of a candidate that is better on the dev half, and like another system on the test half."""
-        dev, test = (whole.only([q for q in whole.queries if int(q[1:]) % 2 == half]) for half in (0, 1))
+        dev, test = (whole.subset([q for q in whole.queries if int(q[1:]) % 2 == half]) for half in (0, 1))
         seen = {query: (trained if query in dev.queries else on_test).dense[query] for query in whole.queries}
         adaptation = Adaptation(None, 60, print)  # type: ignore[arg-type]
         adaptation.systems, adaptation.baseline = [base, untrained, replace(trained, dense=seen)], untrained

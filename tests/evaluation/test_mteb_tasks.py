@@ -82,7 +82,7 @@ def test_the_command_uses_the_given_prompt(
 def test_a_task_without_queries_or_judgements_is_one_error(texts: list[str], tmp_path: Path) -> None:
     task = read_beir(write_beir(tmp_path / "beir", texts))
     with pytest.raises(UserError, match="has no queries"):
-        evaluate_bm25(task.only([]))
+        evaluate_bm25(task.subset([]))
     for judged in ({}, {"d": 1.0}):
         with pytest.raises(UserError, match="t: the query 'q' needs judgements with whole numbers"):
             evaluate_bm25(RetrievalTask({"d": "a"}, {"q": "b"}, {"q": judged} if judged else {}, "t"))

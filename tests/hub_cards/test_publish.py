@@ -232,9 +232,9 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
     repository.commit("main", head | stale | spared, "an earlier version")
     said: list[str] = []
     destination = Destination("org/x", update=True)
-    dry = publish(retriever_folder, destination, dry_run=True, say=said.append)
+    dry = publish(retriever_folder, destination, dry_run=True, log=said.append)
     assert (dry.deleted, dry.stale, said) == (sorted(stale), ["onnx/model.onnx"], [])
-    publish(retriever_folder, destination, say=said.append)
+    publish(retriever_folder, destination, log=said.append)
     assert repository.files("main") == head | spared
     assert [line.split()[2] for line in said] == [*sorted(stale), "onnx/model.onnx"]
     with pytest.raises(UserError, match="add --update"):
@@ -250,7 +250,7 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
     assert repository.files("smaller") == repository.files("main")
     repository.commit("main", head | spared | stale, "an earlier version")
     said.clear()  # a new branch starts with the files of main
-    publish(retriever_folder, Destination("org/x", revision="next", update=True), say=said.append)
+    publish(retriever_folder, Destination("org/x", revision="next", update=True), log=said.append)
     assert repository.files("next") == head | spared and len(said) == len(stale)
     repository.commit("main", head | spared, "the files of the model")
     repository.refs["smaller"] = repository.refs["main"]
@@ -532,11 +532,11 @@ def test_the_card_of_the_author_is_only_replaced_by_metadata(
     history = [{"step": step, "loss": 5.0 - step} for step in range(1, 4)]
     (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
     said: list[str] = []
-    publish(folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept", say=said.append)
+    publish(folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept", log=said.append)
     assert (tmp_path / "kept" / "model" / "README.md").read_text() == "# My own words\n"
     assert said == []
     given = Assembly(metadata=METADATA)
-    published = publish(folder, Destination("org/x"), given, dry_run=True, keep=tmp_path / "new", say=said.append)
+    published = publish(folder, Destination("org/x"), given, dry_run=True, keep=tmp_path / "new", log=said.append)
     assert "license: apache-2.0" in (tmp_path / "new" / "model" / "README.md").read_text()
     assert said == [f"{folder / 'README.md'} is replaced by a card made from --card"]
     assert {".eval_results/mine.yaml", ".eval_results/mteb__scifact-SciFact.yaml"} <= published.files.keys()

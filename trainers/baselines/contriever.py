@@ -37,7 +37,7 @@ from revela_hub.trainers.common.arguments import WARMUP, RunArguments
 from revela_hub.trainers.common.epochs import SharedEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
-from revela_hub.trainers.common.processes import rank, several
+from revela_hub.trainers.common.processes import is_distributed, rank
 from revela_hub.trainers.common.query_route import refuse_frozen_documents
 from revela_hub.trainers.common.retriever import WrappedRetriever, WrappedRetrieverTrainer, inputs_of, load_retriever
 
@@ -182,7 +182,7 @@ class Contriever(WrappedRetriever):
 
     def _in_batch(self, query_BD: Tensor, key_BD: Tensor, _dims: int | None) -> tuple[Tensor, Tensor]:
         first = rank() * len(key_BD)
-        if several():
+        if is_distributed():
             key_BD = all_gather_with_grad(key_BD.contiguous())
         return query_BD @ key_BD.T, first + torch.arange(len(query_BD), device=query_BD.device)
 
@@ -196,7 +196,7 @@ class Contriever(WrappedRetriever):
     @torch.no_grad()
     def _enqueue(self, key_BD: Tensor) -> None:
         """Replace the oldest keys in the queue with the newest of all processes."""
-        if several():
+        if is_distributed():
             key_BD = all_gather(key_BD.contiguous())
         key_BD = key_BD[-self.queue_size :]
         # A new tensor, because autograd keeps the old one for the backward pass.

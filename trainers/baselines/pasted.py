@@ -48,12 +48,12 @@ def shortened(
     passages: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
     """Return the passages truncated to `max_length` tokens, the text that ImpRAG with that `l_max` reads."""
     tokens: PassageTokens = tokenize_passages(tokenizer, passages, max_length, end=False)
     if tokens.cut:
-        say(tokens.what_is_cut)
+        log(tokens.what_is_cut)
     rows = np.split(tokens.tokens, tokens.starts[1:-1])
     return [str(tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in rows]
 
@@ -130,7 +130,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         loaded = load_reader(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
         decoder, tokenizer = loaded.model, loaded.tokenizer
         texts = as_texts(passages)
-        short = shortened(texts, tokenizer, max_passage_length, args.say)
+        short = shortened(texts, tokenizer, max_passage_length, args.log)
 
         def prepared(rows: Any) -> Dataset:
             if {"input_ids", "labels"} <= set(getattr(rows, "column_names", ())):
@@ -140,7 +140,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
                     "pseudo_labels ranks passages for the training rows only: pass a retriever (bm25) to use an eval_dataset"
                 )
             prompts = as_prompts(rows)
-            kept = tokenize_prompts(prompts, tokenizer, max_length, args.say)["source_row"]
+            kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
             depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm}
             how["trust_remote_code"] = trust_remote_code
             ranking = rank_passages(pseudo_labels, prompts["input"], texts, depth, **how)

@@ -287,7 +287,7 @@ class RADITTrainer(RetrieverTrainer):
         rows = _usable_rows(found, args)
         for name, tokens in (("prompts", self.queries), ("passages", self.passages)):
             if tokens.cut:
-                args.say(f"{tokens.cut:,} of {len(tokens):,} {name} are truncated to {tokens.max_length} tokens")
+                args.log(f"{tokens.cut:,} of {len(tokens):,} {name} are truncated to {tokens.max_length} tokens")
         data = Dataset.from_dict({"row": rows, "prompt": [found.prompts["prompt"][row] for row in rows]})
         super().__init__(model=model, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
         if self.is_fsdp_enabled:
@@ -380,14 +380,14 @@ def _read_candidates(
     max_passage_length: int,
 ) -> _Candidates:
     """Score the ranked candidates of each prompt with the reader, which is moved to the device and back."""
-    kept = tokenize_prompts(prompts, reader.tokenizer, max_length, args.say)["source_row"]
+    kept = tokenize_prompts(prompts, reader.tokenizer, max_length, args.log)["source_row"]
     prompts, candidates_NC = prompts.select(kept), ranked[np.array(kept)]
     reader.model.to(args.device)  # type: ignore[arg-type]  # its decorator hides the signature
     log_likelihoods_NC = reader_likelihoods(
         reader.model,
         reader.tokenizer,
         prompts,
-        shortened(passages, reader.tokenizer, max_passage_length, args.say),
+        shortened(passages, reader.tokenizer, max_passage_length, args.log),
         candidates_NC,
         args.likelihood_batch_size,
         show_progress_bar=not args.disable_tqdm,
@@ -423,5 +423,5 @@ def _usable_rows(found: _Candidates, args: RADITTrainingArguments) -> list[int]:
         dropped = f"{len(retrieve) - len(rows)} of {len(retrieve)} prompts have fewer than two candidates to compare"
         if not rows:
             raise UserError(f"{dropped}: add passages, or use another retriever for --pseudo_labels")
-        args.say(f"{dropped}: dropped")
+        args.log(f"{dropped}: dropped")
     return rows

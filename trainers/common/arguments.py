@@ -66,7 +66,7 @@ class RunArguments(TrainingArguments):
             raise ValueError("reentrant gradient checkpointing would lose a part of the gradient: remove use_reentrant")
         check_early(self)
 
-    def say(self, text: object) -> None:
+    def log(self, text: object) -> None:
         """Log a line to standard output, on the main process only and not with `quiet`."""
         if self.should_log and not self.quiet:
             sys.stdout.write(f"{text}\n")

@@ -166,7 +166,7 @@ class MaskedTrainer(MethodTrainer):
         if model.training:
             for name in self.losses:
                 if outputs.get(name) is not None:
-                    self.keep(name, outputs[name].mean())
+                    self.add_metric(name, outputs[name].mean())
         return (loss, outputs) if return_outputs else loss
 
     def exportable(self) -> Any:

@@ -33,7 +33,7 @@ from revela_hub.trainers.common.checkpoints import MEASUREMENTS_FOLDER
 from revela_hub.trainers.common.early import METRIC
 from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.common.outcome import Outcome
-from revela_hub.trainers.common.processes import copy_from_main, from_main, whole
+from revela_hub.trainers.common.processes import copy_from_main, from_main, full_weight
 from revela_hub.trainers.common.sharding import reshard
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class BestWeights(TrainerCallback):
         averages: whether the average of the base model's and the best weights may be exported.
         resumed: whether the run resumes, so that earlier evaluations count.
         main: whether this process writes files.
-        say: logs a line.
+        log: logs a line.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class BestWeights(TrainerCallback):
         averages: bool = False,
         resumed: bool = False,
         main: bool = True,
-        say: Callable[[str], None] = lambda line: None,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.model, self.encoder, self.task, self.latest = model, encoder, task, latest
-        self.averages, self.say = averages, say
+        self.averages, self.log = averages, log
         self.folder, self.main = folder / MEASUREMENTS_FOLDER, main
         self.dev, self.test = halves(task.queries)
         file = self.folder / SCORES
@@ -135,7 +135,7 @@ class BestWeights(TrainerCallback):
             averages=trainer.adapts_retriever,
             resumed=resumed,
             main=trainer.args.should_save,
-            say=trainer.args.say,
+            log=trainer.args.log,
         )
 
     def record(self, step: int, scores: RetrievalScores, rankings: Rankings) -> None:
@@ -173,7 +173,7 @@ class BestWeights(TrainerCallback):
         if not self._significantly_worse(best):
             return
         if state.global_step < state.max_steps and not control.should_training_stop:
-            self.say(
+            self.log(
                 f"stopped at step {state.global_step} of {state.max_steps}: the last {PATIENCE} evaluations are significantly"
                 f" worse than {f'step {best}' if best else 'the base model'}"
             )
@@ -264,7 +264,7 @@ class BestWeights(TrainerCallback):
         """Store the trainable weights, gathered one by one if they are sharded."""
         weights = {}
         for parameter_name, parameter in self._trainable():
-            value = whole(parameter)
+            value = full_weight(parameter)
             if self.main:
                 weights[parameter_name] = value.cpu().contiguous().clone()
         if self.main:

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from revela_hub.data.own_folder import is_ours
 from revela_hub.errors import UserError, reason
 from revela_hub.trainers.common.checkpoints import MEASUREMENTS_FOLDER, Record, checkpoint_to_resume, step_of
-from revela_hub.trainers.common.processes import from_main, gathered, on_all, rank, several
+from revela_hub.trainers.common.processes import from_main, gathered, is_distributed, on_all, rank
 
 RECEIVED_FOLDER = ".received"
 """Folder in the output folder for the checkpoint that a node gets from another one; deleted at the end of the run."""
@@ -30,7 +30,7 @@ def folder_owners(folder: Path) -> list[int]:
         UserError: another process cannot.
     """
     on_all(lambda: folder.mkdir(parents=True, exist_ok=True))
-    if not several():
+    if not is_distributed():
         return [0]
     token = from_main(lambda: uuid4().hex)
     marks = [folder / f".seen-{token}-{number}" for number in range(dist.get_world_size())]
@@ -50,7 +50,7 @@ def copy_missing(folder: Path, *, gives: bool, takes: bool) -> None:
     Raises:
         UserError: a file cannot be written.
     """
-    if not several():
+    if not is_distributed():
         return
     files = {f.relative_to(folder).as_posix(): f.stat().st_size for f in sorted(folder.rglob("*")) if f.is_file()}
     offers = gathered((files if gives else {}, gives and takes))

@@ -18,14 +18,14 @@ _LOST = re.compile(
 )
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     """Whether the run has more than one process."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def rank() -> int:
     """Number of this process; 0 in a run with one process."""
-    return dist.get_rank() if several() else 0
+    return dist.get_rank() if is_distributed() else 0
 
 
 def from_main(work: Callable[[], T], source: int = 0) -> T:
@@ -34,7 +34,7 @@ def from_main(work: Callable[[], T], source: int = 0) -> T:
     Raises:
         UserError: the call failed. The process that called it raises the original error.
     """
-    if not several():
+    if not is_distributed():
         return work()
     given: list[Any] = [None, None]
     error: Exception | None = None
@@ -55,7 +55,7 @@ def from_main(work: Callable[[], T], source: int = 0) -> T:
 
 def gathered(value: T) -> list[T]:
     """Return the values of all processes, by rank."""
-    if not several():
+    if not is_distributed():
         return [value]
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
@@ -68,7 +68,7 @@ def on_all(work: Callable[[], T]) -> T:
     Raises:
         UserError: the call failed on another process. A process on which it failed raises the original error.
     """
-    if not several():
+    if not is_distributed():
         return work()
     try:
         result = work()
@@ -91,7 +91,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not several() or not _LOST.search(str(error)):
+        if not is_distributed() or not _LOST.search(str(error)):
             raise
         raise UserError(
             f"process {rank()} lost the connection to another process of the run, whose output has the cause: start all nodes"
@@ -122,14 +122,14 @@ def copy_from_main(tensor: Tensor, values: Tensor | None = None) -> None:
     else:
         if values is not None:
             tensor.copy_(values)
-        if several():
+        if is_distributed():
             sent = tensor.detach().contiguous()
             dist.broadcast(sent, src=0)
             tensor.copy_(sent)
 
 
 @torch.no_grad()
-def whole(weight: Tensor) -> Tensor:
+def full_weight(weight: Tensor) -> Tensor:
     """Return the whole of a weight that FSDP2 or ZeRO-3 may have sharded. All processes must call it."""
     if isinstance(weight, DTensor):
         gathered_weight: Tensor = weight.to(weight.device_mesh.device_type).full_tensor()  # type: ignore[attr-defined]

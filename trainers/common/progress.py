@@ -21,7 +21,7 @@ class Progress(TrainerCallback):
         """Log the description of the run."""
         self._first, self._announced = None, False
         if state.global_step < state.max_steps:
-            self.arguments.say(self.describe())
+            self.arguments.log(self.describe())
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Estimate the remaining time, not counting the slower first step."""
@@ -32,7 +32,7 @@ class Progress(TrainerCallback):
             since = time.monotonic() - self._first[1]
             each = since / (state.global_step - self._first[0])
             left = each * (state.max_steps - state.global_step)
-            self.arguments.say(f"{each:.2f} s per step: about {clock(left)} left")
+            self.arguments.log(f"{each:.2f} s per step: about {clock(left)} left")
 
     def on_log(
         self,
@@ -50,7 +50,7 @@ class Progress(TrainerCallback):
         if self._first is not None and "loss" in logs and state.global_step > self._first[0]:
             each = (time.monotonic() - self._first[1]) / (state.global_step - self._first[0])
             line.append(f"{clock(each * (state.max_steps - state.global_step))} left")
-        self.arguments.say("  ".join(line))
+        self.arguments.log("  ".join(line))
 
 
 def clock(seconds: float) -> str:

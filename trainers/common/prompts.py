@@ -80,11 +80,11 @@ def pair_tokens(
 
 
 def tokenize_prompts(
-    prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, say: Callable[[str], None]
+    prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, log: Callable[[str], None]
 ) -> Dataset:
     """Add the columns `prompt_ids`, `answer_ids` (first accepted answer and EOS), `source_row` and `row` (old and new index).
 
-    Rows longer than `max_length` are dropped; their number and the location of the first are passed to `say`.
+    Rows longer than `max_length` are dropped; their number and the location of the first are passed to `log`.
 
     Raises:
         UserError: an answer has no tokens, or all rows are too long.
@@ -109,6 +109,6 @@ def tokenize_prompts(
         )
         if not kept:
             raise UserError(f"{what}: raise --max_length")
-        say(f"{what}: dropped; raise --max_length to keep them")
+        log(f"{what}: dropped; raise --max_length to keep them")
         data = data.select(kept)
     return data.add_column("source_row", kept).add_column("row", list(range(len(data))))

@@ -5,7 +5,7 @@ from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
 from torch.nn import functional as F
 
-from revela_hub.trainers.common.processes import several
+from revela_hub.trainers.common.processes import is_distributed
 
 
 def multi_label_nce(scores_QN: Tensor, positive_QN: Tensor, negative_QN: Tensor) -> Tensor:
@@ -49,4 +49,4 @@ def kl_from_retrieval(likelihood_QC: Tensor, scores_QC: Tensor, temperature: flo
 
 def gather_rows(rows: Tensor) -> Tensor:
     """Concatenate the rows of all processes, with gradients; every process must have the same number of rows."""
-    return all_gather_with_grad(rows) if several() else rows
+    return all_gather_with_grad(rows) if is_distributed() else rows

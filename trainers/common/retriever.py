@@ -232,5 +232,5 @@ class WrappedRetrieverTrainer(RetrieverTrainer):
         """Return the loss, and log the metric."""
         outputs = model(**inputs)
         if model.training:
-            self.keep(self.metric, outputs[self.metric])
+            self.add_metric(self.metric, outputs[self.metric])
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]

@@ -96,7 +96,7 @@ class Run:
 
         rows, report = on_all(read)
         said = STREAMED_REPORT if isinstance(rows, datasets.IterableDataset) else str(report)
-        self.arguments.say(said)
+        self.arguments.log(said)
         return rows, said
 
     def train(self, trainer: MethodTrainer) -> None:
@@ -128,11 +128,11 @@ class Run:
         if 0 in best.history.scores:  # missing if the run resumed without its earlier measurements
             self.outcome = best.finish(step, keep_worse=getattr(self.arguments, "keep_worse", False))
         else:
-            self.arguments.say("no comparison with the base model, which was not evaluated on this task")
+            self.arguments.log("no comparison with the base model, which was not evaluated on this task")
 
     def _log_metrics(self, when: str, metrics: dict[str, float]) -> None:
         values = ", ".join(f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS)
-        self.arguments.say(f"{when} training: {values} (too few queries for a comparison)")
+        self.arguments.log(f"{when} training: {values} (too few queries for a comparison)")
 
     def finish(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> Path:
         """Train, export and report, with the arguments of `export`; return the output folder."""
@@ -260,7 +260,7 @@ def refuse_foreign(output: Path, folders: Iterable[str]) -> None:
 def _opened(method: Method, arguments: RunArguments, output: Path, owners: list[int]) -> Run:
     run = Run(method, arguments, run_settings(arguments, method))
     if arguments.max_steps == 0 or (arguments.max_steps < 0 and arguments.num_train_epochs == 0):
-        arguments.say("nothing to train: --max_steps or --num_train_epochs is 0")
+        arguments.log("nothing to train: --max_steps or --num_train_epochs is 0")
         return replace(run, nothing_to_do=True)
     if not arguments.resume_from_checkpoint:
         owns = owners[rank()] == rank()
@@ -268,14 +268,14 @@ def _opened(method: Method, arguments: RunArguments, output: Path, owners: list[
         return run
     checkpoint, skipped, source = checkpoint_for_all(arguments.resume_from_checkpoint, output, owners)
     for line in skipped:
-        arguments.say(f"skipping {line}")
+        arguments.log(f"skipping {line}")
     if reason := from_main(lambda: _has_finished(run, checkpoint), source):
-        arguments.say(f"nothing to do: {reason}")
+        arguments.log(f"nothing to do: {reason}")
         return replace(run, nothing_to_do=True)
     if checkpoint is None:
-        arguments.say(f"{output} has no complete checkpoint: training from scratch")
+        arguments.log(f"{output} has no complete checkpoint: training from scratch")
         return run
-    arguments.say(f"resuming from {checkpoint}")
+    arguments.log(f"resuming from {checkpoint}")
     return replace(run, checkpoint=str(checkpoint))
 
 

@@ -79,15 +79,15 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | 
                 f"{name} asks {len(rows) - len(left)} of the {len(rows)} training queries: too few are left to train on"
             )
         if len(left) < len(rows):
-            run.say(f"{len(rows) - len(left):,} of {len(rows):,} training rows are left out: {name} asks their queries")
+            run.log(f"{len(rows) - len(left):,} of {len(rows):,} training rows are left out: {name} asks their queries")
         return HeldOut(_without_held_out(left, arguments) if is_folder else left, given)
     found = hold_out(rows, arguments.probe_queries, arguments.probe_passages, among)
     if (task := found.task) is None:
         arguments.disable_evaluation()
-        run.say("no evaluation: the data has fewer than 200 queries or 20 passages (set --eval_corpus or --probe)")
+        run.log("no evaluation: the data has fewer than 200 queries or 20 passages (set --eval_corpus or --probe)")
         return found
     folder = from_main(lambda: write_beir(task, free_folder(Path(run.output_dir or "."))))
-    run.say(f"held out for evaluation: {len(task.queries)} queries with {len(task.corpus)} passages, in {folder.name}/")
+    run.log(f"held out for evaluation: {len(task.queries)} queries with {len(task.corpus)} passages, in {folder.name}/")
     return found
 
 
@@ -105,7 +105,7 @@ def _without_held_out(rows: "Dataset", arguments: ProbeArguments) -> "Dataset":
             f"--probe holds out the passages of all but {counted(len(left), 'training row')}: too few to train on"
         )
     if removed:
-        run.say(f"{counted(removed, 'text')} of the probe held out of the training rows")
+        run.log(f"{counted(removed, 'text')} of the probe held out of the training rows")
     return left
 
 
@@ -152,9 +152,9 @@ def _make_probe(arguments: Any) -> "Probe | None":
     try:
         probe = build_probe(arguments.sources(), settings)
     except NoProbe as error:
-        arguments.say(f"no evaluation: {error}")
+        arguments.log(f"no evaluation: {error}")
         return None
-    arguments.say(probe)
+    arguments.log(probe)
     return probe
 
 

@@ -50,7 +50,7 @@ from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.common.epochs import NewEpoch, SharedEpoch
 from revela_hub.trainers.common.inputs import endless, first_rows, prepare_eval_dataset
 from revela_hub.trainers.common.nodes import RECEIVED_FOLDER, checkpoint_for_all, copy_missing, folder_owners
-from revela_hub.trainers.common.processes import from_main, gathered, on_all, rank, several
+from revela_hub.trainers.common.processes import from_main, gathered, is_distributed, on_all, rank
 from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.common.settings import (
@@ -289,13 +289,13 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
 
     # --- metrics
 
-    def keep(self, name: str, value: Tensor) -> None:
+    def add_metric(self, name: str, value: Tensor) -> None:
         """Add a scalar to the next log, averaged over steps and processes, without synchronising with the device."""
         total, times = self._kept.get(name, (0.0, 0))
         self._kept[name] = (total + value.detach().float(), times + 1)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the averages of the scalars passed to `keep`.
+        """Log the averages of the scalars passed to `add_metric`.
 
         Raises:
             UserError: the loss is NaN or infinite.
@@ -389,7 +389,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
                 + ". Leave out resume_from_checkpoint to train from scratch"
             )
         for line in skipped:
-            self.args.say(f"skipping {line}")
+            self.args.log(f"skipping {line}")
         return found
 
     def settings(self) -> dict[str, Any]:
@@ -408,7 +408,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         Raises:
             UserError: those of a process differ from the main process's, or each node would save weights that one process gathers.
         """
-        if not several():
+        if not is_distributed():
             return
         if self.args.save_on_each_node and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise UserError(
@@ -447,7 +447,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
                 f"{checkpoint} was trained with different settings: {listed}. Restore them, or pass --allow_changes true to resume"
                 " with the new ones"
             )
-        self.args.say(f"changed since {checkpoint.name}: {listed}")
+        self.args.log(f"changed since {checkpoint.name}: {listed}")
         change = {"step": step_of(checkpoint)} | {name: list(values) for name, values in changed.items()}
         self.record.changes = [*before.changes, change]
 

@@ -38,8 +38,8 @@ def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
     loaded: Any = pretrained(kind, folder, output_loading_info=True, **options)
     model: Model = loaded[0]
     report = loaded[1]
-    refuse(folder, "missing weight", report["missing_keys"])
-    refuse(folder, "weight with the wrong shape:", [key[0] for key in report["mismatched_keys"]])
+    raise_for_names(folder, "missing weight", report["missing_keys"])
+    raise_for_names(folder, "weight with the wrong shape:", [key[0] for key in report["mismatched_keys"]])
     return model
 
 
@@ -73,12 +73,12 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:
     expected = set(get_peft_model_state_dict(adapted))
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as weights:
         found = set(weights.keys())
-    refuse(folder, "missing adapter", expected - found)
-    refuse(folder, "the model has no layer for the adapter", found - expected)
+    raise_for_names(folder, "missing adapter", expected - found)
+    raise_for_names(folder, "the model has no layer for the adapter", found - expected)
     return adapted
 
 
-def refuse(folder: str | Path, fault: str, names: Any) -> None:
+def raise_for_names(folder: str | Path, fault: str, names: Any) -> None:
     """Raise a `UserError` for the first of the names, if any."""
     if first := sorted(map(str, names)):
         more = f" and {len(first) - 1} more" if len(first) > 1 else ""

@@ -101,5 +101,5 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             **trainer_options,
         )
         if trainer.tokens.cut:
-            arguments.say(trainer.tokens.what_is_cut)
+            arguments.log(trainer.tokens.what_is_cut)
         return run.finish(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])

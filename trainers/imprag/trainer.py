@@ -119,7 +119,7 @@ class ImpRAGTrainer(MethodTrainer):
         self.imprag, self.passages = model, passages
         _check(model, args, len(passages), max_length, pseudo_labels)
         self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max)
-        data = tokenize_prompts(train_dataset, tokenizer, max_length, args.say)
+        data = tokenize_prompts(train_dataset, tokenizer, max_length, args.log)
         if isinstance(pseudo_labels, str) and not (args.retrieval_warmup_epochs or args.retrieval_only_steps):
             pseudo_labels = None
         if pseudo_labels is not None:
@@ -297,12 +297,12 @@ class ImpRAGTrainer(MethodTrainer):
     def _keep_statistics(self, generation: Tensor, retrieval: Tensor, rows: NDArray[np.int64]) -> None:
         """Keep both losses, and the fraction of prompts whose passages contain an answer, for the next log."""
         if not self.only_retrieving:
-            self.keep("generation_loss", generation * self.current_gradient_accumulation_steps)
-        self.keep("retrieval_loss", retrieval)
+            self.add_metric("generation_loss", generation * self.current_gradient_accumulation_steps)
+        self.add_metric("retrieval_loss", retrieval)
         counts = torch.tensor([self._holds_answer()[rows].sum(), len(rows)], device=self.args.device, dtype=torch.float)
         held, retrieved = self.accelerator.reduce(counts).tolist()
         if retrieved:
-            self.keep("answer_recall", torch.tensor(held / retrieved, device=self.args.device))
+            self.add_metric("answer_recall", torch.tensor(held / retrieved, device=self.args.device))
 
     def _holds_answer(self) -> NDArray[np.bool_]:
         """Return for each row whether the passages it reads contain an accepted answer."""

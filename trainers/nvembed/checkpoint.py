@@ -17,7 +17,7 @@ from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.adapters import add_adapters
 from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.weights import is_encoder, load_whole, refuse
+from revela_hub.trainers.common.weights import is_encoder, load_whole, raise_for_names
 from revela_hub.trainers.nvembed import EMBEDDER
 from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION
 
@@ -101,9 +101,9 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
     adapted = add_adapters(base.model.embedding_model, adapters)
     trained = load_file(folder / TRAINED_WEIGHTS)
     unexpected = base.model.load_state_dict(trained, strict=False).unexpected_keys
-    refuse(folder, "its weights belong to another model, which has no", unexpected)
+    raise_for_names(folder, "its weights belong to another model, which has no", unexpected)
     expected = {name for name, parameter in base.model.named_parameters() if parameter.requires_grad}
-    refuse(folder, "its weights lack", expected - trained.keys())
+    raise_for_names(folder, "its weights lack", expected - trained.keys())
     adapted.merge_and_unload()
     base.model.requires_grad_(True)  # the adapters froze the decoder
     base.model.config.name_or_path = str(folder)  # adapters that are trained next are recorded on top of these

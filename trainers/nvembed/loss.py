@@ -28,7 +28,7 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 
-from revela_hub.trainers.common.processes import gathered, rank, several
+from revela_hub.trainers.common.processes import gathered, is_distributed, rank
 from revela_hub.trainers.common.sharding import is_sharded
 
 SIMILAR_LENGTH = 0.75
@@ -146,7 +146,7 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
     def _in_batch(self, vector_BCD: Tensor, text_BC: Tensor) -> Tensor:
         """Return the loss of stage one, with the passages of all rows of all processes."""
         query_BD, passage_BCD, all_text_BC = vector_BCD[:, 0], vector_BCD[:, 1:], text_BC
-        if several():
+        if is_distributed():
             passage_BCD, all_text_BC = all_gather_with_grad(passage_BCD.contiguous()), all_gather(text_BC.contiguous())
         score_BN = query_BD @ passage_BCD.flatten(0, 1).T / self.temperature
         columns = passage_BCD.shape[1]

@@ -126,7 +126,7 @@ def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> "Retrieva
         with arguments.main_process_first(desc="reading the text"):
             available = len(build_text_pairs(arguments.sources(), **kept))
         if available < 2 * MIN_QUERIES:
-            arguments.say(
+            arguments.log(
                 f"no evaluation: the text has {counted(available, 'natural pair')}, fewer than {2 * MIN_QUERIES}"
             )
             arguments.disable_evaluation()
@@ -151,5 +151,5 @@ def _with_negatives(rows: Dataset, model: SentenceTransformer, arguments: Argume
         return mined.dataset.to_dict(), str(mined.report)
 
     columns, report = from_main(mine)
-    arguments.say(report)
+    arguments.log(report)
     return Dataset.from_dict(columns)

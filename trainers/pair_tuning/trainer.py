@@ -224,7 +224,7 @@ def _check_batches(rows: Dataset | IterableDataset, args: PairsTrainingArguments
     """Allow equal texts in the batches of a stream, and check that other rows can be put into batches as `args` says."""
     if isinstance(rows, IterableDataset):
         if args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
-            args.say(
+            args.log(
                 "train_dataset is a stream: a batch may contain equal texts, which are then negatives of each other"
             )
             args.batch_sampler = BatchSamplers.BATCH_SAMPLER
@@ -257,7 +257,7 @@ def _check_repeated_texts(rows: Dataset, args: PairsTrainingArguments) -> None:
         smaller = (
             f"set --per_device_train_batch_size {fitting} or lower to have room for all, or " if fitting > 1 else ""
         )
-        args.say(
+        args.log(
             f"an epoch uses at most {used:,} of the {len(rows):,} rows: one text is in {most:,} of them, but only once in each of"
             f" the {batches:,} batches; {smaller}allow equal texts with --batch_sampler batch_sampler"
         )
@@ -271,7 +271,7 @@ def _rows_by_text(rows: Dataset, column: str) -> Counter[int]:
 
 def _note_small_rate(retriever: SentenceTransformer, args: PairsTrainingArguments) -> None:
     if trained_backbone(retriever) is None and args.learning_rate < 1e-3:
-        args.say(f"static embeddings hardly change at a learning rate of {args.learning_rate:g}: 1e-2 suits them")
+        args.log(f"static embeddings hardly change at a learning rate of {args.learning_rate:g}: 1e-2 suits them")
 
 
 def _adapted_backbone(retriever: SentenceTransformer, *, query_only: bool) -> PreTrainedModel:

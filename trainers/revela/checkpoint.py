@@ -35,7 +35,7 @@ from revela_hub.trainers.common.weights import (
     load_adapters,
     load_in_place,
     load_whole,
-    refuse,
+    raise_for_names,
     refuse_remote_code,
 )
 
@@ -218,7 +218,7 @@ def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: 
     model = RevelaForCausalLM(config, lm=lm)
     model.float()
     expected = {key for key in model.state_dict() if not key.startswith("lm.") and "pooler" not in key.split(".")}
-    refuse(folder, "missing weight", expected - set().union(*files.values()))
+    raise_for_names(folder, "missing weight", expected - set().union(*files.values()))
     if not load_in_place(model, files, expected):
         raise UserError(f"cannot load {folder}: it has weights that the model does not have")
     return model

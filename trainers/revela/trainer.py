@@ -133,7 +133,7 @@ class RevelaTrainer(MethodTrainer):
         if not self.lm_trained:
             model.lm.requires_grad_(False)
             if model.config.reading == "added":
-                args.say(
+                args.log(
                     "warning: a frozen language model cannot learn to use added reads, so its loss stays high: --reading joint"
                     " works with it from the first step on"
                 )
@@ -187,7 +187,7 @@ class RevelaTrainer(MethodTrainer):
             loss = loss + sum(0.0 * p.flatten()[0] for p in self.revela.retriever.parameters() if p.requires_grad)
         if model.training:
             for name, value in similarity_statistics(outputs.similarity, document_N).items():
-                self.keep(name, value)
+                self.add_metric(name, value)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

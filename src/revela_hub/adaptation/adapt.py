@@ -78,7 +78,7 @@ class Adaptation:
     Attributes:
         inputs: the inputs that all candidates share.
         budget: seconds of training and evaluation in all.
-        say: prints a line.
+        log: prints a line.
         systems: what has been scored so far; the first is the base retriever with BM25.
         baseline: the untrained system that is exported if no training helps.
         stopped: whether Ctrl-C ended the trainings.
@@ -87,7 +87,7 @@ class Adaptation:
 
     inputs: candidates.Inputs
     budget: float
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     systems: list[System] = field(default_factory=list)
     baseline: System | None = None
     stopped: bool = False
@@ -131,13 +131,13 @@ class Adaptation:
         probe = build_probe(sources, settings, examples=self.inputs.examples, report=unprinted)
         if self.inputs.pairs:
             rows, report = self.inputs.pairs
-            self.say(f"labels: {report}")
+            self.log(f"labels: {report}")
             left = self.work / LABELS
             kept = left if write else Path(os.devnull)
-            if task := hold_out_labels(rows, probe.task.corpus, most, passages, kept, say=self.say):
+            if task := hold_out_labels(rows, probe.task.corpus, most, passages, kept, log=self.log):
                 probe = replace(probe, task=task)
                 self.inputs = replace(self.inputs, labels=str(left))
-        self.dev, self.test = split_by_document(probe, self.say)
+        self.dev, self.test = split_by_document(probe, self.log)
         self.task = probe.task
         self._check_same_text(write=write)
         if write and not self.inputs.probe.exists():
@@ -209,12 +209,12 @@ class Adaptation:
                     except UserError as error:  # such as a retriever that a method does not support
                         if any(os_error(cause) in DISK_FULL for cause in causes(error)):
                             raise
-                        self.say(f"{_title(name)}: skipped, because {error}")
+                        self.log(f"{_title(name)}: skipped, because {error}")
 
     def _try(self, name: str, seconds: float) -> None:
         folder = self._folder(name)
         if folder is None:
-            self.say(f"{_title(name)}: training for {seconds / 60:.1f} min")
+            self.log(f"{_title(name)}: training for {seconds / 60:.1f} min")
             started = time.monotonic()
             with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
                 folder = CANDIDATES[name](self.inputs, seconds)
@@ -232,7 +232,7 @@ class Adaptation:
                 # Without the message of the training, which names an option that adapt does not have.
                 raise Interrupted("", status_of(error) - 128) from error
             self.stopped = True
-            self.say("stopped: the verdict is on what has finished; repeat the command to resume")
+            self.log("stopped: the verdict is on what has finished; repeat the command to resume")
 
     def average(self) -> None:
         """Average the candidates that are better than the base on the dev half, if there are several."""
@@ -279,7 +279,7 @@ class Adaptation:
         self.systems.append(tried)  # only now: Ctrl-C may end the measuring
         found = f"{gain.difference:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] nDCG@10 on the dev half"
         whole = combined(title, tried.token_weight)
-        self.say(f"{title}: base retriever kept" if tried.dense == base.dense else f"{whole}: {found}")
+        self.log(f"{title}: base retriever kept" if tried.dense == base.dense else f"{whole}: {found}")
 
     def _system(self, title: str, name: str, folder: str, seconds: float) -> System:
         dense = self._rankings(name, lambda: retrieval_run(self._load(folder), self.task))

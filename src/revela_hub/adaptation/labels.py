@@ -31,7 +31,7 @@ def hold_out_labels(
     most: int,
     passages: int,
     left: Path,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> RetrievalTask | None:
     """Return a task of labelled queries, and write the pairs of the other queries; None if there are too few queries.
 
@@ -43,7 +43,7 @@ def hold_out_labels(
         most: maximum number of queries to hold out.
         passages: number of passages to search, if the relevant ones are not more.
         left: file for the pairs that are left to train on.
-        say: called with the reason if there are too few queries.
+        log: called with the reason if there are too few queries.
     """
     spelling: dict[int, str] = {}  # the first one of each query and passage
     positives: dict[str, list[str]] = {}
@@ -60,7 +60,7 @@ def hold_out_labels(
             number = (
                 f"{len(positives):,}, in {len(of_group):,} groups without a common passage, fewer than {MIN_GROUPS}"
             )
-        say(f"labelled queries: {number}; they are trained on, and the verdict is on queries made from the text")
+        log(f"labelled queries: {number}; they are trained on, and the verdict is on queries made from the text")
         return None
     held: list[str] = []
     for group in sorted(of_group, key=_digest):

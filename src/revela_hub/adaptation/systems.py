@@ -108,12 +108,12 @@ def _gain(before: System, after: System, dev: RetrievalTask, weight: float | Non
 
 
 def split_by_document(
-    probe: "Probe", say: Callable[[str], None] = lambda line: None
+    probe: "Probe", log: Callable[[str], None] = lambda line: None
 ) -> tuple[RetrievalTask, RetrievalTask]:
     """Split a probe's queries into a dev and a test task of about equal size.
 
     Queries that are connected by common documents are in the same half. If most queries are, only those with the same first document
-    are; if these are most queries, they are split one by one. `say` is called with the reason.
+    are; if these are most queries, they are split one by one. `log` is called with the reason.
     """
     documents = {
         query: [probe.documents_of.get(passage, passage) for passage in sorted(probe.task.qrels[query])]
@@ -125,9 +125,9 @@ def split_by_document(
         if min(map(len, halves)) < len(documents) // 3:
             halves = _balanced(groups)
     if halves is not separate:
-        say("most queries share documents: some documents have queries in both the dev and the test half")
+        log("most queries share documents: some documents have queries in both the dev and the test half")
     task, of_dev = probe.task, set(halves[0])
-    return task.only(q for q in task.queries if q in of_dev), task.only(q for q in task.queries if q not in of_dev)
+    return task.subset(q for q in task.queries if q in of_dev), task.subset(q for q in task.queries if q not in of_dev)
 
 
 def _balanced(group_of: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -150,7 +150,7 @@ def measured_in_training(dev: RetrievalTask) -> RetrievalTask:
 
     Runs measure on it often.
     """
-    some = dev.only(list(dev.queries)[:: 2 if len(dev.queries) >= 2 * MIN_QUERIES else 1])
+    some = dev.subset(list(dev.queries)[:: 2 if len(dev.queries) >= 2 * MIN_QUERIES else 1])
     kept = {passage for gold in some.qrels.values() for passage in gold}
     others = [passage for passage in dev.corpus if passage not in kept]
     kept |= set(others[: max(0, len(dev.corpus) // 4 - len(kept))])

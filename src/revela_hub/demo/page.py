@@ -76,12 +76,12 @@ def search_page(
     def search_again(query: str, *values: Any) -> str:
         return search(query, *values) if query and query.strip() else ""
 
-    def use(text: str, file: str | None) -> tuple[Collection, str, None, str]:
+    def use_text(text: str, file: str | None) -> tuple[Collection, str, None, str]:
         with _errors():
             own = _own_texts(index, text, file)
         return own, message_html(_searching(own)), None, ""
 
-    def back() -> tuple[None, str, str]:
+    def use_collection() -> tuple[None, str, str]:
         return None, message_html(_searching(collection)), ""
 
     page: Blocks
@@ -112,9 +112,9 @@ def search_page(
         gr.on([slider.release, number.release], search_again, inputs, found, api_visibility="private")
         if examples is not None:
             examples.load_input_event.then(search, inputs, found, api_visibility="private")
-        used = use_button.click(use, [text, file], [own, status, file, found], api_name="use_text")
+        used = use_button.click(use_text, [text, file], [own, status, file, found], api_name="use_text")
         used.success(search_again, inputs, found, api_visibility="private")
-        returned = back_button.click(back, None, [own, status, found], api_visibility="private")
+        returned = back_button.click(use_collection, None, [own, status, found], api_visibility="private")
         returned.success(search_again, inputs, found, api_visibility="private")
     return page
 
@@ -123,7 +123,7 @@ def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[t
     """Return the page of a model that answers: `answer` yields the growing text with the passages (text, source, score) read."""
     gr = _gradio()
 
-    def ask(question: str) -> Iterator[tuple[str, str]]:
+    def answer_question(question: str) -> Iterator[tuple[str, str]]:
         with _errors():
             for text, passages in answer(_query(question)):
                 yield text, passages_html(passages)
@@ -138,9 +138,9 @@ def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[t
         text.render()
         passages.render()
         _about(shown)
-        gr.on([button.click, question.submit], ask, question, [text, passages], api_name="answer")
+        gr.on([button.click, question.submit], answer_question, question, [text, passages], api_name="answer")
         if examples is not None:
-            examples.load_input_event.then(ask, question, [text, passages], api_visibility="private")
+            examples.load_input_event.then(answer_question, question, [text, passages], api_visibility="private")
     return page
 
 

@@ -88,7 +88,7 @@ def check_space(destination: Destination) -> None:
 
 
 def publish_space(
-    files: dict[str, str], destination: Destination, say: Callable[[str], None] = lambda line: None
+    files: dict[str, str], destination: Destination, log: Callable[[str], None] = lambda line: None
 ) -> str:
     """Upload the files in one commit, delete those that an earlier page had in addition, and return the address of the Space."""
     space = Repository(destination, "space")
@@ -99,7 +99,7 @@ def publish_space(
         before = space.prepare(space.state())
         stale = sorted(OPTIONAL_FILES & file_names(before) - files.keys())
         for name in stale:
-            say(f"{space.target}: deleting {name} of the previous page; earlier commits of the Space still have it")
+            log(f"{space.target}: deleting {name} of the previous page; earlier commits of the Space still have it")
         space.commit(Plan(content, stale), before)
     return space.url()
 

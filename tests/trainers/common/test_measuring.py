@@ -230,10 +230,10 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
 def test_a_run_that_gets_clearly_worse_ends_and_says_why(task: RetrievalTask, tmp_path: Path) -> None:
     said: list[str] = []
     skills = {0: 50, 10: 55, 20: 10, 30: 8, 40: 5, 90: 1}
-    model, outcome, step = run(skills, task, tmp_path / "a", say=said.append)
+    model, outcome, step = run(skills, task, tmp_path / "a", log=said.append)
     assert step == 30 and float(model.skill) == 55 and outcome.step == 10
-    run({0: 50, 80: 10, 90: 8}, task, tmp_path / "b", every=80, say=said.append)  # the last step
-    run({0: 50, 10: 10, 20: 8, 90: 1}, task, tmp_path / "c", say=said.append)
+    run({0: 50, 80: 10, 90: 8}, task, tmp_path / "b", every=80, log=said.append)  # the last step
+    run({0: 50, 10: 10, 20: 8, 90: 1}, task, tmp_path / "c", log=said.append)
     worse = "the last 2 evaluations are significantly worse than"
     assert said == [f"stopped at step 30 of 90: {worse} step 10", f"stopped at step 20 of 90: {worse} the base model"]
 

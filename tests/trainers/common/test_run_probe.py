@@ -154,7 +154,7 @@ def test_rows_whose_queries_are_evaluated_are_left_out_with_a_line(monkeypatch: 
 
     rows = Dataset.from_list([{"anchor": f"question {n}", "positive": "a"} for n in range(4)])
     said: list[str] = []
-    given: Any = SimpleNamespace(eval_corpus="beir", probe="auto", say=said.append)
+    given: Any = SimpleNamespace(eval_corpus="beir", probe="auto", log=said.append)
     monkeypatch.setattr("revela_hub.trainers.common.run_probe._given_task", lambda _: task(2))
     assert hold_out_rows(given, rows).rows["anchor"][:] == ["question 2", "question 3"]
     assert said == ["2 of 4 training rows are left out: --eval_corpus asks their queries"]
@@ -172,7 +172,7 @@ def test_labelled_pairs_that_ask_any_query_of_a_probe_are_left_out(tmp_path: Pat
     passages = ["a", "b", f"{held['text']} It is long.", "c"]
     rows = Dataset.from_list([{"anchor": f"question {n}", "positive": text} for n, text in enumerate(passages)])
     said: list[str] = []
-    given: Any = SimpleNamespace(eval_corpus=None, probe=str(tmp_path), say=said.append)
+    given: Any = SimpleNamespace(eval_corpus=None, probe=str(tmp_path), log=said.append)
     left, found = hold_out_rows(given, rows, rows)
     assert left["anchor"][:] == ["question 2", "question 3"] and left["positive"][:] == ["  It is long.", "c"]
     assert said[1:] == ["1 text of the probe held out of the training rows"]

@@ -376,7 +376,7 @@ def test_text_that_a_probe_holds_out_is_removed_from_the_passages(tmp_path: Path
     rows = [{"anchor": f"question {n}", "positive": text, "negative_1": "no"} for n, text in enumerate(passages)]
     columns = {"anchor_column": "anchor", "positive_column": "positive", "split": "train"}
     said: list[str] = []
-    given: Any = SimpleNamespace(**columns, eval_corpus=None, probe=str(tmp_path), say=said.append)
+    given: Any = SimpleNamespace(**columns, eval_corpus=None, probe=str(tmp_path), log=said.append)
     run: Any = SimpleNamespace(read=lambda what, work: work())
     given.pairs = write(tmp_path, rows)
     left, found, summary = command._read(given, run)

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from test_revela_trainer import RevelaTrainer, losses, trainer
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.processes import whole
+from revela_hub.trainers.common.processes import full_weight
 initialise = RevelaTrainer.create_accelerator_and_postprocess
 def with_cpus(self):  # accelerate shards on GPUs only; FSDP2 itself does not mind CPUs
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -51,7 +51,7 @@ assert sorted(best.history.scores) == [0, run.state.global_step]
 assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
 run.save_model({out!r})
 outcome = best.finish(run.state.global_step, keep_worse=True)  # loads the average or the best
-exported = {{name: whole(p) for name, p in best._trainable()}}
+exported = {{name: full_weight(p) for name, p in best._trainable()}}
 assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
 stored = [load_file(Path({out!r}, "measured", f"{{name}}.safetensors")) for name in ("start", "best")]
 kept = stored if outcome.averaged else stored[1:]

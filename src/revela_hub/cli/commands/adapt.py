@@ -89,7 +89,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.trainers.common.run import LOCK, lock_output
 
     output = Path(arguments.output_dir)
-    adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), say)
+    adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), log)
     arguments.learning_rate = adaptation.inputs.learning_rate  # recorded, and compared when the command is repeated
     settings = _checked_settings(arguments, output)
     if arguments.dry_run:
@@ -108,16 +108,16 @@ def _adapt(arguments: Arguments, adaptation: "Adaptation", settings: dict[str, A
     found = _inspect(arguments, adaptation)
     write_text(output / SETTINGS, json.dumps(settings, indent=2) + "\n", "--output_dir")
     adaptation.baselines(code=found.has_code)
-    say(f"base retriever: nDCG@10 {adaptation.systems[0].mean(adaptation.dev, 0.0):.3f} on the dev half")
+    log(f"base retriever: nDCG@10 {adaptation.systems[0].mean(adaptation.dev, 0.0):.3f} on the dev half")
     for system in adaptation.systems:
         alone, combined = (system.mean(adaptation.dev, weight) for weight in (1.0, None))
         split = " with split identifiers" if system.settings.split_identifiers else ""
         if system.token_weight:
-            say(f"... and late interaction, weight {system.token_weight:.1f}: {combined:.3f}")
+            log(f"... and late interaction, weight {system.token_weight:.1f}: {combined:.3f}")
         elif system.tokens:
-            say("... and late interaction: not used, as it is clearly worse on the dev half")
+            log("... and late interaction: not used, as it is clearly worse on the dev half")
         else:
-            say(f"BM25{split}: {alone:.3f}; hybrid, BM25 weight {system.weight:.1f}: {combined:.3f}")
+            log(f"BM25{split}: {alone:.3f}; hybrid, BM25 weight {system.weight:.1f}: {combined:.3f}")
     adaptation.try_candidates()
     adaptation.average()
     verdict = adaptation.verdict()
@@ -127,7 +127,7 @@ def _adapt(arguments: Arguments, adaptation: "Adaptation", settings: dict[str, A
     print(verdict.line(output / "retriever"))
 
 
-def say(line: object) -> None:
+def log(line: object) -> None:
     """Print a line at once, also into a pipe: the command takes minutes."""
     print(line, flush=True)
 
@@ -239,20 +239,20 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
     sources = parse_sources(arguments.data, **arguments.reading())
     report = ReadReport()
     found = inspect(sources, report)
-    say(found)
+    log(found)
     note("; ".join(report.remarks()))  # the counts are in the lines above
     probe = adaptation.probe(sources, found, write=not arguments.dry_run)
-    say(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
+    log(f"{probe}; dev half {len(adaptation.dev.queries)}, test half {len(adaptation.test.queries)}")
     plan = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in adaptation.seconds().items())
-    say(f"plan, in minutes: {plan}; measuring {adaptation.measuring / 60:.1f}")
+    log(f"plan, in minutes: {plan}; measuring {adaptation.measuring / 60:.1f}")
     if adaptation.measuring > adaptation.budget * MEASURING_SHARE:
         enough = math.ceil(adaptation.measuring / MEASURING_SHARE / 60)
-        say(
+        log(
             f"the budget is too small for this machine: measuring alone takes about {adaptation.measuring / 60:.1f} minutes, and"
             f" the trainings do little; use --budget {enough}m or more"
         )
     if cut := adaptation.inputs.training_length:
-        say(
+        log(
             f"slow machine: training texts are cut at {cut} tokens, for more steps; a larger --budget leaves them longer"
         )
     return found

@@ -104,7 +104,7 @@ def run(arguments: Arguments) -> None:
     if space and not arguments.dry_run:
         check_space(destination)
     published = publish(
-        arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.output_dir, say=print
+        arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.output_dir, log=print
     )
     _print_checks_and_files(published)
     if published.url is None:
