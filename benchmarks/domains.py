@@ -6,7 +6,7 @@
     cosqa     web queries -> Python functions         (dev queries)
     stdlib    held-out docstrings -> functions        (the running Python's library; the text excludes those docstrings)
 
-`--data` is the folder that CONTRIBUTING.md describes (REVELA_HUB_DATA).
+`--data` is the folder that the section "Data and models" of benchmarks/README.md describes.
 """
 
 import gzip

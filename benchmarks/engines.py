@@ -1,8 +1,8 @@
 """What do the engines cost? `encode` in two processes, as two shards, with Ray and with datatrove, on the same passages and cores.
 
-    python benchmarks/engines.py --data path/to/data --model examples/quickstart/retriever
-    python benchmarks/engines.py --data path/to/data --task synthesize --model examples/quickstart/lm
-    python benchmarks/engines.py --data path/to/data --task cut --passages 200000
+    python benchmarks/engines.py --data $REVELA_HUB_DATA --model examples/quickstart/retriever
+    python benchmarks/engines.py --data $REVELA_HUB_DATA --task synthesize --model examples/quickstart/lm
+    python benchmarks/engines.py --data $REVELA_HUB_DATA --task cut --passages 200000
 
 `synthesize` answers prompts with a local language model, and `cut` cuts JSON lines into passages, here and with Ray.
 

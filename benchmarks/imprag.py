@@ -7,7 +7,7 @@ retriever of RA-DIT-Llama, start from a language model whose layers 0 to b were 
 the language model unchanged. Finished runs are kept in --output, so an interrupted script continues when it is run
 again; --report only prints the tables of the finished runs.
 
-    python benchmarks/imprag.py --data path/to/data --output outputs/imprag-benchmark
+    python benchmarks/imprag.py --data $REVELA_HUB_DATA --output outputs/imprag-benchmark
     python benchmarks/imprag.py --output outputs/imprag-benchmark --report
 
 Rows: `base` (untrained, no passages), `base:bm25` (untrained, passages in the prompt), `tuned` (no passages), `ra-it`,

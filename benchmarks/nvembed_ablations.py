@@ -5,7 +5,7 @@ All rows of the tables are trained with the same number of steps, batch size and
 Variants of one seed are compared with a paired bootstrap over the queries, pairs and texts. --report only prints the
 tables of the finished runs.
 
-    python benchmarks/nvembed_ablations.py --data path/to/data --output outputs/nvembed-ablations
+    python benchmarks/nvembed_ablations.py --data $REVELA_HUB_DATA --output outputs/nvembed-ablations
 """
 
 import json

@@ -20,7 +20,7 @@ Prints, for each kind: Spearman's correlation with the labels over the dense sys
 by several rules, with its gain on the labels. Vectors are kept in --work, and the script continues where it was stopped; --seconds
 stops it.
 
-    python benchmarks/probe_queries.py --data ../data --work outputs/probe-queries --lm SmolLM2-135M-Instruct.Q4_1.gguf
+    python benchmarks/probe_queries.py --data $REVELA_HUB_DATA --work outputs/probe-queries --lm $SMOLLM2
 """
 
 import argparse

@@ -7,7 +7,7 @@ rate), and the quickstart's. Prints Spearman's correlation of nDCG@10 on the pro
 probe, over all retrievers and over the dense ones, with a 95% interval from 1,000 resamples of both query sets. Results
 are kept in --work, so an interrupted run continues when the command is repeated.
 
-    python benchmarks/probe_validity.py --data ../data --work outputs/probe-validity
+    python benchmarks/probe_validity.py --data $REVELA_HUB_DATA --work outputs/probe-validity
 """
 
 import argparse

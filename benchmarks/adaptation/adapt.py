@@ -8,8 +8,8 @@ chosen on a probe of the text. Scores are averaged over the seeds for each query
 with the base model by a paired bootstrap over the queries. Results are kept in --work, so an interrupted run continues
 when the command is repeated.
 
-    python benchmarks/adaptation/adapt.py --data ../data --seconds 30 --seeds 0 1 2
-    python benchmarks/adaptation/adapt.py --data ../data --seconds 30 --seeds 0 1 2 --start examples/quickstart/retriever
+    python benchmarks/adaptation/adapt.py --data $REVELA_HUB_DATA --seconds 30 --seeds 0 1 2
+    python benchmarks/adaptation/adapt.py --data $REVELA_HUB_DATA --seconds 30 --seeds 0 1 2 --start examples/quickstart/retriever
 """
 
 import argparse

@@ -6,7 +6,7 @@ sentence-transformers' MultipleNegativesRankingLoss with in-batch negatives. Que
 Each point is compared with the base model by a paired bootstrap over the queries, with scores averaged over the
 samples. Results are kept in --work, so an interrupted run continues when the command is repeated.
 
-    python benchmarks/adaptation/few_labels.py --data ../data --seeds 0 1 2
+    python benchmarks/adaptation/few_labels.py --data $REVELA_HUB_DATA --seeds 0 1 2
 """
 
 import argparse

@@ -4,7 +4,7 @@ nDCG@10 of the default on the tasks of identifiers.py and of benchmarks/domains.
 are split, except for CoSQA's web queries), and the difference of each other fusion, with `*` or `-` where its 95% interval (paired
 bootstrap over the queries) is above or below 0.
 
-    python benchmarks/adaptation/fusions.py --data ../data
+    python benchmarks/adaptation/fusions.py --data $REVELA_HUB_DATA
 """
 
 import argparse

@@ -6,7 +6,7 @@ on the labelled queries, with the 95% interval of a paired bootstrap over the qu
 smallest weight that is worse than the best by at most one standard error of the paired differences. Results are kept in
 --work.
 
-    python benchmarks/adaptation/hybrid_weight.py --data ../data
+    python benchmarks/adaptation/hybrid_weight.py --data $REVELA_HUB_DATA
 """
 
 import argparse

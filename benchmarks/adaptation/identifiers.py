@@ -4,7 +4,7 @@ Tasks: web queries for Python functions (CoSQA), and held-out docstrings for the
 packages. For each, nDCG@10 of BM25 and of its hybrid with a retriever (weight of BM25: 0.3), without and with split identifiers, and the
 difference of the hybrids with its 95% interval (paired bootstrap over the queries).
 
-    python benchmarks/adaptation/identifiers.py --data ../data
+    python benchmarks/adaptation/identifiers.py --data $REVELA_HUB_DATA
 """
 
 import argparse

@@ -4,8 +4,8 @@ The hybrid of a retriever and BM25 (weight 0.3) is reranked by late interaction 
 cosine among the passage's tokens. No training. nDCG@10 of the hybrid on the tasks of fusions.py (200 queries, 1,000 passages each), and
 the difference with each weight and number of reranked results, with its 95% interval (paired bootstrap over the queries).
 
-    python benchmarks/adaptation/late_interaction.py --data ../data
-    python benchmarks/adaptation/late_interaction.py --data ../data --start outputs/my-retriever --packages
+    python benchmarks/adaptation/late_interaction.py --data $REVELA_HUB_DATA
+    python benchmarks/adaptation/late_interaction.py --data $REVELA_HUB_DATA --start outputs/my-retriever --packages
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Trains all-MiniLM-L6-v2 on the natural pairs of a domain (benchmarks/domains.py) for `--seconds` of CPU time on one thread, and measures
 nDCG@10 on the domain's labelled queries with whole texts of 128 tokens.
 
-    python benchmarks/adaptation/text_length.py --data ../data --domain stdlib
+    python benchmarks/adaptation/text_length.py --data $REVELA_HUB_DATA --domain stdlib
 """
 
 import argparse

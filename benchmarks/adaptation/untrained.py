@@ -9,7 +9,7 @@ retriever, with its 95% interval (paired bootstrap over the labelled queries):
     feedback       a query plus `part` of the mean of its best passages           (Rocchio)
     neighbours     a passage plus `part` of the mean of its nearest passages
 
-    python benchmarks/adaptation/untrained.py --data ../data
+    python benchmarks/adaptation/untrained.py --data $REVELA_HUB_DATA
 """
 
 import argparse

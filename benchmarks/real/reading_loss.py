@@ -4,7 +4,7 @@ Groups of 8 chunks of 60 words from Wikipedia, similarities of a given retriever
 only the numbers that the form adds (a bias per layer for joint reading, a gate per head for gated added reading) on other groups, for
 `--steps` steps. Losses are in nats per token, means over `--groups` groups with a 95 % interval of the paired difference to the LM alone.
 
-    python benchmarks/real/reading_loss.py --data ../data --retriever all-MiniLM-L6-v2 --lm SmolLM2-135M-Instruct
+    python benchmarks/real/reading_loss.py --data $REVELA_HUB_DATA --retriever $MINILM --lm $SMOLLM2
 """
 
 import argparse

@@ -4,7 +4,7 @@ A step is a forward and backward pass and an AdamW update on one group of Wikipe
 times are medians in CPU seconds. Memory is the peak of the anonymous memory (without mapped files) of a process that runs only this
 variant, sampled every 20 ms; it needs Linux.
 
-    python benchmarks/real/reading_step.py --data ../data --retriever all-MiniLM-L6-v2 --lm SmolLM2-135M-Instruct
+    python benchmarks/real/reading_step.py --data $REVELA_HUB_DATA --retriever $MINILM --lm $SMOLLM2
 """
 
 import argparse
