@@ -42,10 +42,10 @@ tags:
 | computed by | {computed_by} |
 | files | {files} parquet files, {size:,} bytes |
 
-Search it with the same model:
+Search it with the same model, in a clone of revela-hub (it is not on PyPI yet):
 
 ```bash
-pip install revela-hub
+pip install .
 revela-hub search {index.model} "your question" --index hf:{repo_id}
 ```
 

@@ -1,6 +1,7 @@
 """Errors of libraries that read or write a model, and the messages that they become."""
 
 import errno
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from revela_hub.errors import UserError, damaged_file, is_file_error, loading, reason
+from revela_hub.errors import EXTRAS, UserError, damaged_file, install_hint, is_file_error, loading, packages_of, reason
 
 
 @contextmanager
@@ -141,3 +142,16 @@ def test_weights_that_may_not_be_read_are_not_called_missing(tmp_path: Path, mon
 
     monkeypatch.setattr(Path, "open", forbidden)
     assert damaged_file(tmp_path) == f"{tmp_path / 'model.safetensors'}: permission denied"
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_the_packages_of_an_extra_are_named_because_ours_is_not_on_pypi(module: str) -> None:
+    hint = install_hint(f"{module}.submodule")
+    assert hint == f"the package {module} is not installed: pip install {packages_of(EXTRAS[module])}"
+    assert "revela-hub" not in hint and hint.endswith('"')
+
+
+def test_packages_of_an_extra_are_quoted_for_the_shell() -> None:
+    assert re.fullmatch(
+        r'"beautifulsoup4[^" ]+" "markitdown\[docx,pptx\][^" ]+" "pypdfium2[^" ]+"', packages_of("documents")
+    )

@@ -17,16 +17,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from revela_hub.errors import packages_of
 from revela_hub.output import note
 
 SUFFIXES = frozenset({".docx", ".epub", ".htm", ".html", ".ipynb", ".pdf", ".pptx"})
 CONVERTED_FORMATS = "PDF, Word, PowerPoint, EPUB, HTML or Jupyter"
 """The reason in a report for files that are skipped without the extra."""
-INSTALL_REMEDY = 'to read PDF, Word, PowerPoint, EPUB, HTML and Jupyter files: pip install "revela-hub[documents]"'
-
-
 MAX_UNPACKED = 2**30
 """Maximum size in bytes of the files in a Word, PowerPoint or EPUB file, which are unpacked in memory."""
+
+
+def install_remedy() -> str:
+    """Return what to install to read these formats."""
+    return f"to read PDF, Word, PowerPoint, EPUB, HTML and Jupyter files: pip install {packages_of('documents')}"
 
 
 @cache

@@ -122,7 +122,7 @@ def _nothing_found(source: Source, skipped: Counter[str], endings: Counter[str])
     too_large = f"over {source.max_file_mib} MiB: split the files, or set max_file_mib of the source in a YAML file"
     remedies = [too_large] if skipped["too large"] else []
     remedies += binary.remedies(endings)
-    remedies += [converted.INSTALL_REMEDY] if skipped[converted.CONVERTED_FORMATS] else []
+    remedies += [converted.install_remedy()] if skipped[converted.CONVERTED_FORMATS] else []
     remedy = f" ({'; '.join(remedies)})" if remedies else ""
     return f"no documents in {source.path}: skipped {skips(skipped, endings)}{remedy}"
 

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -280,18 +281,18 @@ def refuse_missing_folder(name: str, what: str) -> None:
         raise UserError(f"cannot load {what} {name!r}: no such folder")
 
 
-# The packages to install for modules that only some commands need.
-PACKAGES = {
-    "bm25s": "bm25s PyStemmer",
-    "Stemmer": "bm25s PyStemmer",
-    "faiss": "faiss-cpu",
-    "gradio": '"revela-hub[demo]"',
-    "gguf": '"revela-hub[gguf]"',
-    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), '"revela-hub[onnx]"'),
-    "pydantic": "openai pydantic",
-    "pytrec_eval": "pytrec-eval-terrier",
-    "ray": '"revela-hub[ray]"',
+# Modules that only some commands need, with their extra; then modules whose package has another name.
+EXTRAS = {
+    "faiss": "search",
+    "gguf": "gguf",
+    "gradio": "demo",
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    "openai": "endpoint",
+    "pydantic": "synthesis",
+    "pymilvus": "milvus",
+    "ray": "ray",
 }
+PACKAGES = {"Stemmer": "PyStemmer", "pytrec_eval": "pytrec-eval-terrier"}
 
 
 def require(*modules: str) -> None:
@@ -308,4 +309,17 @@ def require(*modules: str) -> None:
 def install_hint(module: str) -> str:
     """Return the message for a missing module, with the packages to install."""
     top = module.partition(".")[0]
-    return f"the package {top} is not installed: pip install {PACKAGES.get(top, top)}"
+    packages = packages_of(EXTRAS[top]) if top in EXTRAS else PACKAGES.get(top, top)
+    return f"the package {top} is not installed: pip install {packages}"
+
+
+def packages_of(extra: str) -> str:
+    """Return the packages of an extra for `pip install`, from the installed metadata: `revela-hub[extra]` would need PyPI."""
+    from packaging.requirements import Requirement
+
+    found = []
+    for requirement in map(Requirement, importlib.metadata.requires("revela-hub") or []):
+        marker, requirement.marker = requirement.marker, None
+        if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
+            found.append(f'"{requirement}"')
+    return " ".join(found)
