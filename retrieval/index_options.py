@@ -81,7 +81,7 @@ class IndexOptions:
 class IndexArguments:
     """The command-line options of an index."""
 
-    _argument_group_name = "index"
+    option_group = "index"
     basic_options: ClassVar[tuple[str, ...]] = ("index_type",)
 
     index_type: IndexType = option("exact", "Index type; hnsw and ivfpq (FAISS) are approximate.")
@@ -104,7 +104,7 @@ class IndexArguments:
 class SmallVectorArguments(IndexArguments):
     """The command-line options of an index, with those of smaller vectors."""
 
-    _argument_group_name = "vectors"
+    option_group = "vectors"
     truncate_dim: PositiveInt | None = option(
         None, "Search with the first N components of each vector (default: all, or as in the index)."
     )

@@ -18,6 +18,7 @@ FOLDERS = ("src", "modeling", "data", "retrieval", "trainers", "evaluation", "hu
 INTERNALS = "src/revela_hub/internals.py"
 # In `internals.py`: names that are used, or overridden.
 USED = {
+    "_argument_group_name": "hook of HfArgumentParser: the heading of a dataclass's options (test_main.py)",
     "_fingerprint": "identity of rows, datasets (test_collator.py)",
     "_get_output_dir": "hook of Trainer: checkpoints are written to a temporary folder first (test_run.py)",
     "_http": "the module of huggingface_hub with its default client (test_upload.py)",
@@ -42,6 +43,7 @@ MODELING = {
     "_supports_flash_attn": "declaration of every transformers model",
     "_supports_flex_attn": "declaration of every transformers model",
     "_supports_sdpa": "declaration of every transformers model",
+    "_tied_weights_keys": "declaration of transformers models: weights that are stored once",
 }
 # The standard library: documented, or unchanged since Python 3.2.
 STANDARD = {
@@ -51,9 +53,12 @@ STANDARD = {
     "_exit": "os",
     "_fields": "ast",
     "_format_action_invocation": "argparse",
+    "_negative_number_matcher": "argparse",
     "_option_string_actions": "argparse",
     "_replace": "namedtuple",
 }
+# Functions that take an attribute's name.
+BY_NAME = ("getattr", "hasattr", "setattr")
 
 
 def private(name: str) -> bool:
@@ -66,28 +71,44 @@ def allowed(file: str, name: str) -> bool:
 
 
 def used() -> set[tuple[str, str]]:
-    """The private names that a file takes from an object or a module and that no file of this project defines."""
+    """The private names that a file takes from an object or a module, or sets for a library, and that no file of this project defines.
+
+    An attribute that is set and never read is set for a library.
+    """
     trees = {
         str(file.relative_to(REPOSITORY)): ast.parse(file.read_text(encoding="utf-8"))
         for folder in FOLDERS
         for file in sorted((REPOSITORY / folder).rglob("*.py"))
     }
-    ours: set[str] = set()
-    for file, tree in trees.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and file != INTERNALS:
-                ours.add(node.name)
-            if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
-                ours.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    nodes = [(file, node) for file, tree in trees.items() for node in ast.walk(tree)]
+    names = [node for _, node in nodes if isinstance(node, ast.Attribute | ast.Name)]
+    read = {getattr(node, "attr", None) or getattr(node, "id", "") for node in names if isinstance(node.ctx, ast.Load)}
+    ours = {node.name for file, node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef) and file != INTERNALS}
+    for node in (node for node in names if isinstance(node.ctx, ast.Store)):
+        if isinstance(node, ast.Name):
+            ours |= {node.id} & read
+        elif isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            ours |= {node.attr} & read
     ours -= {*USED, *MODELING, *(name for _, name in overridden())}
     found = set()
-    for file, tree in trees.items():
-        for node in ast.walk(tree):
-            names = [node.attr] if isinstance(node, ast.Attribute) else []
-            if isinstance(node, ast.ImportFrom):
-                parts = [] if node.level else (node.module or "").split(".")
-                names = [*parts, *(alias.name for alias in node.names)]
-            found |= {(file, name) for name in names if private(name) and name not in ours}
+    for file, node in nodes:
+        taken: list[str] = []
+        if isinstance(node, ast.Attribute):
+            taken = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            taken = [*([] if node.level else (node.module or "").split(".")), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.ClassDef):
+            taken = [
+                n.id
+                for entry in node.body
+                for n in ast.walk(entry)
+                if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)
+            ]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BY_NAME:
+            taken = [str(entry.value) for entry in node.args[1:2] if isinstance(entry, ast.Constant)]
+        elif isinstance(node, ast.keyword) and node.arg == "namespace":
+            taken = [str(entry.value) for entry in ast.walk(node) if isinstance(entry, ast.Constant)]
+        found |= {(file, name) for name in taken if private(name) and name not in ours}
     return found
 
 

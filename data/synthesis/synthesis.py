@@ -46,7 +46,7 @@ class SynthesisSettings:
         UserError: A form is unknown or given twice, or a list is empty.
     """
 
-    _argument_group_name = "examples"
+    option_group = "examples"
     basic_options: ClassVar[tuple[str, ...]] = ("count", "forms", "languages", "domains", "seed")
 
     model: str = field(default="", metadata={"help": "Name of the model, recorded in each example."})

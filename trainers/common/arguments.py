@@ -29,7 +29,7 @@ WEIGHT_DECAY = "Weight decay of AdamW, applied to all weights except biases and 
 class RunArguments(TrainingArguments):
     """`TrainingArguments` of all trainers; each method has a subclass."""
 
-    _argument_group_name = "run"
+    option_group = "run"
     basic_options: ClassVar[tuple[str, ...]] = (
         *("output_dir", "overwrite", "resume_from_checkpoint", "learning_rate", "num_train_epochs", "max_steps"),
         *("per_device_train_batch_size", "gradient_accumulation_steps", "lora_rank", "temperature", "max_length"),
@@ -77,7 +77,7 @@ class RunArguments(TrainingArguments):
 class AdapterArguments:
     """Whether to train all weights or LoRA adapters. Methods have different default ranks."""
 
-    _argument_group_name = "LoRA"
+    option_group = "LoRA"
 
     lora_rank: NonNegativeInt = option(16, "Rank of the LoRA adapters; 0 trains all weights.")
     lora_alpha: PositiveInt | None = option(None, "LoRA alpha (default: equal to the rank).")
@@ -121,7 +121,7 @@ def check_positions(name: str, positions: int | None, max_length: int) -> None:
 class TextArguments:
     """Raw text to train on, and the cache for data prepared from it."""
 
-    _argument_group_name = "data"
+    option_group = "data"
     basic_options: ClassVar[tuple[str, ...]] = ("data", "exclude")
 
     data: list[str] = option(
@@ -160,7 +160,7 @@ class TextArguments:
 class StreamedTextArguments(TextArguments):
     """Raw text that may be larger than the disk."""
 
-    _argument_group_name = "data"
+    option_group = "data"
     streaming: bool = option(
         False, "Prepare the text during training instead of writing it to the cache first; needs --max_steps."
     )
@@ -179,7 +179,7 @@ class ProbeArguments:
     Must come before `TextArguments` and the training arguments in a command's list of base classes.
     """
 
-    _argument_group_name = "evaluation"
+    option_group = "evaluation"
     basic_options: ClassVar[tuple[str, ...]] = ("eval_corpus", "probe")
 
     eval_corpus: str | None = option(None, "BEIR folder to evaluate on before, during and after training.")

@@ -124,7 +124,7 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
 class CoTMoTEDataArguments(StreamedTextArguments):
     """Data of a CoT-MoTE run. The defaults are the paper's, as far as it gives them."""
 
-    _argument_group_name = "data"
+    option_group = "data"
 
     contexts: list[str] = option(
         list(CONTEXTS), "pretrain: Contextual spans of a text: neighbour, overlap or query (a pseudo-query)."

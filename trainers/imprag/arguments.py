@@ -77,7 +77,7 @@ class ImpRAGTrainingArguments(IndexArguments, AdapterArguments, RunArguments):
 class ImpRAGDataArguments:
     """Data of an ImpRAG run."""
 
-    _argument_group_name = "data"
+    option_group = "data"
     basic_options: ClassVar[tuple[str, ...]] = ("data", "corpus", "task", "pseudo_labels")
     old_names: ClassVar[dict[str, str]] = {
         "passages": "corpus",

@@ -29,7 +29,7 @@ class RetroMAETrainingArguments(RunArguments):
 class RetroMAEDataArguments(StreamedTextArguments):
     """Data of a RetroMAE run. The defaults are the paper's, as far as it gives them."""
 
-    _argument_group_name = "data"
+    option_group = "data"
 
     max_length: PositiveInt = option(512, "Maximum number of tokens per span, including [CLS] and [SEP].")
     min_tokens: PositiveInt = option(MIN_TOKENS, "Skip spans with fewer tokens, such as the ends of documents.")

@@ -69,7 +69,7 @@ class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgument
 class RevelaDataArguments(StreamedTextArguments):
     """Data of a Revela run. The defaults are those of the paper's general-domain runs, as far as it gives them."""
 
-    _argument_group_name = "data"
+    option_group = "data"
 
     kind: Literal["auto", "text", "code"] = option(
         "auto", "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."

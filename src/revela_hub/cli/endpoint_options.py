@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class EndpointOptions:
     """The server that computes the vectors of --model."""
 
-    _argument_group_name = "server"
+    option_group = "server"
     basic_options: ClassVar[tuple[str, ...]] = ("endpoint",)
 
     endpoint: str | None = option(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EngineOptions:
     """The machines that run the model."""
 
-    _argument_group_name = "engine"
+    option_group = "engine"
 
     engine: Literal["local", "ray"] = option(
         "local", "Run the model on this machine (local), or on a Ray cluster (ray)."

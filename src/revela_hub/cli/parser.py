@@ -399,9 +399,9 @@ def _owner(arguments: type, name: str) -> type | None:
 
 
 def _title(owner: type, arguments: type) -> str:
-    """Return the heading of the options of one of the classes that `arguments` is made of."""
+    """Return the heading of the options of one of the classes that `arguments` is made of: its `option_group`."""
     default = "options" if owner is arguments else "training"
-    return str(vars(owner).get("_argument_group_name", default))  # the name that HfArgumentParser uses for it
+    return str(vars(owner).get("option_group", default))
 
 
 def _truth_value(word: str) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ReadingOptions:
     """How text is read."""
 
-    _argument_group_name = "text"
+    option_group = "text"
     basic_options: ClassVar[tuple[str, ...]] = ("exclude",)
 
     kind: Literal["auto", "text", "code"] = option(
@@ -54,7 +54,7 @@ def refuse_reading_options(arguments: Any) -> None:
 class PassageOptions(ReadingOptions, EndpointOptions):
     """The passages, the model and the output folder."""
 
-    _argument_group_name = "passages"
+    option_group = "passages"
     old_names: ClassVar[dict[str, str]] = {"passages": "corpus", "output": "output_dir", "max_seq_length": "max_length"}
 
     model: str = field(metadata={"help": "Sentence-transformers folder or Hub id."})

@@ -31,7 +31,7 @@ DEPTH = 50
 class RankerOptions(EndpointOptions, IndexArguments):
     """Ranking options."""
 
-    _argument_group_name = "ranking"
+    option_group = "ranking"
     basic_options: ClassVar[tuple[str, ...]] = (
         "weights",
         "sparse_model",
