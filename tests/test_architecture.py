@@ -52,10 +52,11 @@ LAYERS = {
     "trainers": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards"},
     "adaptation": {*BASE, "data", "retrieval", "evaluation", "hub_cards", "trainers"},
     "checkpoints": {*BASE, "data", "modeling", "trainers", "hub_cards", "adaptation"},
+    "search": {*BASE, "data", "retrieval", "hub_cards", "adaptation", "checkpoints"},
     "demo": {*BASE, "data", "retrieval", "hub_cards", "adaptation"},
     "cli": {
         *(*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards", "trainers"),
-        *("adaptation", "checkpoints", "demo"),
+        *("adaptation", "checkpoints", "search", "demo"),
     },
     "__main__": {"cli"},
 }

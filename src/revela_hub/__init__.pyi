@@ -25,6 +25,7 @@ from .modeling import RetroMAEConfig as RetroMAEConfig
 from .modeling import RetroMAEForPreTraining as RetroMAEForPreTraining
 from .modeling import RevelaConfig as RevelaConfig
 from .modeling import RevelaForCausalLM as RevelaForCausalLM
+from .search import Searcher as Searcher
 from .trainers import ContrieverTrainer as ContrieverTrainer
 from .trainers import ContrieverTrainingArguments as ContrieverTrainingArguments
 from .trainers import CoTMoTECollator as CoTMoTECollator
@@ -37,6 +38,10 @@ from .trainers import NVEmbedTrainer as NVEmbedTrainer
 from .trainers import NVEmbedTrainingArguments as NVEmbedTrainingArguments
 from .trainers import PairsTrainer as PairsTrainer
 from .trainers import PairsTrainingArguments as PairsTrainingArguments
+from .trainers import RADITTrainer as RADITTrainer
+from .trainers import RADITTrainingArguments as RADITTrainingArguments
+from .trainers import RAITTrainer as RAITTrainer
+from .trainers import RAITTrainingArguments as RAITTrainingArguments
 from .trainers import ReplugTrainer as ReplugTrainer
 from .trainers import ReplugTrainingArguments as ReplugTrainingArguments
 from .trainers import RetroMAECollator as RetroMAECollator

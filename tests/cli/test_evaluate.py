@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from revela_hub.cli.main import main
-from revela_hub.cli.ranker_options import load_models
+from revela_hub.search.ranker_options import load_models
 
 DOCUMENTS = ["rivers carry sediment", "the capital of France", "a lazy dog", "width and height"]
 

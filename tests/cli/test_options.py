@@ -275,7 +275,7 @@ def test_a_ranking_option_without_effect_is_an_error(
 
 
 def test_a_ranking_option_with_an_effect_in_some_mode_is_accepted() -> None:
-    from revela_hub.cli.ranker_options import RankerOptions, check_used
+    from revela_hub.search.ranker_options import RankerOptions, check_used
 
     @dataclasses.dataclass(kw_only=True)
     class Evaluated(RankerOptions):

@@ -84,7 +84,7 @@ def test_an_interrupted_search_resumes(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("revela_hub.cli.commands.search.load_models", interrupted)
+    monkeypatch.setattr("revela_hub.search.searcher.load_models", interrupted)
     assert main(["search", "bm25", "width", "--corpus", "area.py"]) == 130
     assert "interrupted: run the same command again to resume" in capsys.readouterr().err
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from revela_hub.cli.encoders import load_dense
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
+from revela_hub.search.encoders import load_dense
 
 if TYPE_CHECKING:
     from revela_hub.data.ray_cluster import RayCluster

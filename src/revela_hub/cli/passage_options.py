@@ -1,53 +1,22 @@
-"""The options of commands that read text, and those that `encode` and `index` share."""
+"""The options that `encode` and `index` share."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from revela_hub.cli.encoders import encoder_identity, load_dense
-from revela_hub.cli.endpoint_options import EndpointOptions
-from revela_hub.cli.ranker_options import given
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import note, shows_progress
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.retrieval.index_options import IndexOptions, Precision
+from revela_hub.search.encoders import encoder_identity, load_dense
+from revela_hub.search.endpoint_options import EndpointOptions
+from revela_hub.search.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import Passages, RankerSettings
-
-
-@dataclass(kw_only=True)
-class ReadingOptions:
-    """How text is read."""
-
-    option_group = "text"
-    basic_options: ClassVar[tuple[str, ...]] = ("exclude",)
-
-    kind: Literal["auto", "text", "code"] = option(
-        "auto", "How to read files: text, code (Python functions), or by file extension (auto)."
-    )
-    text_column: str = option("text", "Column or JSON field that holds the text.")
-    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
-    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
-
-    def reading(self) -> dict[str, Any]:
-        """Return these options as defaults for `parse_sources` and `read_documents`."""
-        return {
-            "kind": None if self.kind == "auto" else self.kind,
-            "text_column": self.text_column,
-            "exclude": tuple(self.exclude),
-            "max_documents": self.max_documents,
-        }
-
-
-def refuse_reading_options(arguments: Any) -> None:
-    """Raise a UserError if options of reading are given with an index, which has its passages already."""
-    names = {option.name for option in fields(ReadingOptions)} | {"max_words"}
-    for name in sorted(names & given(arguments)):
-        raise UserError(f"--{name} requires --corpus: an index has its passages already")
 
 
 @dataclass(kw_only=True)

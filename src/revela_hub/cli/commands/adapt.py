@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import HYBRID, REPORT, SETTINGS, UNTRAINED
-from revela_hub.cli.passage_options import ReadingOptions
-from revela_hub.cli.ranker_options import given
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.output import command_line, note
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveFloat, Seed, TextLength
+from revela_hub.search.ranker_options import given
+from revela_hub.search.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
     from revela_hub.adaptation.adapt import Adaptation

@@ -31,13 +31,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revela_hub.cli.endpoint_options import EndpointOptions
-from revela_hub.cli.passage_options import ReadingOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import is_utf8
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
+from revela_hub.search.endpoint_options import EndpointOptions
+from revela_hub.search.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
     from revela_hub.hub_cards import Check

@@ -23,9 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import REPORT
-from revela_hub.cli.encoders import encoder_identity, load_dense
-from revela_hub.cli.passage_options import ReadingOptions, refuse_reading_options
-from revela_hub.cli.ranker_options import given
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError, require
 from revela_hub.options import option
@@ -33,6 +30,9 @@ from revela_hub.output import note
 from revela_hub.paths import local_path
 from revela_hub.ranges import Port, PositiveInt, TextLength
 from revela_hub.scratch import scratch_folder
+from revela_hub.search.encoders import encoder_identity, load_dense
+from revela_hub.search.ranker_options import given
+from revela_hub.search.reading_options import ReadingOptions, refuse_reading_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -32,7 +32,12 @@ from operator import itemgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from revela_hub.cli.ranker_options import (
+from revela_hub.data.sources.report import counted
+from revela_hub.errors import UserError
+from revela_hub.options import option
+from revela_hub.ranges import PositiveInt
+from revela_hub.scratch import scratch_folder
+from revela_hub.search.ranker_options import (
     DEPTH,
     NO_RERANKING,
     OWN,
@@ -42,11 +47,6 @@ from revela_hub.cli.ranker_options import (
     load_models,
     load_reranker,
 )
-from revela_hub.data.sources.report import counted
-from revela_hub.errors import UserError
-from revela_hub.options import option
-from revela_hub.ranges import PositiveInt
-from revela_hub.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -302,7 +302,9 @@ def _evaluate_answers(arguments: Arguments) -> None:
     method = method_of_model(models[0])
     if method is None or not method.answerer:
         raise UserError(f"{models[0]} does not answer questions: --task qa needs a model that reads passages")
-    answerer = resolve_name(method.answerer)(models[0], index, k=arguments.num_passages, device=arguments.device)
+    answerer = resolve_name(method.answerer)(
+        models[0], index, num_passages=arguments.num_passages, device=arguments.device
+    )
     answerer.reranker, answerer.rerank_depth = load_reranker(arguments), arguments.rerank_depth or DEPTH
     found = _answers(answerer, questions, arguments)
     bar = tqdm(found, total=len(questions), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())

@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from revela_hub.cli.engine_options import EngineOptions, load_for_workers
-from revela_hub.cli.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.output import note
 from revela_hub.paths import local_path
+from revela_hub.search.ranker_options import RankerOptions, check_used, load_models
 
 if TYPE_CHECKING:
     from revela_hub.retrieval.mining.mining import MiningSettings

@@ -23,12 +23,12 @@ Examples:
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from revela_hub.cli.passage_options import ReadingOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import command_line, note
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, Seed
+from revela_hub.search.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend

@@ -6,14 +6,14 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from revela_hub.adaptation import HYBRID
-from revela_hub.cli.encoders import encoder_identity, load_dense
-from revela_hub.cli.endpoint_options import EndpointOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import note, shows_progress
 from revela_hub.paths import local_path
 from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength, Weight
 from revela_hub.retrieval.index_options import IndexArguments, Precision
+from revela_hub.search.encoders import encoder_identity, load_dense
+from revela_hub.search.endpoint_options import EndpointOptions
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import RankerSettings

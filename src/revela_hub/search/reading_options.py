@@ -1,0 +1,40 @@
+"""The options of commands that read text."""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from revela_hub.errors import UserError
+from revela_hub.options import option
+from revela_hub.ranges import PositiveInt
+from revela_hub.search.ranker_options import given
+
+
+@dataclass(kw_only=True)
+class ReadingOptions:
+    """How text is read."""
+
+    option_group = "text"
+    basic_options: ClassVar[tuple[str, ...]] = ("exclude",)
+
+    kind: Literal["auto", "text", "code"] = option(
+        "auto", "How to read files: text, code (Python functions), or by file extension (auto)."
+    )
+    text_column: str = option("text", "Column or JSON field that holds the text.")
+    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
+    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
+
+    def reading(self) -> dict[str, Any]:
+        """Return these options as defaults for `parse_sources` and `read_documents`."""
+        return {
+            "kind": None if self.kind == "auto" else self.kind,
+            "text_column": self.text_column,
+            "exclude": tuple(self.exclude),
+            "max_documents": self.max_documents,
+        }
+
+
+def refuse_reading_options(arguments: Any) -> None:
+    """Raise a UserError if options of reading are given with an index, which has its passages already."""
+    names = {option.name for option in fields(ReadingOptions)} | {"max_words"}
+    for name in sorted(names & given(arguments)):
+        raise UserError(f"--{name} requires --corpus: an index has its passages already")

@@ -1,0 +1,228 @@
+"""Search of files or of an index with a retriever, BM25, or both, as the command `search` and `Searcher` in Python do."""
+
+import contextlib
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from revela_hub.adaptation import HYBRID
+from revela_hub.errors import UserError
+from revela_hub.options import option
+from revela_hub.output import note, shows_progress
+from revela_hub.paths import local_path
+from revela_hub.ranges import PositiveInt
+from revela_hub.retrieval.index_options import SmallVectorArguments
+from revela_hub.scratch import scratch_folder
+from revela_hub.search.ranker_options import RankerOptions, check_used, given, load_models
+from revela_hub.search.reading_options import ReadingOptions, refuse_reading_options
+
+if TYPE_CHECKING:
+    from revela_hub.retrieval import Hit, Passages, PassageStore, Ranker
+    from revela_hub.retrieval.milvus import MilvusIndex
+
+
+@dataclass(kw_only=True)
+class SearchOptions(SmallVectorArguments, ReadingOptions, RankerOptions):
+    """What to search, and how."""
+
+    model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, output folder of adapt, or bm25."})
+    corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
+    index: str | None = option(
+        None, "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
+    )
+    filter: str | None = option(
+        None, "Milvus: Search only passages whose metadata match, e.g. 'year >= 2020'.", metavar="EXPRESSION"
+    )
+    mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(
+        None, "How to rank (default: dense; bm25 for bm25; hybrid for an output folder of adapt)."
+    )
+    max_words: PositiveInt = option(120, "Maximum number of words per passage.")
+
+
+class Searcher:
+    """Search text files, or an index, as `revela-hub search` does.
+
+    Vectors are cached: only new passages are encoded.
+
+    Args:
+        model: Sentence-transformers folder or Hub id, output folder of `revela-hub adapt`, or `"bm25"`.
+        corpus: Text to search: a folder, file, glob pattern or data set (`hf:owner/name`), or several.
+        options: Other options of `revela-hub search` by their names, such as `index="outputs/index"`, `mode="hybrid"`,
+            `weights=[0.7, 0.3]` or `rerank="self"`. The output folder of adapt is searched with its fitted weights.
+
+    Raises:
+        UserError: The model, the text or the index cannot be read, or the options do not go together.
+        TypeError: There is no such option.
+
+    Example:
+        ```python
+        searcher = Searcher("outputs/adapted", "path/to/docs")
+        for hit in searcher.search("how do I renew a contract?", top_k=3):
+            print(hit.score, hit.location, hit.text)
+        ```
+    """
+
+    def __init__(self, model: str | Path, corpus: str | Path | Sequence[str | Path] = (), **options: Any) -> None:  # noqa: ANN401
+        given_sources = [corpus] if isinstance(corpus, str | Path) else corpus
+        sources: list[Any] = [str(source) if isinstance(source, Path) else source for source in given_sources]
+        arguments = SearchOptions(model=os.fspath(model), corpus=sources, **options)
+        _check(arguments)
+        self._filtered = arguments.filter is not None
+        with contextlib.ExitStack() as stack:
+            temporary = stack.enter_context(scratch_folder("search"))
+            passages = None if arguments.index else _read(arguments, temporary)
+            self._ranker, self.passages = _open(arguments, passages, temporary)
+            self._close = weakref.finalize(self, stack.pop_all().close)
+
+    def close(self) -> None:
+        """Delete the temporary files; done at the latest when Python ends."""
+        self._close()
+
+    def __enter__(self) -> "Searcher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """The number of passages."""
+        return len(self.passages)
+
+    @overload
+    def search(self, query: str, top_k: int = 5) -> "list[Hit]": ...
+    @overload
+    def search(self, query: list[str], top_k: int = 5) -> "list[list[Hit]]": ...
+    def search(self, query: str | list[str], top_k: int = 5) -> "list[Hit] | list[list[Hit]]":
+        """Return the best passages for a query, best first; for several queries, a list for each.
+
+        A hit has `text`, `score`, `location` (`path/to/file.py:120-145`), `path`, `start_line`, `end_line` and `metadata`.
+        Passages that no part of the ranking finds are left out, so there may be fewer than `top_k`.
+
+        Raises:
+            UserError: A query is empty, or `top_k` is below 1.
+        """
+        queries = [query] if isinstance(query, str) else list(query)
+        if not all(text.strip() for text in queries):
+            raise UserError("the query is empty")
+        if top_k < 1:
+            raise UserError(f"top_k is {top_k}: give 1 or more")
+        found = list(self.passages.found(self._ranker.search(self._ranker.encode(queries), top_k))) if queries else []
+        return found[0] if isinstance(query, str) else found
+
+    def why_nothing(self, query: str) -> str:
+        """Return why a query has no results."""
+        unmatched = "no passage matches --filter, or none of these has a term of the query"
+        unmatched = unmatched if self._filtered else "no passage has a term of the query"
+        return self._ranker.why_nothing(self._ranker.encode([query]))[0] or unmatched
+
+
+def _check(arguments: SearchOptions) -> None:
+    """Check the options without loading anything, and choose the mode of an output folder of adapt."""
+    if bool(arguments.corpus) == bool(arguments.index):
+        raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
+    if arguments.filter is not None and not arguments.index:
+        raise UserError(
+            "--filter requires --index FOLDER, built with --index_type milvus --metadata_columns COLUMN ..."
+        )
+    if arguments.index:
+        refuse_reading_options(arguments)
+    _check_corpus(arguments)
+    if arguments.mode is None and (local_path(arguments.model) / HYBRID).is_file():
+        arguments.mode = "hybrid"
+    check_used(arguments, [arguments.mode])
+
+
+def _check_corpus(arguments: SearchOptions) -> None:
+    """Reject paths that do not exist; a query after `--corpus` is parsed as one more path."""
+    from revela_hub.data.sources.files import check_exists
+    from revela_hub.data.sources.source import parse_source
+
+    for source in map(parse_source, arguments.corpus):
+        try:
+            check_exists(source)
+        except UserError as error:
+            raise UserError(
+                f"--corpus: {source.path!r} does not exist (put a query before --corpus, or use --query)"
+            ) from error
+
+
+def _read(arguments: SearchOptions, folder: Path) -> "Passages":
+    from revela_hub.data.sources.documents import read_documents
+    from revela_hub.data.sources.report import ReadReport
+    from revela_hub.retrieval import read_passages
+
+    report = ReadReport()
+    documents = read_documents(arguments.corpus, report=report, **arguments.reading())
+    passages = read_passages(
+        documents, folder, max_words=arguments.max_words, report=report, show_progress_bar=shows_progress()
+    )
+    note(report)
+    return passages
+
+
+def _open(arguments: SearchOptions, passages: "Passages | None", temporary: Path) -> "tuple[Ranker, Passages]":
+    from revela_hub.data.sources.report import counted
+    from revela_hub.retrieval import build_ranker, default_cache_folder
+    from revela_hub.retrieval.disk import claim_folder
+    from revela_hub.retrieval.encoder import document_identity
+    from revela_hub.retrieval.index_metadata import with_index_settings
+    from revela_hub.retrieval.ranking import VectorRanker
+    from revela_hub.retrieval.rerank import RerankedRanker
+
+    models = load_models(arguments, arguments.model, arguments.mode)
+    settings = models.settings
+    folder = local_path(arguments.cache_dir or default_cache_folder("passages"))
+    loaded: dict[str, Any] = {"dense": models.dense, "sparse": models.sparse, "reranker": models.reranker}
+    if passages is None:
+        from revela_hub.hub_cards.index_repository import open_index_of
+
+        documents = document_identity(arguments.model, arguments.max_length) if settings.identity else None
+        identity = settings.identity or None
+        store, warning = open_index_of(arguments.index or "", models.dense, identity, arguments.model, documents)
+        if warning:
+            note(f"warning: {warning}")
+        passages, settings = store.passages, with_index_settings(settings, store.metadata)
+        if arguments.cache_dir is None and os.access(store.folder, os.W_OK):
+            folder = store.folder
+        else:
+            claim_folder(folder)
+        milvus = _milvus(store, settings.used, arguments.filter)
+        if (
+            arguments.filter
+            and milvus
+            and milvus.bm25
+            and not any(name.startswith("bm25") for name in given(arguments))
+        ):
+            settings = replace(settings, bm25=milvus.bm25.settings)  # adapt may have fitted others
+        loaded |= {"vectors": store.vectors if "dense" in settings.used else None, "milvus": milvus}
+    elif "dense" not in settings.used and "sparse" not in settings.used:
+        folder = temporary  # BM25 statistics are computed from the current files
+    else:
+        claim_folder(folder)
+    ranker = build_ranker(passages.texts, settings, folder, **loaded)
+    first = ranker.ranker if isinstance(ranker, RerankedRanker) else ranker
+    vectors = [part.vectors for part in getattr(first, "parts", [first]) if isinstance(part, VectorRanker)]
+    reused = f", {vectors[0].reused:,} of them from the cache" if vectors and vectors[0].reused else ""
+    note(f"{counted(len(passages), 'passage')}{reused}")
+    return ranker, passages
+
+
+def _milvus(store: "PassageStore", used: tuple[str, ...], expression: str | None) -> "MilvusIndex | None":
+    """Return the open index of a store in Milvus, restricted by --filter; None if it is not needed."""
+    from revela_hub.retrieval.milvus import MilvusIndex
+
+    options = store.metadata.options
+    if options.type != "milvus" and expression is not None:
+        raise UserError(
+            f"--filter needs an index of the type milvus, not {options.type}: build it with --index_type milvus"
+            " --metadata_columns COLUMN ... (a local file, without a server)"
+        )
+    searched = expression is not None or "dense" in used or ("bm25" in used and options.milvus_bm25)
+    if options.type != "milvus" or not searched:
+        return None
+    index = store.index
+    assert isinstance(index, MilvusIndex)
+    return index if expression is None else index.where(expression)

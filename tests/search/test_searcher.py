@@ -1,0 +1,68 @@
+"""`Searcher` finds what the command finds, and raises its errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from revela_hub import Searcher, UserError
+from revela_hub.cli.main import main
+from revela_hub.scratch import PREFIX
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]) -> Path:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number}.md").write_text(text)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return folder
+
+
+def test_it_finds_what_the_command_finds(
+    docs: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--mode", "hybrid", "--weights", "0.5", "0.5", "--rerank", "self", "--top_k", "3", "--json"]
+    assert main(["search", str(retriever_folder), "rivers and the sea", "--corpus", str(docs), *options]) == 0
+    printed = json.loads(capsys.readouterr().out)["hits"]
+    with Searcher(retriever_folder, docs, mode="hybrid", weights=[0.5, 0.5], rerank="self") as searcher:
+        assert len(searcher) == 6
+        hits = searcher.search("rivers and the sea", top_k=3)
+        several = searcher.search(["rivers and the sea", "the capital of Japan"], top_k=3)
+        single = [hits, searcher.search("the capital of Japan", top_k=3)]
+        assert [[hit.text for hit in found] for found in several] == [[hit.text for hit in found] for found in single]
+        assert searcher.search([]) == []
+        for wrong in (" ", ["rivers", ""]):
+            with pytest.raises(UserError, match="query is empty"):
+                searcher.search(wrong)
+        with pytest.raises(UserError, match="top_k is 0"):
+            searcher.search("rivers", top_k=0)
+    assert [hit.to_dict() for hit in hits] == printed
+    assert not list(docs.parent.glob(f"{PREFIX}search-*"))
+
+
+def test_the_folder_of_adapt_is_searched_with_its_weights(docs: Path, retriever_folder: Path) -> None:
+    (retriever_folder / "hybrid.json").write_text('{"bm25_weight": 1.0}')
+    bm25 = Searcher("bm25", docs).search("the capital of France", top_k=2)
+    assert [hit.text for hit in Searcher(retriever_folder, docs).search("the capital of France", 2)] == [
+        hit.text for hit in bm25
+    ]
+
+
+def test_an_index_is_searched(docs: Path, tmp_path: Path, retriever_folder: Path) -> None:
+    index = tmp_path / "index"
+    assert main(["index", str(retriever_folder), "--corpus", str(docs), "--output_dir", str(index)]) == 0
+    [hit] = Searcher(retriever_folder, index=str(index)).search("rivers", top_k=1)
+    [same] = Searcher(retriever_folder, [docs]).search("rivers", top_k=1)
+    assert hit.text == same.text and hit.score == pytest.approx(same.score, abs=1e-6)
+
+
+def test_wrong_options(docs: Path) -> None:
+    with pytest.raises(UserError, match="either --corpus"):
+        Searcher("bm25")
+    with pytest.raises(UserError, match="--weights requires --mode hybrid"):
+        Searcher("bm25", docs, weights=[0.5, 0.5])
+    with pytest.raises(TypeError, match="reranker"):
+        Searcher("bm25", docs, reranker="self")
