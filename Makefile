@@ -29,8 +29,9 @@ test: style
 	$(BIN)/pytest $(PYTEST_ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
-# All adversarial cases; each command prints its counts. CI runs a sample of them.
+# All exhaustive and adversarial cases; each command prints its counts. CI runs a sample of them.
 test-adversarial: $(VENV)/.installed-dev
+	$(BIN)/pytest $(PYTEST_ARGS) -m exhaustive
 	$(BIN)/python tests/adversarial/hostile_publish.py
 	$(BIN)/python tests/adversarial/good_folders.py
 	$(BIN)/python tests/adversarial/fuzz_cli.py

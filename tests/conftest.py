@@ -45,6 +45,15 @@ TEXTS = (
 )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the exhaustive cases, unless -m asks for them or a test is named with ::."""
+    if "exhaustive" in config.option.markexpr or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
 def pytest_collection_finish() -> None:
     """Starts garbage collections again."""
     gc.enable()
