@@ -66,6 +66,10 @@ class RunArguments(TrainingArguments):
             raise ValueError("reentrant gradient checkpointing would lose a part of the gradient: remove use_reentrant")
         check_early(self)
 
+    def always_on_card(self) -> dict[str, str]:
+        """Return settings that a model card lists even if they have their default values."""
+        return {}
+
     def log(self, text: object) -> None:
         """Log a line to standard output, on the main process only and not with `quiet`."""
         if self.should_log and not self.quiet:

@@ -30,7 +30,12 @@ def card_metadata(
     }
     models = {name: value for name in method.models if (value := getattr(arguments, name)) is not None}
     values = {name: plain(getattr(arguments, name)) for name in defaults if name not in {*NO_EFFECT, "data", *models}}
-    changed = {name: shown(name, value, method) for name, value in values.items() if value != plain(defaults[name])}
+    values |= (always := arguments.always_on_card())
+    changed = {
+        name: shown(name, value, method)
+        for name, value in values.items()
+        if name in always or value != plain(defaults[name])
+    }
     names = {name: path.name if (path := _local(value)) else value for name, value in models.items()}
     datasets = {parse_source(source).path.removeprefix("hf:") for source in sources if source.startswith("hf:")}
     base = next(iter(models.values()))

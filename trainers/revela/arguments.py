@@ -1,4 +1,8 @@
-"""Training and data arguments of Revela, with the defaults of the paper (arXiv 2506.16552, section 4)."""
+"""Training and data arguments of Revela.
+
+The defaults are those of the paper (arXiv 2506.16552, section 4), except --similarity_span and, among the options of the
+command, --temperature and --v_normalization, whose help texts give the paper's values; the recipes in `examples/revela` use these.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArguments):
-    """`TrainingArguments` with the paper's defaults; a row of the data set is a group of chunks.
+    """`TrainingArguments` with the paper's learning rate, warm-up, step size and LoRA rank; a row of the data set is a group.
 
     `per_device_train_batch_size` counts groups: by default, a step has 8 micro-batches of 1 group of 16 chunks.
     """
@@ -67,7 +71,7 @@ class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgument
 
 @dataclass
 class RevelaDataArguments(StreamedTextArguments):
-    """Data of a Revela run. The defaults are those of the paper's general-domain runs, as far as it gives them."""
+    """Data of a Revela run. Sizes are the paper's by default; its runs on natural language use `similarity_span="first_half"`."""
 
     option_group = "data"
 

@@ -77,9 +77,14 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
         False, "Allow tokenizers to run their own code; models have to be supported by transformers."
     )
 
+    def always_on_card(self) -> dict[str, str]:
+        """Return the form of Revela: the paper's is added reading with a trained language model."""
+        trained = "lora" if self.lora_rank else "full"
+        return {"reading": self.reading, "lm_training": self.lm_training or trained}
+
 
 def run(arguments: Arguments) -> None:
-    """Trains, exports and says where everything is."""
+    """Train, export and print the paths of the results."""
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nretriever: {folder / 'retriever'}")

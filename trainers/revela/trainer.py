@@ -134,8 +134,7 @@ class RevelaTrainer(MethodTrainer):
             model.lm.requires_grad_(False)
             if model.config.reading == "added":
                 args.log(
-                    "warning: a frozen language model cannot learn to use added reads, so its loss stays high: --reading joint"
-                    " works with it from the first step on"
+                    "warning: a frozen language model cannot adapt to added reading, so its loss stays high: use --reading joint"
                 )
         settings = GroupSettings(group_size=model.config.group_size)
         build = partial(build_groups, settings=settings)
@@ -162,6 +161,11 @@ class RevelaTrainer(MethodTrainer):
         adapted = isinstance(self.accelerator.unwrap_model(self.model), PeftModel)
         frozen = not self.lm_trained and not adapted and config is not None and bool(config.name_or_path)
         return frozen and weight.startswith("lm.")
+
+    def describe_run(self) -> str:
+        """Return a line on the run, with the form of reading and whether the language model is trained."""
+        trained = "trained" if self.lm_trained else "frozen"
+        return f"{super().describe_run()}; {self.revela.config.reading} reading, LM {trained}"
 
     def model_names(self) -> str:
         """Return the names of both models."""
