@@ -138,7 +138,7 @@ def recorded_attention(model: PreTrainedModel) -> Iterator[list[AttentionCall]]:
     The function is the current one, or SDPA if the current one needs a GPU or half precision.
     """
     before = model.config._attn_implementation
-    known = before == "eager" or before.startswith(("revela_", "imprag_"))
+    known = before == "eager" or before.endswith(("_eager", "_sdpa"))  # of a family, or of `use_attention`
     base = before if known else "sdpa"
     calls: list[AttentionCall] = []
 

@@ -2,7 +2,7 @@ r"""Hybrid search: the hits of two or three rankers fused into one ranking.
 
 For query q and text d, with scores s_p and weights w_p of the rankers p:
 
-    sum      sum of w_p * s_p(q, d)                                         (CoT-MoTE: dense + sparse)
+    sum      sum of w_p * s_p(q, d)                                         (arXiv 2304.10195: dense + sparse)
     minmax   sum of w_p * (s_p(q, d) - min_p(q)) / (max_p(q) - min_p(q))    minimum and maximum over p's hits for q
     rrf      sum of w_p / (60 + rank_p(q, d))                               (Cormack, Clarke and Buettcher 2009)
 

@@ -1,4 +1,4 @@
-"""A passage index on disk, written by `revela-hub index` and read by `search`, `answer` and ImpRAG.
+"""A passage index on disk, written by `revela-hub index` and read by `search` and `answer`.
 
     index.json           metadata: model, fingerprint, similarity, index type
     texts-<hash>.arrow   the passages with their files and lines, next to a file of numbers

@@ -1,6 +1,5 @@
-"""The records of the methods: all that they name exists, no other file names a method, and a sixth method needs one folder."""
+"""The records of the methods: all that they name exists, and no other file names a method, in its code, comments or messages."""
 
-import ast
 import importlib
 import re
 from dataclasses import fields
@@ -9,22 +8,42 @@ from pkgutil import resolve_name
 
 import pytest
 
+from revela_hub.cli.main import COMMANDS
 from revela_hub.hub_cards.method import Method
 from revela_hub.trainers.methods import METHODS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 NAMES = {
-    **{name: name.replace("_", "_?") for name in METHODS},
+    **{name: name.replace("_", "[-_ ]?") for name in METHODS},
     "revela": r"revela(?![-_]?hub)",  # the package has its name from it
-    "ra_it": r"\bra_?it\b",
-    "ra_dit": r"\bra_?dit\b",
+    "nvembed": "nv[-_ ]?embed",
+    "ra_it": r"\bra[-_ ]?it\b",
+    "ra_dit": r"\bra[-_ ]?dit",
 }
-# Files outside a method's folder that may name it, with the reason.
+# A paper that is cited, and an existing command, such as `revela-hub train pairs`.
+CITATION = re.compile(r"arXiv|section|equation")
+COMMAND = re.compile(r"\btrain (?P<name>[\w-]+)")
+# Files outside a method's folder that may name methods, with the reason.
 EXCEPTIONS = {
     "trainers/methods.py": "the list",
+    "trainers/__init__.pyi": "public names",
+    "src/revela_hub/__init__.pyi": "public names",
+    "modeling/__init__.py": "public names",
     "src/revela_hub/cli/commands/quickstart.py": "a demonstration of two methods",
-    "src/revela_hub/adaptation/": "tries several methods and keeps the best",
+    "src/revela_hub/cli/commands/adapt.py": "tries several methods and keeps the best",
+    "src/revela_hub/adaptation/adapt.py": "as above",
+    "src/revela_hub/adaptation/candidates.py": "as above",
     "trainers/baselines/": "RA-IT and RA-DIT are compared with ImpRAG on its data, with its layers",
+}
+# The parts of a method's model that do not have its name.
+MODELING = {
+    "enhanced_decoder": "retromae",
+    "expert_encoders": "cot_mote",
+    "in_batch_attention": "revela",
+    "latent_attention": "nvembed",
+    "passage_attention": "imprag",
+    "reading_checks": "imprag",
+    "reading_decoder": "imprag",
 }
 
 
@@ -44,33 +63,34 @@ def test_what_a_record_names_exists(method: Method) -> None:
     assert method.paper.arxiv in method.paper.bibtex and method.paper.bibtex.startswith("@article{")
 
 
-def words(tree: ast.Module) -> set[str]:
-    """Return the names in the code of a module: identifiers, imports, and texts of one word; not its docstrings and messages."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        for field in ("id", "attr", "name", "arg", "asname", "module"):
-            if isinstance(value := getattr(node, field, None), str):
-                found.add(value)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.-]+", node.value):
-            found.add(node.value)
-    return found
+def named(text: str) -> set[str]:
+    """Return the methods that a line names, other than as a paper or a command."""
+    if CITATION.search(text):
+        return set()
+    text = COMMAND.sub(lambda found: "" if f"train {found['name']}" in COMMANDS else found[0], text)
+    return {method for method, pattern in NAMES.items() if re.search(pattern, text, re.IGNORECASE)}
 
 
 def own(method: str, file: str) -> bool:
     """Whether a file is one of the method's three places, or may name it."""
     folder = METHODS[method].commands[next(iter(METHODS[method].commands))].module.split(".")[2]
-    return file.startswith((f"trainers/{folder}/", "modeling/", *EXCEPTIONS))
+    if file.startswith("modeling/"):
+        part = Path(file).stem
+        return method in (MODELING.get(part), part.partition("_")[2]) or file in EXCEPTIONS
+    return file.startswith((f"trainers/{folder}/", *EXCEPTIONS))
 
 
 def test_nobody_else_names_a_method() -> None:
-    folders = ("src", "data", "retrieval", "trainers", "evaluation", "hub_cards")
-    files = [file for folder in folders for file in sorted((REPOSITORY / folder).rglob("*.py"))]
-    assert len(files) > 100
+    folders = ("src", "data", "retrieval", "trainers", "evaluation", "hub_cards", "modeling")
+    files = [file for folder in folders for file in sorted((REPOSITORY / folder).rglob("*.*"))]
+    files = [file for file in files if file.suffix in (".py", ".pyi", ".j2", ".yaml")]
+    assert len(files) > 300
     found = [
-        f"{file.relative_to(REPOSITORY)}: {word}"
+        f"{name}:{number} names {method}"
         for file in files
-        for word in sorted(words(ast.parse(file.read_text(encoding="utf-8"))))
-        for method, pattern in NAMES.items()
-        if re.search(pattern, word, re.IGNORECASE) and not own(method, str(file.relative_to(REPOSITORY)))
+        for name in [str(file.relative_to(REPOSITORY))]
+        for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        for method in sorted(named(text))
+        if not own(method, name)
     ]
     assert found == []

@@ -1,8 +1,8 @@
 """Making (anchor, positive, negatives) from labelled texts, scored sentences and question-passage pairs.
 
-NV-Embed, section 4.2. Classification and clustering, example-based (`mode="example"`, NV-Embed-v2, for tasks with many
+As in arXiv 2405.17428, section 4.2. Classification and clustering, example-based (`mode="example"`, for tasks with many
 classes): the positive is another example of the same class, negatives are examples of other classes. Label-based
-(`mode="label"`, NV-Embed-v1, and v2 for binary tasks): the positive is the text of the label, negatives are the texts of
+(`mode="label"`, for binary tasks, too): the positive is the text of the label, negatives are the texts of
 other labels. Semantic similarity: a pair with a score of at least 4 of 5 gives an example in each direction.
 
 Missing negatives are drawn uniformly from the texts of the same task, except for known positives. All functions are

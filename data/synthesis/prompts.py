@@ -6,8 +6,8 @@ the keys of the JSON objects and the values of the placeholders are theirs; the 
 
 - The first step names a field of knowledge, drawn from a list. With one prompt for all lists, a model soon repeats itself;
   the paper sampled at temperature 1 from a very large model.
-- Short-short examples have a hard negative too, unlike in the paper, because NV-Embed's second stage uses no in-batch
-  negatives and cannot learn from a pair without one.
+- Short-short examples have a hard negative too, unlike in the paper, because a stage without in-batch negatives
+  cannot learn from a pair without one.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Splitting documents into chunks for Revela: at most 120 words, whole sentences of prose or whole lines of code.
+"""Splitting documents into chunks: at most 120 words, whole sentences of prose or whole lines of code.
 
 Sentences are found by sentencex (Wikimedia; MIT), which needs no model and no download, has wheels for Linux and macOS on
 x86-64 and arm64, and handles abbreviations, initials and quotations in about 300 languages. Speed on English Wikipedia, one

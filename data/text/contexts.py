@@ -1,6 +1,6 @@
-"""Making pairs of a text and a contextual span, the pre-training rows of CoT-MoTE (arXiv 2304.10195).
+"""Making pairs of a text and a contextual span, for contextual pre-training (arXiv 2304.10195).
 
-Documents are packed into spans as for RetroMAE (`build_spans`). Each span is the text of one row per kind of context:
+Documents are packed into spans by `build_spans`. Each span is the text of one row per kind of context:
 
 - `neighbour`: the next span of its document (for the last span, the previous one);
 - `overlap`: a span that contains its second half and the text after it (for the last span, its first half and the text before);

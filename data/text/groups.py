@@ -1,4 +1,4 @@
-"""Combining chunks into groups, the training rows of Revela.
+"""Combining chunks into groups, the training rows of in-batch attention (arXiv 2506.16552).
 
 A row is a whole group, so shuffling, gradient accumulation and several GPUs never split one. Chunks are in the order of the
 documents (d11, d12, ..., d1m, d21, ...), and a group consists of `group_size` consecutive chunks. In a small corpus of long
@@ -87,7 +87,7 @@ def build_groups(
     Returns:
         A data set with one row per group: `group` (int64, its number), `document` and `text` (lists of `group_size`
         strings: the id of each chunk's document, and the chunk). The last group may be incomplete: it is padded with `""`,
-        which `RevelaCollator` turns into absent rows. A single leftover chunk has nothing to attend to and is dropped.
+        which the collator turns into absent rows. A single leftover chunk has nothing to attend to and is dropped.
 
     Raises:
         UserError: As `read_documents`; fewer than two chunks in total.

@@ -1,4 +1,4 @@
-"""Whole-word masks of RetroMAE (arXiv 2205.12035, section 3), vectorised over all masks of a span.
+"""Whole-word masks as in arXiv 2205.12035, section 3, vectorised over all masks of a span.
 
 As in the original implementation (`_whole_word_mask` of its collator), a mask over L tokens (including special tokens) selects
 random words until max(1, round(ratio L)) tokens are masked; a word that would exceed this number is skipped. The original is a
@@ -66,7 +66,7 @@ class Vocabulary:
         if len(around) != 2 or not set(around) <= set(tokenizer.all_special_ids):
             raise UserError(
                 f"the tokenizer of {name} does not add one special token before and one after a text ([CLS] and [SEP]), "
-                "which RetroMAE needs"
+                "which whole-word masking needs"
             )
         known = np.array(sorted(tokenizer.get_vocab().values()))
         is_special = np.zeros(known[-1] + 1, dtype=np.bool_)

@@ -3,7 +3,7 @@
 Overlap with evaluation sets: a common n-gram of words, with n = 13 as in GPT-3's contamination analysis (arXiv 2005.14165,
 appendix C). A shorter text, such as a question, overlaps if the generated text contains all of it, or has the same set of
 words. Near-duplicates: the Jaccard similarity of word bigrams, estimated with MinHash, because an exact index would need
-gigabytes for the 120,000 examples of NV-Embed.
+gigabytes for 120,000 examples.
 
 Words are compared after Unicode compatibility folding, without case and punctuation; in scripts without spaces (Chinese,
 Japanese, Thai, Lao, Khmer, Burmese) each character counts as a word.

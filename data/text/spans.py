@@ -1,4 +1,4 @@
-"""Packing documents into spans of tokens, the pre-training rows of RetroMAE.
+"""Packing documents into spans of tokens, the rows of masked pre-training.
 
 A span has as many consecutive whole sentences of one document (lines of code) as fit into `max_length` tokens. Text is
 tokenised in runs of sentences, not sentence by sentence, so the tokens are those of running text. Text is never parsed as

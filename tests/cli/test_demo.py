@@ -164,7 +164,7 @@ def test_an_answering_model(work: Path, llama_folder: Path, capsys: pytest.Captu
         ("docs", "docs is not a sentence-transformers folder"),
         ("RETRIEVER --corpus nowhere", "nowhere"),
         ("RETRIEVER --corpus empty", "empty"),
-        ("RETRIEVER --index x", "--index is for ImpRAG models"),
+        ("RETRIEVER --index x", "--index is for models that answer questions"),
         ("RETRIEVER --report docs/Alba.txt", "docs/Alba.txt is not a report of `revela-hub adapt`"),
         ("RETRIEVER --report nowhere.json", "nowhere.json: no such file"),
         ("RETRIEVER --example_queries nowhere.txt", "no file nowhere.txt"),

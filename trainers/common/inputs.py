@@ -60,7 +60,7 @@ def model_of_run(model: ModelLike, own: str = "") -> ModelLike:
 
     Args:
         model: folder, Hub id or loaded model.
-        own: model type that is loaded from the output folder itself, such as `retromae`, whose encoder is exported alone.
+        own: model type that is loaded from the output folder itself, if its encoder is also exported alone.
 
     Raises:
         UserError: the folder has several models.

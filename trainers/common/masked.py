@@ -1,4 +1,4 @@
-"""Base classes of the collators and trainers that mask whole words (RetroMAE and CoT-MoTE)."""
+"""Base classes of the collators and trainers that mask whole words."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar

@@ -1,6 +1,6 @@
 """Base class for all trainers: adds retrieval metrics, atomic checkpoints, signal handling and NaN checks to `transformers.Trainer`.
 
-It comes before the library's trainer in the list of base classes: `class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer)`.
+It comes before the library's trainer in the list of base classes: `class MyTrainer(MethodTrainer, SentenceTransformerTrainer)`.
 """
 
 import math

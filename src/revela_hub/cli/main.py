@@ -134,7 +134,7 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
 
 
 def parser_of(name: str) -> "CommandParser":
-    """Return the parser of a command, such as "train revela", without importing the command's module."""
+    """Return the parser of a command, such as "train pairs", without importing the command's module."""
     from revela_hub.cli.outline import outline
     from revela_hub.cli.parser import CommandParser
 

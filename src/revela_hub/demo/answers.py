@@ -1,4 +1,4 @@
-"""Streamed answers of a model that reads passages (ImpRAG)."""
+"""Streamed answers of a model that reads passages."""
 
 import copy
 from collections.abc import Iterator

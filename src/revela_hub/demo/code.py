@@ -54,7 +54,7 @@ print(model.similarity(queries, passages))"""
 
 
 def answer_snippets(name: str) -> list[Snippet]:
-    """Return the commands that answer a question with an ImpRAG model."""
+    """Return the commands that answer a question with a model that reads passages."""
     quoted = shlex.quote(name)
     code = f"""revela-hub index {quoted} --corpus my-documents --output_dir my-index
 revela-hub answer {quoted} --index my-index --task question_answering {shlex.quote(QUERY)}"""

@@ -3,8 +3,8 @@
 For the output folder of `revela-hub adapt`, the page compares the base model, the adapted retriever, BM25 and their
 hybrid, with a slider for the weight of BM25. The hybrid includes late interaction if adapt exported it. If adapt
 exported the base model unchanged, there is only one column for both. The page shows the verdict, the table of the
-evaluation and the cost of training. For other retrievers, --base adds a column to compare with. With an ImpRAG model,
-the page answers questions.
+evaluation and the cost of training. For other retrievers, --base adds a column to compare with. With a model that
+answers questions, the page shows its answers.
 
 Without --corpus, it searches the passages of the adaptation's evaluation set, or a small built-in sample. Visitors can
 paste or upload their own text. The page is served on this machine only, unless you set --host. Ctrl-C stops it.
@@ -54,10 +54,10 @@ class Arguments(ReadingOptions):
     """Arguments of `revela-hub demo`."""
 
     model: str = field(
-        metadata={"help": "Output folder of adapt, sentence-transformers folder, ImpRAG model, or Hub id."}
+        metadata={"help": "Output folder of adapt, sentence-transformers folder, model that answers questions, or Hub id."}
     )
     corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
-    index: str | None = option(None, "Index of an ImpRAG model, made by `revela-hub index`, instead of --corpus.")
+    index: str | None = option(None, "Index for a model that answers questions, made by `revela-hub index`, instead of --corpus.")
     base: str | None = option(None, "Retriever to compare with: folder or Hub id (default: the base model of adapt).")
     report: str | None = option(None, "Report of adapt (adapt.json) to show (default: the one in the folder).")
     example_queries: str | None = option(None, "Queries to offer as examples, one per line.")
@@ -67,7 +67,7 @@ class Arguments(ReadingOptions):
     port: Port | None = option(None, "Port to listen on (default: the first free one from 7860).")
     top_k: PositiveInt = option(5, "Number of passages per column.")
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
-    max_new_tokens: PositiveInt = option(64, "Maximum number of tokens per answer of an ImpRAG model.")
+    max_new_tokens: PositiveInt = option(64, "Maximum number of tokens per answer of a model that answers questions.")
     max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
     cache_dir: str | None = option(
         None, "Cache folder for the vectors of --corpus (default: in the user's cache folder)."
@@ -118,7 +118,7 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
     from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
     if arguments.index:
-        raise UserError(f"--index is for ImpRAG models, which {arguments.model} is not: use --corpus")
+        raise UserError(f"--index is for models that answer questions, and {arguments.model} is not one: use --corpus")
     file = Path(arguments.report) if arguments.report else folder / REPORT
     report = read_report(file) if arguments.report or file.is_file() else None
     documents, corpus_name = _documents(arguments, folder)

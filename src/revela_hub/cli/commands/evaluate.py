@@ -10,7 +10,7 @@ Each row after the first is compared with the first, query by query: difference,
 --dims and --precision measure shorter and quantized vectors of dense models, in all combinations: quality, bytes per
 passage in memory and milliseconds per query (one query at a time, without encoding it).
 
-With --task qa, an ImpRAG model answers questions: exact match and F1 (normalised as in SQuAD), and the fraction of
+--task qa measures a model that answers questions: exact match and F1 (normalised as in SQuAD), and the fraction of
 questions for which a retrieved passage contains an answer.
 
 Examples:
@@ -21,7 +21,7 @@ Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96 --precision float32 int8 binary
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
   revela-hub evaluate my-retriever --tasks CoIR
-  revela-hub evaluate outputs/imprag/model --task qa --data dev.jsonl --index my-index
+  revela-hub evaluate outputs/reader/model --task qa --data dev.jsonl --index my-index
 """
 
 import json as json_format
@@ -92,7 +92,7 @@ class Arguments(RankerOptions):
         None, "Folder that keeps vectors for the next evaluation (default: they are deleted at the end)."
     )
     json: bool = option(False, "Print JSON.")
-    task: Literal["retrieval", "qa"] = option("retrieval", "Measure retrieval, or the answers of an ImpRAG model (qa).")
+    task: Literal["retrieval", "qa"] = option("retrieval", "Measure retrieval, or the answers of a model (qa).")
     data: str | None = option(None, "--task qa: JSON lines of questions and answers.")
     index: str | None = option(None, "--task qa: Index that `revela-hub index` made with the model.")
     num_passages: PositiveInt | None = option(

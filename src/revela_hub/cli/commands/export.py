@@ -1,8 +1,7 @@
 """Convert a training checkpoint to folders that load without this package, or a model to ONNX.
 
 LoRA adapters are merged. Training exports the final model itself; use this command for intermediate checkpoints, or
-for another --max_length or --dtype. The folders depend on the method: retriever/ (Revela), encoder/ (RetroMAE),
-embedder/ (NV-Embed), dense/, sparse/ and model/ (CoT-MoTE), model/ (ImpRAG).
+for another --max_length or --dtype. It writes a folder for each part of the model, and prints their names.
 
 --format onnx also writes onnx/model.onnx, which onnxruntime and text-embeddings-inference load, and prints how much its
 vectors differ from the model's. It takes a checkpoint, a sentence-transformers folder, or the output folder of adapt or
@@ -11,8 +10,8 @@ onnx/model_quantized.onnx, a quarter of the size. Models with remote code, spars
 and document encoders cannot be converted.
 
 Examples:
-  revela-hub export outputs/revela/checkpoint-1000 --output_dir my-retriever
-  revela-hub export outputs/revela --output_dir my-retriever --lm --dtype bfloat16
+  revela-hub export outputs/run/checkpoint-1000 --output_dir my-retriever
+  revela-hub export outputs/run --output_dir my-retriever --lm --dtype bfloat16
   revela-hub export my-retriever --output_dir my-retriever --format onnx --quantize int8
 """
 

@@ -10,8 +10,8 @@ file. Interrupted runs resume, and shards from `revela-hub encode` are used.
 --push_to_hub publishes the index in a data set repository, as parquet files that `datasets` reads, too: the text of the
 passages, their vectors and their places, without paths of this machine. Others search it with --index hf:owner/name.
 
-For an ImpRAG model with independent passage encoding, --states float16 also stores the keys and values of the
-passages, so that `revela-hub answer` does not compute them again.
+For a model that answers questions and encodes passages independently, --states float16 also stores the keys and
+values of the passages, so that `revela-hub answer` does not compute them again.
 
 Examples:
   revela-hub index my-retriever --corpus docs --output_dir my-index
@@ -21,7 +21,7 @@ Examples:
   revela-hub index my-retriever --corpus docs --output_dir my-index --truncate_dim 192 --precision int8 --probe my-probe
   revela-hub search my-retriever --index my-index "what is a shard?"
   revela-hub index my-name/my-retriever --corpus docs --output_dir my-index --push_to_hub my-name/my-index --private
-  revela-hub index outputs/imprag/model --corpus docs --output_dir my-index --states float16
+  revela-hub index outputs/reader/model --corpus docs --output_dir my-index --states float16
 """
 
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class Arguments(PassageOptions, SmallVectorArguments):
         "Milvus: One of --metadata_columns, whose values divide the collection into partitions; a --filter on it"
         " searches only the partitions of its values.",
     )
-    states: Literal["none", "float16"] = option("none", "ImpRAG: Also store the keys and values of the passages.")
+    states: Literal["none", "float16"] = option("none", "Models that answer questions: Also store the keys and values of the passages.")
     probe: str | None = option(
         None, "BEIR folder, e.g. of `revela-hub probe`, to measure --truncate_dim and --precision on.", metavar="FOLDER"
     )

@@ -13,9 +13,9 @@ With --space, the page of `revela-hub demo` is published as a Space of the same 
 your text is uploaded only if you give it with --space_corpus.
 
 Examples:
-  revela-hub publish outputs/revela my-name/my-retriever --dry_run
-  revela-hub publish outputs/revela my-name/my-retriever --private --card card.yaml --tag v1
-  revela-hub publish outputs/revela my-name/my-retriever --adapter_only
+  revela-hub publish outputs/run my-name/my-retriever --dry_run
+  revela-hub publish outputs/run my-name/my-retriever --private --card card.yaml --tag v1
+  revela-hub publish outputs/run my-name/my-retriever --adapter_only
   revela-hub publish outputs/adapted my-name/my-retriever --space --dry_run
 """
 
