@@ -51,7 +51,7 @@ BIAS_LEARNING_RATE = 1e-2
 class RevelaTrainer(MethodTrainer):
     """Trainer of `RevelaForCausalLM`.
 
-        trainer = RevelaTrainer("sentence-transformers/all-MiniLM-L6-v2", lm="HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
+        trainer = RevelaTrainer("HuggingFaceTB/SmolLM2-135M", lm="HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
         trainer.train()
         vectors = trainer.retriever.encode_document(["a passage"])
         trainer.write_models("outputs")  # for SentenceTransformer("outputs/retriever")
