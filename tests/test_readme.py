@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,17 +18,25 @@ pytest.importorskip("pytrec_eval", reason="the README measures, which needs the 
 
 
 def test_python_of_the_readme(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retriever_folder: Path
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    retriever_folder: Path,
 ) -> None:
     text = (repository / "README.md").read_text(encoding="utf-8")
-    train, use = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    search, load = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    rows = [{"anchor": f"where is {n}", "positive": f"{n} is in the north"} for n in range(8)]
-    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    train = train.replace("sentence-transformers/all-MiniLM-L6-v2", str(retriever_folder))
-    exec(compile(train, "README.md", "exec"), {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    (tmp_path / "path" / "to" / "docs").mkdir(parents=True)
+    (tmp_path / "path" / "to" / "docs" / "heart.md").write_text("Vitamin D protects the heart.")
+    (tmp_path / "outputs").mkdir()
+    retriever_folder.rename(tmp_path / "outputs" / "adapted")
+    (tmp_path / "outputs" / "adapted" / "hybrid.json").write_text('{"bm25_weight": 0.4, "token_weight": 0.5}')
+    exec(compile(search, "README.md", "exec"), {})
+    assert capsys.readouterr().out.endswith("path/to/docs/heart.md:1-1  Vitamin D protects the heart.\n")
     names: dict[str, object] = {}
-    exec(compile(use.replace("my-name/my-retriever", "outputs/my-retriever"), "README.md", "exec"), names)
+    exec(compile(load.replace("my-name/my-retriever", "outputs/adapted"), "README.md", "exec"), names)
     assert tuple(names["queries"].shape) == (1, 32)
     assert tuple(names["documents"].shape) == (2, 32)
 
