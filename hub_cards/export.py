@@ -7,7 +7,7 @@ text-embeddings-inference and vLLM read it: they look for `sentence_transformers
 import copy
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.metadata import DEFAULT_SIMILARITY
 from revela_hub.hub_cards.tokenizers import padding_right, text_length, with_eos
 from revela_hub.paths import local_path
 
@@ -37,6 +38,7 @@ def export_retriever(
     prompts: dict[str, str],
     max_length: int = 2048,
     normalize: bool = True,
+    similarity_fn_name: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Path:
     """Write a sentence-transformers folder with the backbone, its tokenizer, pooling, normalization and prompts.
@@ -52,6 +54,7 @@ def export_retriever(
         prompts: texts to prepend to inputs, named `query` and `document`.
         max_length: maximum length in tokens with EOS; reduced to the limits of the tokenizer and the model.
         normalize: normalize vectors to length 1.
+        similarity_fn_name: how vectors are compared, `cosine` or `dot`; by default as in sentence-transformers, by cosine.
         dtype: type of the stored weights; by default unchanged.
 
     Raises:
@@ -59,7 +62,9 @@ def export_retriever(
     """
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them first (merge_and_unload)")
-    settings, folder = RetrieverSettings(pooling, prompts, max_length, normalize), local_path(folder)
+    similarity = similarity_fn_name or DEFAULT_SIMILARITY["SentenceTransformer"]
+    settings = RetrieverSettings(pooling, prompts, max_length, normalize, similarity_fn_name=similarity)
+    folder = local_path(folder)
     tokenizer = settings.tokenizer(tokenizer)
     save_backbone(with_pooler(model), folder, dtype=dtype)
     save_settings(settings, tokenizer, model.config, folder)
@@ -77,7 +82,7 @@ class RetrieverSettings:
     include_prompt: bool = True
     truncate_dim: int | None = None
     default_prompt_name: str | None = None
-    similarity_fn_name: str = "cosine"
+    similarity_fn_name: str = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Reject prompts without `query` or `document`."""

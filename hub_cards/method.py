@@ -84,7 +84,7 @@ class Method:
             encoder has a method `warnings() -> list[str]`.
         states: full name of the module with `check_states(encoder)` and `store_index_states(encoder, store, ...)`, if an index
             can store the model's hidden states of the passages.
-        answerer: full name of the function `(model, index, *, k, device) -> answerer`, if the model answers questions.
+        answerer: full name of the function `(model, index, *, num_passages, device) -> answerer`, if the model answers questions.
         models: training arguments that name a model to start from, the base model of the card first.
         data: training arguments that name training data. A resumed run compares the rows instead of the paths.
         files: other training arguments that may name a file or folder. A resumed run compares the contents.

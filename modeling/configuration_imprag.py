@@ -78,11 +78,15 @@ class ImpRAGConfig(PreTrainedConfig):
 
 def _check_boundaries(b: int, t: int, layers: int) -> None:
     if b < 0:
-        raise ValueError(f"b must not be negative, got {b}: layers are counted from 0")
+        raise ValueError(f"the retrieval layer (b) must not be negative, got {b}: layers are counted from 0")
     if b > t:
-        raise ValueError(f"b={b} is above t={t}: layers b to t read passages, both inclusive")
+        raise ValueError(
+            f"the retrieval layer (b={b}) is above the last reading layer (t={t}): both and those between read passages"
+        )
     if t >= layers:
-        raise ValueError(f"t={t} is beyond the last layer: the backbone has layers 0 to {layers - 1}")
+        raise ValueError(
+            f"the last reading layer (t={t}) is beyond the last layer: the backbone has layers 0 to {layers - 1}"
+        )
 
 
 ImpRAGConfig.register_for_auto_class()

@@ -79,7 +79,7 @@ def test_from_questions_to_answers(
     assert 0 <= scores["exact_match"] <= scores["f1"] <= 1
     assert 0 < scores["answer_recall"] <= 1
     assert main([*evaluate, "--num_passages", "13"]) == 2
-    assert "k=13 is more than the 2 passages that the model reads" in capsys.readouterr().err
+    assert "--num_passages 13 is more than the 2 passages that the model reads" in capsys.readouterr().err
     assert main(["answer", model, "--index", index, "x " * 2000]) == 2
     assert "there is room for" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO("\nWhere?\n" + "word " * 3000))
@@ -123,10 +123,16 @@ def test_from_questions_to_answers(
     [
         (
             ["--num_passages", "20"],
-            "the model reads k=20 passages, but the collection has only 12: lower --num_passages",
+            "the model reads 20 passages, but the collection has only 12: lower --num_passages",
         ),
-        (["--retrieval_layer", "1", "--last_reading_layer", "0"], "b=1 is above t=0"),
-        (["--last_reading_layer", "2"], "t=2 is beyond the last layer: the backbone has layers 0 to 1"),
+        (
+            ["--retrieval_layer", "1", "--last_reading_layer", "0"],
+            "the retrieval layer (b=1) is above the last reading layer (t=0)",
+        ),
+        (
+            ["--last_reading_layer", "2"],
+            "the last reading layer (t=2) is beyond the last layer: the backbone has layers 0 to 1",
+        ),
         (["--max_passage_length", "1500"], "do not fit into the backbone's 2048"),
         (["--backbone", "./nowhere"], "cannot load the backbone './nowhere': no such folder"),
         (["--corpus", "nowhere"], "no such file or folder: nowhere"),
@@ -218,7 +224,7 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
     for wrong, message in (
         ([], "either --retriever, or --backbone and --retrieval_layer"),
         (["--backbone", lm], "--backbone and --retrieval_layer go together"),
-        (["--backbone", lm, "--retrieval_layer", "9"], "b=9 is beyond the last layer"),
+        (["--backbone", lm, "--retrieval_layer", "9"], "--retrieval_layer 9 is beyond the last layer"),
         (["--backbone", str(bert_folder), "--retrieval_layer", "1"], "is an encoder"),
         (["--reader", str(bert_folder), "--retriever", str(retriever_folder)], "is an encoder"),
         (["--reader", "./nowhere", "--retriever", str(retriever_folder)], "'./nowhere': no such folder"),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +95,16 @@ def test_the_folder_gives_the_trainers_vectors_without_this_package(
         np.testing.assert_allclose(got[f"{pooling} single"], expected[f"{pooling} query"], atol=1e-5)
     # BERT has absolute positions, so only vectors of the decoder are independent of the padding side.
     np.testing.assert_allclose(got["last left"], expected["last query"], atol=1e-5)
+
+
+def test_the_folder_says_how_vectors_are_compared(
+    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    for given, expected in ((None, "cosine"), ("dot", "dot")):
+        folder = tmp_path / expected
+        options: dict[str, Any] = {"pooling": "mean", "prompts": PROMPTS, "similarity_fn_name": given}
+        export_retriever(tiny_llama.model, bpe_tokenizer, folder, **options)
+        assert json.loads((folder / "config_sentence_transformers.json").read_text())["similarity_fn_name"] == expected
 
 
 def test_the_backbone_loads_as_itself(

@@ -391,9 +391,9 @@ def test_from_backbone_loads_folders_and_keeps_official_names(llama_folder: Path
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
-    "b above t": (lambda: build(b=3, t=2), "b=3 is above t=2"),
-    "t beyond": (lambda: build(t=4), "t=4 is beyond the last layer: the backbone has layers 0 to 3"),
-    "negative b": (lambda: build(b=-1), "b must not be negative"),
+    "b above t": (lambda: build(b=3, t=2), r"the retrieval layer \(b=3\) is above the last reading layer \(t=2\)"),
+    "t beyond": (lambda: build(t=4), r"the last reading layer \(t=4\) is beyond the last layer: the backbone has layers 0 to 3"),
+    "negative b": (lambda: build(b=-1), r"the retrieval layer \(b\) must not be negative"),
     "no passages": (lambda: build(k=0), "k, the number of passages, must be at least 1"),
     "l_max": (lambda: build(l_max=0), "l_max, the tokens of a passage, must be at least 1"),
     "encoding": (lambda: ImpRAGConfig(passage_encoding="none"), "passage_encoding must be"),

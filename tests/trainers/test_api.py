@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from peft import LoraConfig
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import (
     AutoModel,
@@ -671,3 +672,145 @@ def test_questions_and_passages_that_are_not_text(
         ):
             with pytest.raises(UserError, match=message):
                 make(train_dataset=questions, passages=passages)
+
+
+def test_replug_takes_its_arguments_in_the_order_of_trl_and_in_the_earlier_one(
+    raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    tiny, lm, args = str(retriever_folder), str(llama_folder), ReplugTrainingArguments(**settings)
+    options: dict[str, Any] = {"train_dataset": raw, "group_size": 4, "max_length": 64}
+    by_name = run(ReplugTrainer(tiny, args, lm=lm, **options))
+    equal(by_name, run(ReplugTrainer(tiny, lm, args, **options)))
+    assert ReplugTrainer(tiny, lm, args=args, **options).args is args
+    with pytest.raises(UserError, match="the language model is missing.*pass lm="):
+        ReplugTrainer(tiny, args, **options)
+
+
+def test_shortened_vectors_need_a_retriever_that_compares_by_cosine(
+    tmp_path: Path, raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    retriever = SentenceTransformer(str(retriever_folder), device="cpu", similarity_fn_name="dot")
+    more = {"per_device_train_batch_size": 4, "matryoshka_dims": [8]}
+    message = "--matryoshka_dims requires a model that compares by cosine, not by dot"
+    with pytest.raises(UserError, match=message):
+        args = RevelaTrainingArguments(**settings | more)
+        RevelaTrainer(retriever, args, lm=str(llama_folder), train_dataset=raw, max_length=64)
+    with pytest.raises(UserError, match=message):
+        ContrieverTrainer(retriever, ContrieverTrainingArguments(**settings | more), train_dataset=raw)
+
+
+def test_retrievers_are_trained_with_adapters_of_peft(
+    tmp_path: Path, raw: Dataset, retriever_folder: Path, llama_folder: Path, texts: list[str], settings: dict[str, Any]
+) -> None:
+    """Only adapters change, a checkpoint has them, and the exported model has them merged."""
+    tiny, lm = str(retriever_folder), str(llama_folder)
+    questions = Dataset.from_dict({"question": ["Where is Paris?"] * 4, "answer": ["France"] * 4})
+    likely = {"passages": texts, "log_likelihoods": torch.rand(4, 3), "train_dataset": questions}
+    likely["args"] = RADITTrainingArguments(**settings, num_candidates=3)
+    contriever = ContrieverTrainingArguments(**settings, per_device_train_batch_size=4, queue_size=8)
+    replug: dict[str, Any] = {"args": ReplugTrainingArguments(**settings), "lm": lm, "group_size": 4, "max_length": 64}
+    makers: list[Callable[..., Any]] = [
+        partial(ContrieverTrainer, tiny, contriever, train_dataset=raw),
+        partial(ReplugTrainer, tiny, train_dataset=raw, **replug),
+        partial(RADITTrainer, tiny, **likely),
+        partial(RADITTrainer, lm, retrieval_layer=1, **likely),
+        partial(
+            RAITTrainer, lm, RAITTrainingArguments(**settings), train_dataset=questions, passages=texts, num_passages=2
+        ),
+    ]
+    for number, make in enumerate(makers):
+        trainer = make(peft_config=LoraConfig(r=2))
+        model = trainer.model
+        before = {
+            name: weight.detach().clone() for name, weight in model.named_parameters() if not weight.requires_grad
+        }
+        trained = run(trainer)
+        adapters = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        assert adapters and all("lora_" in name for name in adapters)
+        followed = {name for name in before if name.startswith("key_encoder.") and "lora_" in name}
+        assert all(torch.equal(trained[name], weight) for name, weight in before.items() if name not in followed)
+        (folder,) = trainer.write_models(str(tmp_path / f"{number}"))
+        files = list(folder.rglob("*.safetensors"))
+        assert files and not any("lora" in name for file in files for name in load_file(file))
+        if make.func is RAITTrainer:
+            continue
+        expected = trainer.retrieval_encoder().encode_query(["fox"])
+        if make.args[0] is tiny:
+            vectors = SentenceTransformer(str(folder), device="cpu").encode_query(["fox"])
+            np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
+        trainer.write_weights(tmp_path / f"checkpoint-{number}")
+        again = make(peft_config=LoraConfig(r=2))
+        again.read_weights(tmp_path / f"checkpoint-{number}")
+        np.testing.assert_allclose(again.retrieval_encoder().encode_query(["fox"]), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match="it has adapters already"):
+        RAITTrainer(
+            model.get_base_model(),
+            RAITTrainingArguments(**settings),
+            peft_config=LoraConfig(r=2),
+            **makers[-1].keywords,
+        )
+
+
+def test_arguments_have_the_names_of_trl_and_the_earlier_ones_are_accepted(
+    raw: Dataset, masked_folder: Path, retriever_folder: Path, llama_folder: Path, texts: list[str], settings: Any
+) -> None:
+    tiny, lm, masked = str(retriever_folder), str(llama_folder), str(masked_folder)
+    pairs = {"train_dataset": Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["a dog", "a city"] * 4})}
+    questions: dict[str, Any] = {"passages": texts, "max_length": 64}
+    questions["train_dataset"] = Dataset.from_dict({"question": ["Where is Paris?"] * 4, "answer": ["France"] * 4})
+    text = {"train_dataset": raw}
+    layers = {"retrieval_layer": 0, "last_reading_layer": 1, "num_passages": 2, "max_passage_length": 32}
+    imprag = ImpRAGTrainingArguments(**settings, num_candidates=2)
+    bert, llama = AutoTokenizer.from_pretrained(masked), AutoTokenizer.from_pretrained(lm)
+    masking: list[Callable[..., Any]] = [
+        partial(RetroMAETrainer, masked, RetroMAETrainingArguments(**settings), **text),
+        partial(CoTMoTETrainer, masked, CoTMoTETrainingArguments(**settings), **text),
+        partial(CoTMoTEFinetuner, masked, CoTMoTETrainingArguments(**settings, stage="finetune"), **pairs),
+    ]
+    reading: list[Callable[..., Any]] = [
+        partial(ImpRAGTrainer, lm, imprag, **questions),
+        partial(RAITTrainer, lm, RAITTrainingArguments(**settings), num_passages=2, **questions),
+    ]
+    for make, tokenizer in [*((make, bert) for make in masking), *((make, llama) for make in reading)]:
+        init = {"model_init_kwargs": layers} if make.func is ImpRAGTrainer else {}
+        for name in ("processing_class", "tokenizer"):
+            trainer = make(**{name: tokenizer}, **init)
+            assert tokenizer in (trainer.processing_class, getattr(trainer.model, "tokenizer", None))
+    for make in masking:
+        with pytest.raises(UserError, match="trains all weights: leave out peft_config"):
+            make(peft_config=LoraConfig(r=2))
+    retrieving: list[Callable[..., Any]] = [
+        partial(PairsTrainer, tiny, PairsTrainingArguments(**settings), **pairs),
+        partial(ContrieverTrainer, tiny, ContrieverTrainingArguments(**settings), **text),
+        partial(RevelaTrainer, tiny, RevelaTrainingArguments(**settings), lm=lm, max_length=64, **text),
+        partial(ReplugTrainer, tiny, ReplugTrainingArguments(**settings), lm=lm, max_length=64, **text),
+        partial(RADITTrainer, tiny, RADITTrainingArguments(**settings, num_candidates=2), reader=lm, **questions),
+    ]
+    remedies = ("set the tokenizer of the loaded model",) * 2
+    remedies += ("pass retriever_tokenizer and lm_tokenizer", "pass lm_tokenizer", "pass reader_tokenizer")
+    for make, remedy in zip(retrieving, remedies, strict=True):
+        with pytest.raises(UserError, match=f"has no processing_class, .*: {remedy}"):
+            make(processing_class=bert)
+    nvembed = partial(NVEmbedTrainer, lm, NVEmbedTrainingArguments(**settings), **pairs)
+    for make in (*masking, *reading, *retrieving, nvembed):
+        with pytest.raises(
+            UserError, match="unknown argument 'pulling' for loading the model: use .*, or leave it out"
+        ):
+            make(model_init_kwargs={"pulling": "mean"})
+    for make in (*reading[1:], *retrieving[2:]):
+        make(trust_remote_code=False)
+    assert PairsTrainer(tiny, train_dataset=pairs["train_dataset"], max_length=8).retriever.max_seq_length == 8
+
+
+def test_imprag_has_names_instead_of_letters(tmp_path: Path, llama_folder: Path) -> None:
+    named = load_imprag(
+        str(llama_folder), retrieval_layer=0, last_reading_layer=0, num_passages=3, max_passage_length=9
+    )
+    lettered = load_imprag(str(llama_folder), b=0, t=0, k=3, l_max=9)
+    assert named.model.config.to_dict() == lettered.model.config.to_dict()
+    assert [getattr(named.model.config, name) for name in ("b", "t", "k", "l_max")] == [0, 0, 3, 9]
+    named.model.save_pretrained(tmp_path)
+    named.tokenizer.save_pretrained(tmp_path)
+    assert load_imprag(tmp_path, num_passages=2).model.config.k == 2
+    with pytest.raises(UserError, match="was trained with retrieval_layer 0, which cannot be changed to 1"):
+        load_imprag(tmp_path, retrieval_layer=1)

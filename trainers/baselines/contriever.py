@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from peft import PeftConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor
@@ -32,14 +33,21 @@ from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.baselines import CONTRIEVER
-from revela_hub.trainers.common.adapters import freeze_pooler, restores_models
+from revela_hub.trainers.common.adapters import freeze_pooler
 from revela_hub.trainers.common.arguments import WARMUP, RunArguments
+from revela_hub.trainers.common.constructors import constructor, known
 from revela_hub.trainers.common.epochs import SharedEpoch
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.common.processes import is_distributed, rank
 from revela_hub.trainers.common.query_route import refuse_frozen_documents
-from revela_hub.trainers.common.retriever import WrappedRetriever, WrappedRetrieverTrainer, inputs_of, load_retriever
+from revela_hub.trainers.common.retriever import (
+    WrappedRetriever,
+    WrappedRetrieverTrainer,
+    inputs_of,
+    load_retriever,
+    with_adapters,
+)
 
 View = Literal["cropping", "inverse_cloze"]
 
@@ -233,7 +241,9 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
     Args:
         model: Hub id, folder or GGUF file of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
         args: training arguments; by default, the output folder is named after the retriever.
-        model_init_kwargs: passed to `load_retriever`: `max_length`, `trust_remote_code`.
+        peft_config: configuration of LoRA adapters; by default, all weights are trained.
+        max_length: maximum number of tokens of a text, by default the model's own.
+        model_init_kwargs: passed to `load_retriever`: `trust_remote_code`.
         **kwargs: passed to `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_passages`), `callbacks`, ...
 
     Raises:
@@ -245,21 +255,25 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
 
     args: ContrieverTrainingArguments
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike,
         args: ContrieverTrainingArguments | None = None,
         *,
+        peft_config: PeftConfig | None = None,
+        max_length: int | None = None,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(ContrieverTrainingArguments, model, self.method)
-        retriever = load_retriever(model, **(model_init_kwargs or {}))
+        loading = {"max_length": max_length} | known(model_init_kwargs, "trust_remote_code", "max_length")
+        retriever = load_retriever(model, **loading)
         refuse_frozen_documents(retriever)
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("row", "text"), args, build_passages))
         if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
             raise UserError("--queue_size must not be smaller than the number of processes")
+        self.adapters = with_adapters(retriever, peft_config, args.seed)
         freeze_pooler(retriever)
         with retriever.truncate_embeddings(None):  # vectors are whole in training
             contrastive = Contriever(

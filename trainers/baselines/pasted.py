@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
@@ -25,7 +25,8 @@ from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy, restores_models
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy
+from revela_hub.trainers.common.constructors import constructor, known
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
@@ -86,7 +87,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     Args:
         model: Hub id, folder or GGUF file of a decoder, or a loaded one, which gets adapters in place if `args` asks for them.
         args: training arguments; by default, the output folder is named after the model.
-        tokenizer: tokenizer with an EOS token, by default the decoder's own.
+        processing_class: tokenizer with an EOS token, by default the decoder's own.
         train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts as
             `read_prompts` returns them.
         passages: the collection: texts, or a data set with a column text.
@@ -95,7 +96,8 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         num_passages: passages per prompt.
         max_passage_length: tokens of a passage.
         max_length: tokens of prompt and answer without passages; longer rows are dropped, with a log message.
-        trust_remote_code: run code from the model's repository.
+        peft_config: configuration of the adapters, instead of the LoRA settings in `args`.
+        model_init_kwargs: for loading the decoder and the retriever: `trust_remote_code`.
         **kwargs: passed to `SFTTrainer`: `eval_dataset` with the same columns, `callbacks`, ...
 
     Raises:
@@ -109,7 +111,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     args: RAITTrainingArguments
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike,
@@ -117,17 +119,18 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         *,
         train_dataset: Dataset | IterableDataset,
         passages: Sequence[str] | Dataset,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
         pseudo_labels: NDArray[np.int32] | str = "bm25",
         num_passages: int = 10,
         max_passage_length: int = 160,
         max_length: int = 256,
-        trust_remote_code: bool = False,
+        peft_config: PeftConfig | None = None,
+        model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(RAITTrainingArguments, model, self.method)
-        tokenizer = kwargs.pop("processing_class", tokenizer)
-        loaded = load_reader(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+        loading = known(model_init_kwargs, "trust_remote_code")
+        loaded = load_reader(model, tokenizer=processing_class, **loading)
         decoder, tokenizer = loaded.model, loaded.tokenizer
         texts = as_texts(passages)
         short = shortened(texts, tokenizer, max_passage_length, args.log)
@@ -141,8 +144,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
                 )
             prompts = as_prompts(rows)
             kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
-            depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm}
-            how["trust_remote_code"] = trust_remote_code
+            depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm} | loading
             ranking = rank_passages(pseudo_labels, prompts["input"], texts, depth, **how)
             pasted = pasted_prompts(prompts.select(kept), short, ranking[np.array(kept)], num_passages)
             data = tokenized_pairs(pasted, tokenizer)
@@ -154,7 +156,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token  # padding is masked
         set_seed(args.seed)  # as in trl, but before the adapters are initialised
-        adapters = args.lora_config(decoder)
+        adapters = peft_config or args.lora_config(decoder)
         super().__init__(
             model=decoder if adapters is None else add_adapters(decoder, adapters),
             args=args,

@@ -18,8 +18,16 @@ import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
+from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from transformers.utils import logging
 
 from revela_hub.data.sources.report import counted
@@ -35,7 +43,8 @@ from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
-from revela_hub.trainers.common.adapters import freeze_pooler, restores_models
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
+from revela_hub.trainers.common.constructors import constructor, known
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, model_of_run, name_of, unwrapped
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.common.prompts import (
@@ -48,7 +57,7 @@ from revela_hub.trainers.common.prompts import (
 from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.common.query_route import refuse_routes
 from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
-from revela_hub.trainers.common.retriever import RetrieverTrainer, WrappedRetriever, load_retriever
+from revela_hub.trainers.common.retriever import RetrieverTrainer, WrappedRetriever, load_retriever, with_adapters
 from revela_hub.trainers.common.weights import load_whole
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
 
@@ -112,37 +121,41 @@ class Retriever(WrappedRetriever):
         return top_rows(queries_QE, passages_ME, min(depth, len(passages)))
 
 
-def decoder_retriever(backbone: str, b: int, tokenizer: PreTrainedTokenizerBase, l_max: int | None = None) -> Retriever:
-    """Load the first b + 1 layers of a decoder as a retriever (RA-DIT-Llama): an ImpRAG model of which only the vectors are used.
+def decoder_retriever(
+    backbone: str, retrieval_layer: int, tokenizer: PreTrainedTokenizerBase, max_passage_length: int | None = None
+) -> Retriever:
+    """Load the layers of a decoder up to one as a retriever (RA-DIT-Llama): an ImpRAG model of which only the vectors are used.
 
-    The vectors are the queries and keys of layer b. `l_max` (tokens of a passage) is stored in the configuration.
+    The vectors are the queries and keys of the retrieval layer. `max_passage_length` is stored in the configuration.
 
     Raises:
-        UserError: the decoder has no layer b, or ImpRAG does not support it.
+        UserError: the decoder does not have this layer, or ImpRAG does not support it.
     """
     backbone = name_of(model_of_run(backbone))
     try:
         whole = AutoConfig.from_pretrained(backbone)
         layers = whole.num_hidden_layers
-        if not 0 <= b < layers:
-            raise UserError(f"b={b} is beyond the last layer: {backbone} has layers 0 to {layers - 1}")
-        positions = text_positions(whole)
-        if l_max is not None and positions is not None and l_max > positions:
+        if not 0 <= retrieval_layer < layers:
             raise UserError(
-                f"passages of l_max={l_max} tokens do not fit into {backbone}'s {positions} positions: lower it"
+                f"--retrieval_layer {retrieval_layer} is beyond the last layer: {backbone} has layers 0 to {layers - 1}"
             )
-        whole.num_hidden_layers = b + 1
+        positions = text_positions(whole)
+        if max_passage_length is not None and positions is not None and max_passage_length > positions:
+            raise UserError(
+                f"--max_passage_length {max_passage_length} does not fit into {backbone}'s {positions} positions: lower it"
+            )
+        whole.num_hidden_layers = retrieval_layer + 1
         if getattr(whole, "layer_types", None):  # one entry per layer
-            whole.layer_types = whole.layer_types[: b + 1]
+            whole.layer_types = whole.layer_types[: retrieval_layer + 1]
         verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # suppress the warning about unused layers above b
+        logging.set_verbosity_error()  # suppress the warning about unused layers
         try:
             refuse_pickles(backbone)
             cut = load_backbone(AutoModelForCausalLM, backbone, config=whole, dtype=torch.float32)
         finally:
             logging.set_verbosity(verbosity)
-        config: dict[str, Any] = {} if l_max is None else {"l_max": l_max}
-        model = ImpRAGForCausalLM.from_backbone(cut, b=b, t=b, k=1, **config)
+        config: dict[str, Any] = {} if max_passage_length is None else {"l_max": max_passage_length}
+        model = ImpRAGForCausalLM.from_backbone(cut, b=retrieval_layer, t=retrieval_layer, k=1, **config)
     except (OSError, ValueError, RuntimeError, AttributeError) as error:
         raise UserError(f"cannot build a retriever from {backbone!r}: {reason(error, backbone)}") from error
     return Retriever(model, tokenizer, decoder=True)
@@ -236,7 +249,8 @@ class RADITTrainer(RetrieverTrainer):
         retrieval_layer: last layer of a decoder to use as a retriever (RA-DIT-Llama), counted from 0.
         max_length: tokens of a prompt; with a reader, of prompt and answer.
         max_passage_length: tokens of a passage.
-        trust_remote_code: run code from the models' repositories.
+        peft_config: configuration of LoRA adapters; by default, all weights of the retriever are trained.
+        model_init_kwargs: for loading the models: `trust_remote_code`.
         **kwargs: passed to `Trainer`.
 
     Raises:
@@ -247,7 +261,7 @@ class RADITTrainer(RetrieverTrainer):
 
     args: RADITTrainingArguments
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: Retriever | ModelLike,
@@ -262,27 +276,30 @@ class RADITTrainer(RetrieverTrainer):
         retrieval_layer: int | None = None,
         max_length: int = 128,
         max_passage_length: int = 160,
-        trust_remote_code: bool = False,
+        peft_config: PeftConfig | None = None,
+        model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         refuse_eval_dataset(kwargs, "RADITTrainer")
+        loading = known(model_init_kwargs, "trust_remote_code")
         inner: Any = model.retriever if isinstance(model, Retriever) else model
         args = args or default_arguments(RADITTrainingArguments, inner, self.method)
         if not isinstance(model, Retriever):
-            model = open_retriever(model, retrieval_layer, max_passage_length, trust_remote_code=trust_remote_code)
+            model = open_retriever(model, retrieval_layer, max_passage_length, **loading)
         prompts, texts = as_prompts(train_dataset), as_texts(passages)
         if log_likelihoods is None:
             if reader is None:
                 raise UserError("RA-DIT needs a language model that answers the prompts: pass it as reader")
-            loaded = load_reader(reader, tokenizer=reader_tokenizer, trust_remote_code=trust_remote_code)
-            ranked = _ranked(pseudo_labels, args, prompts, texts, trust_remote_code)
+            loaded = load_reader(reader, tokenizer=reader_tokenizer, **loading)
+            ranked = _ranked(pseudo_labels, args, prompts, texts, loading)
             found = _read_candidates(loaded, args, prompts, texts, ranked, max_length, max_passage_length)
         else:
-            ranked = _ranked(pseudo_labels, args, prompts, texts, trust_remote_code)
+            ranked = _ranked(pseudo_labels, args, prompts, texts, loading)
             found = _Candidates(prompts, ranked, log_likelihoods)
         self.candidates, self.log_likelihoods = found.passages_NC, found.log_likelihoods_NC
         self.queries = model.tokens(found.prompts["prompt"], max_length, query=True)
         self.passages = model.tokens(texts, max_passage_length, query=False)
+        self.adapters = _with_adapters(model, peft_config, args.seed)
         args.ddp_find_unused_parameters = True  # a model may have parameters that its vectors do not use
         rows = _usable_rows(found, args)
         for name, tokens in (("prompts", self.queries), ("passages", self.passages)):
@@ -370,6 +387,14 @@ class RADITTrainer(RetrieverTrainer):
         return super().saved_retriever(folder)
 
 
+def _with_adapters(model: Retriever, config: PeftConfig | None, seed: int) -> PeftModel | None:
+    """Add adapters to a sentence-transformers model or to the layers of a decoder."""
+    if config is None or not model.decoder:
+        return with_adapters(model.retriever, config, seed)
+    set_seed(seed)  # as the Trainer does, but before the adapters are drawn
+    return add_adapters(model.retriever, config)
+
+
 def _read_candidates(
     reader: LanguageModel,
     args: RADITTrainingArguments,
@@ -401,7 +426,7 @@ def _ranked(
     args: RADITTrainingArguments,
     prompts: Dataset,
     passages: Sequence[str],
-    trust_remote_code: bool,
+    loading: dict[str, Any],
 ) -> NDArray[np.int32]:
     """Return the given rankings, or those of the given retriever."""
     depth = args.num_candidates
@@ -409,8 +434,8 @@ def _ranked(
         raise UserError(
             f"--num_candidates {depth} is more than the {counted(len(passages), 'passage')} of the collection: lower it"
         )
-    how = {"trust_remote_code": trust_remote_code, "show_progress_bar": not args.disable_tqdm}
-    return rank_passages(pseudo_labels, prompts["input"], passages, depth, **how)
+    how = {"show_progress_bar": not args.disable_tqdm}
+    return rank_passages(pseudo_labels, prompts["input"], passages, depth, **how, **loading)
 
 
 def _usable_rows(found: _Candidates, args: RADITTrainingArguments) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import PeftConfig
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
@@ -30,13 +31,20 @@ from revela_hub.ranges import PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import text_positions, truncates
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.common.adapters import freeze_pooler, restores_models
+from revela_hub.trainers.common.adapters import freeze_pooler
 from revela_hub.trainers.common.arguments import WARMUP, RunArguments
+from revela_hub.trainers.common.constructors import constructor, known
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, prepare_datasets, prepared_rows
 from revela_hub.trainers.common.passages import token_rows
 from revela_hub.trainers.common.processes import gathered
 from revela_hub.trainers.common.query_route import refuse_routes
-from revela_hub.trainers.common.retriever import WrappedRetriever, WrappedRetrieverTrainer, inputs_of, load_retriever
+from revela_hub.trainers.common.retriever import (
+    WrappedRetriever,
+    WrappedRetrieverTrainer,
+    inputs_of,
+    load_retriever,
+    with_adapters,
+)
 from revela_hub.trainers.common.sharding import is_sharded
 
 
@@ -55,7 +63,9 @@ class ReplugTrainingArguments(RunArguments):
     )
 
 
-def load_chunk_encoder(model: ModelLike, max_length: int | None, *, trust_remote_code: bool) -> SentenceTransformer:
+def load_chunk_encoder(
+    model: ModelLike, max_length: int | None, *, trust_remote_code: bool = False
+) -> SentenceTransformer:
     """Load a retriever that truncates chunks to `max_length` tokens, unless it reads texts of any length (static embeddings)."""
     retriever = load_retriever(model, trust_remote_code=trust_remote_code)
     refuse_routes(retriever, name_of(model), "REPLUG")
@@ -182,19 +192,21 @@ class Replug(WrappedRetriever):
 class ReplugTrainer(WrappedRetrieverTrainer):
     """Trainer of `Replug`.
 
-        trainer = ReplugTrainer("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
+        trainer = ReplugTrainer("HuggingFaceTB/SmolLM2-135M", lm="HuggingFaceTB/SmolLM2-135M", train_dataset=texts)
         trainer.train()
         vectors = trainer.retriever.encode(["a passage"])
         trainer.write_models("outputs")  # for SentenceTransformer(...) of the folder that it returns
 
     Args:
         model: Hub id, folder or GGUF file of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
-        lm: language model, which is frozen: Hub id, folder or loaded model.
+        *positional: `args`, as in the other trainers; or, as earlier, `lm` and `args`.
         args: training arguments; by default, the output folder is named after the retriever.
+        lm: language model, which is frozen: Hub id, folder or loaded model.
         lm_tokenizer: tokenizer of the language model, by default its own.
+        peft_config: configuration of LoRA adapters; by default, all weights of the retriever are trained.
         max_length: maximum number of tokens of a chunk.
         group_size: chunks per group, for raw text.
-        trust_remote_code: run code from the models' repositories.
+        model_init_kwargs: for loading both models: `trust_remote_code`.
         **kwargs: passed to `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_groups`), `callbacks`, ...
 
     Raises:
@@ -206,23 +218,32 @@ class ReplugTrainer(WrappedRetrieverTrainer):
 
     args: ReplugTrainingArguments
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike,
-        lm: ModelLike,
+        *positional: ReplugTrainingArguments | ModelLike | None,
         args: ReplugTrainingArguments | None = None,
-        *,
+        lm: ModelLike | None = None,
         lm_tokenizer: PreTrainedTokenizerBase | None = None,
+        peft_config: PeftConfig | None = None,
         max_length: int = 160,
         group_size: int = 16,
-        trust_remote_code: bool = False,
+        model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        for given in positional:
+            if given is None or isinstance(given, ReplugTrainingArguments):
+                args = given or args
+            else:  # the earlier order: model, lm, args
+                lm = given
+        if lm is None:
+            raise UserError("the language model is missing: it teaches the retriever, so pass lm=")
+        loading = known(model_init_kwargs, "trust_remote_code")
         args = args or default_arguments(ReplugTrainingArguments, model, self.method)
         own_length = None if isinstance(model, SentenceTransformer) else max_length
-        retriever = load_chunk_encoder(model, own_length, trust_remote_code=trust_remote_code)
-        loaded = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=trust_remote_code)
+        retriever = load_chunk_encoder(model, own_length, **loading)
+        loaded = load_lm(lm, tokenizer=lm_tokenizer, **loading)
         lm, lm_tokenizer = loaded.model, loaded.tokenizer
         if getattr(lm.config.get_text_config(), "is_causal", None) is False:
             raise UserError(
@@ -236,6 +257,7 @@ class ReplugTrainer(WrappedRetrieverTrainer):
             raise UserError(
                 f"the language model has {positions} positions, fewer than two chunks of --max_length {max_length}: lower it"
             )
+        self.adapters = with_adapters(retriever, peft_config, args.seed)
         freeze_pooler(retriever)
         collator = GroupCollator(retriever, lm_tokenizer, max_length)
         distilled = Replug(

@@ -1,10 +1,9 @@
 """LoRA adapters: added to a model in place, and merged into a copy of it for the export."""
 
-from collections.abc import Callable, Iterator
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import fields, replace
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
@@ -15,7 +14,6 @@ from transformers import PreTrainedConfig
 from revela_hub.errors import UserError
 
 Model = TypeVar("Model", bound=nn.Module)
-Parameters = ParamSpec("Parameters")
 UNFREEZE_REMEDY = "perhaps by an earlier trainer: call requires_grad_(True) on it, or load it again"
 
 
@@ -34,49 +32,17 @@ def refuse_frozen(part: str, model: nn.Module) -> None:
         raise UserError(f"all weights of {part} are frozen, {UNFREEZE_REMEDY}")
 
 
-def restores_models(init: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Let a constructor that fails leave loaded models as they were: without new adapters, with the same weights to train."""
-
-    @wraps(init)
-    def restoring(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        models = [value for value in (*args, *kwargs.values()) if isinstance(value, nn.Module)]
-        modules = [module for model in models for module in model.modules()]
-        states = [(each, _state(each)) for module in modules for each in (module, *_configs(module))]
-        weights = [(weight, weight.requires_grad, weight.dtype) for model in models for weight in model.parameters()]
-        try:
-            init(*args, **kwargs)
-        except BaseException:
-            for each, state in states:
-                vars(each).clear()
-                vars(each).update(state)
-            for weight, trained, dtype in weights:
-                weight.data = weight.data.to(dtype)
-                weight.requires_grad_(trained)
-            raise
-
-    return restoring
-
-
-def _state(owner: Any) -> dict[str, Any]:
-    """Return the attributes of a module or configuration, with copies of its dictionaries of modules, weights and hooks."""
-    return {name: copy(value) if isinstance(value, dict | set) else value for name, value in vars(owner).items()}
-
-
-def _configs(owner: Any) -> Iterator[PreTrainedConfig]:
-    """Return the configurations of a module, and those in them."""
-    for value in list(vars(owner).values()):
-        if isinstance(value, PreTrainedConfig):
-            yield value
-            yield from _configs(value)
-
-
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     """Add float32 adapters to a model in place and freeze its other weights.
 
     The model keeps its structure and parameter names, and `save_pretrained` saves it with merged adapters (`saving_merged`). The
     returned wrapper is for saving and merging. A LoRA configuration without `target_modules` applies to the layers that
     `linear_layers` lists.
+
+    Raises:
+        UserError: the model has adapters already, or these do not fit into memory.
     """
+    refuse_adapters(type(model).__name__, model)
     given: Any = model
     if isinstance(config, LoraConfig) and config.target_modules is None:
         config = replace(config, target_modules=list(linear_layers(model)))

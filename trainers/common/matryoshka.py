@@ -20,7 +20,7 @@ class MatryoshkaArguments:
         None, "Also train the first N components of each vector for these N, e.g. 384 192 96 (default: whole vectors)."
     )
 
-    def checked_dims(self, dimension: int | None, similarity: str = "cosine") -> list[int]:
+    def checked_dims(self, dimension: int | None, similarity: str) -> list[int]:
         """Return the sizes, the largest first; empty if only whole vectors are trained.
 
         Raises:

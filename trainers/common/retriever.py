@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from revela_hub.errors import UserError, first_line, loading, refuse_missing_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
@@ -30,9 +32,9 @@ from revela_hub.retrieval.encoder import (
     without_chat_template,
 )
 from revela_hub.scratch import scratch_folder
-from revela_hub.trainers.common.adapters import refuse_adapters
+from revela_hub.trainers.common.adapters import add_adapters, refuse_adapters
 from revela_hub.trainers.common.inputs import ModelLike, name_of, retriever_of_run
-from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone
+from revela_hub.trainers.common.query_route import refuse_other_routes, trained_backbone, trained_transformer
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import refuse_fused, refuse_remote_code
@@ -95,6 +97,31 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
         without_chat_template(transformer)
         pooling = Pooling(transformer.get_embedding_dimension(), "mean")
         return SentenceTransformer(modules=[transformer, pooling], device="cpu")
+
+
+def adapted_backbone(retriever: SentenceTransformer, *, query_only: bool = False) -> PreTrainedModel:
+    """Return the transformers model that gets adapters; raise a `UserError` without one, or if another route is trained, too."""
+    backbone = trained_backbone(retriever)
+    if backbone is None:
+        kind = type(trained_transformer(retriever)).__name__
+        raise UserError(
+            f"LoRA adapters need a transformer, but {kind} has no linear layers: train all weights (--lora_rank 0, no"
+            " peft_config)"
+        )
+    if isinstance(retriever[0], Router) and not query_only:
+        raise UserError(
+            "LoRA would adapt only the query route: pass --query_only true (train pairs), or train all weights (--lora_rank 0,"
+            " no peft_config)"
+        )
+    return backbone
+
+
+def with_adapters(retriever: SentenceTransformer, config: PeftConfig | None, seed: int) -> PeftModel | None:
+    """Add adapters to a retriever in place, drawn with a seed; return None without a configuration."""
+    if config is None:
+        return None
+    set_seed(seed)  # as the Trainer does, but before the adapters are drawn
+    return add_adapters(adapted_backbone(retriever), config)
 
 
 def inputs_of(model: SentenceTransformer, texts: list[str], task: str) -> dict[str, Any]:
@@ -216,8 +243,12 @@ class RetrieverTrainer(MethodTrainer):
             raise UserError(f"{folder} is not a checkpoint of this run ({first_line(error)})") from error
 
     def _extra_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the run that are not part of the retriever."""
-        return self.accelerator.unwrap_model(self.model).extra_weights()  # type: ignore[no-any-return]
+        """Return the weights of the run that the exported retriever does not have, such as adapters before they are merged."""
+        model = self.accelerator.unwrap_model(self.model)
+        extra = model.extra_weights() if isinstance(model, WrappedRetriever) else {}
+        if self.adapters is not None:
+            extra |= {name: weight for name, weight in self.retriever.named_parameters() if weight.requires_grad}
+        return extra
 
 
 class WrappedRetrieverTrainer(RetrieverTrainer):

@@ -13,6 +13,7 @@ from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
+from revela_hub.trainers.common.constructors import config_fields, known
 from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import checkpoint_config, load_whole
 
@@ -57,8 +58,10 @@ def load_cot_mote_start(
 
     Raises:
         UserError: the model cannot be loaded, is not an encoder with a masked-LM head, has no mask token, or is a CoT-MoTE
-            model whose settings differ from `config`, or to which `query_encoder` or `fresh_head` do not apply.
+            model whose settings differ from `config`, or to which `query_encoder` or `fresh_head` do not apply; or an argument
+            is unknown.
     """
+    known(config, *config_fields(CoTMoTEConfig))
     config = {field: value for field, value in config.items() if value is not None}
     start = model_of_run(start, CoTMoTEConfig.model_type)
     query_encoder = name_of(model_of_run(query_encoder)) if query_encoder else None

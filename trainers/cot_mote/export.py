@@ -29,6 +29,7 @@ from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint
+from revela_hub.trainers.cot_mote.hybrid import SIMILARITY
 from revela_hub.trainers.cot_mote.verification import EXPERTS, vectors
 
 
@@ -98,7 +99,7 @@ def export_routes(
         )
         kind: Any = SparseEncoder if sparse else SentenceTransformer
         prompts = {"query": "", "document": ""}
-        encoder = kind(modules=[router], prompts=prompts, similarity_fn_name="dot", device="cpu")
+        encoder = kind(modules=[router], prompts=prompts, similarity_fn_name=SIMILARITY, device="cpu")
         encoder.save_pretrained(str(folder), create_model_card=False)
     make_readable(folder)
     for config in sorted(folder.rglob("config.json")):

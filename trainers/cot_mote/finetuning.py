@@ -21,7 +21,8 @@ from transformers.trainer_utils import TrainOutput
 from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
-from revela_hub.trainers.common.adapters import merged_copy, restores_models
+from revela_hub.trainers.common.adapters import merged_copy
+from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.inputs import (
     ModelLike,
     as_dataset,
@@ -51,8 +52,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         model: folder or Hub id of a CoT-MoTE model or an encoder, a loaded encoder with its masked-LM head, or a
             `CoTMoTEModel`, which is trained in place.
         args: training arguments with `stage="finetune"`; by default the paper's, with an output folder named after the model.
-        tokenizer: tokenizer of the model, by default its own; saved with every checkpoint. Also accepted as
-            `processing_class`.
+        processing_class: tokenizer of the model, by default its own; saved with every checkpoint.
         train_dataset: columns anchor, positive, and for hard negatives negative, or negative_1 to negative_N; others are ignored.
         query_max_length: maximum tokens of a query, special tokens included.
         max_length: maximum tokens of a passage, special tokens included.
@@ -67,13 +67,13 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     method = COT_MOTE
     saves_copy = True
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike | CoTMoTEModel,
         args: CoTMoTETrainingArguments | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
         train_dataset: Dataset | IterableDataset,
         query_max_length: int = 32,
         max_length: int = 144,
@@ -94,14 +94,14 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         refuse_single_pair(train_dataset)
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method, stage="finetune")
         self.args: CoTMoTETrainingArguments
-        tokenizer = kwargs.pop("processing_class", tokenizer)
         if not isinstance(model, CoTMoTEModel):
             set_seed(args.seed)  # as the Trainer does, but before new weights are initialised
-            start = load_cot_mote_start(model, pre_training=False, tokenizer=tokenizer, **(model_init_kwargs or {}))
-            model, tokenizer = start.encoder, start.tokenizer
+            own = {"tokenizer": processing_class} | (model_init_kwargs or {})
+            start = load_cot_mote_start(model, pre_training=False, **own)
+            model, processing_class = start.encoder, start.tokenizer
             max_length = min(max_length, model.max_length)
             model.config.max_seq_length = max_length  # the published model reads texts as long as those in training
-        tokenizer = tokenizer_of(model, tokenizer)
+        tokenizer = tokenizer_of(model, processing_class)
         self.cot_mote = model
         if len(train_dataset.column_names) == 2 and args.per_device_train_batch_size * args.world_size < 2:
             raise UserError("a batch of one pair has no negatives: raise per_device_train_batch_size or num_negatives")

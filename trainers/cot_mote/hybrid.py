@@ -19,6 +19,9 @@ from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.trainers.cot_mote.verification import EXPERTS
 
+SIMILARITY: Literal["dot"] = "dot"
+"""How dense, sparse and hybrid vectors are compared: only dot products of both parts add up to that of the whole."""
+
 
 class HybridEncoder(InputModule):
     """Sentence-transformers module around a `CoTMoTEModel`; `task` ("query" or "document") selects the expert.
@@ -104,4 +107,4 @@ class HybridEncoder(InputModule):
 def hybrid_encoder(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> SentenceTransformer:
     """Return a sentence-transformers model around a CoT-MoTE model, for dot products; arguments as in `HybridEncoder`."""
     module = HybridEncoder(model, tokenizer, **settings)
-    return SentenceTransformer(modules=[module], similarity_fn_name="dot", device=str(model.device))
+    return SentenceTransformer(modules=[module], similarity_fn_name=SIMILARITY, device=str(model.device))

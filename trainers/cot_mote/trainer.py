@@ -11,7 +11,7 @@ from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
-from revela_hub.trainers.common.adapters import restores_models
+from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.inputs import (
     ModelLike,
     default_arguments,
@@ -39,8 +39,7 @@ class CoTMoTETrainer(MaskedTrainer):
         model: encoder as Hub id or folder, as a loaded model with masked-LM head, or as a `CoTMoTEForPreTraining`.
         args: training arguments; `args.seed` also seeds the masks, which differ between epochs. By default the paper's, with
             an output folder named after the encoder.
-        tokenizer: tokenizer of the encoder, by default its own; saved with every checkpoint. Also accepted as
-            `processing_class`.
+        processing_class: tokenizer of the encoder, by default its own; saved with every checkpoint.
         max_length: maximum tokens of a text made from raw text, special tokens included; by default 144, or the number of
             the encoder's positions if that is lower.
         encoder_mask_ratio: fraction of a text's tokens to predict.
@@ -59,13 +58,13 @@ class CoTMoTETrainer(MaskedTrainer):
 
     losses = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike | CoTMoTEForPreTraining,
         args: CoTMoTETrainingArguments | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
         max_length: int | None = None,
         encoder_mask_ratio: float = 0.3,
         decoder_mask_ratio: float = 0.45,
@@ -78,13 +77,13 @@ class CoTMoTETrainer(MaskedTrainer):
                 "CoTMoTETrainer does not support compute_metrics: pass retrieval_task=RetrievalTask(...) instead"
             )
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method)
-        tokenizer = kwargs.pop("processing_class", tokenizer)
         if not isinstance(model, CoTMoTEForPreTraining):
             set_seed(args.seed)  # as the Trainer does, but before the decoder is initialised
-            start = load_cot_mote_start(model, pre_training=True, tokenizer=tokenizer, **(model_init_kwargs or {}))
+            own = {"tokenizer": processing_class} | (model_init_kwargs or {})
+            start = load_cot_mote_start(model, pre_training=True, **own)
             assert isinstance(start.model, CoTMoTEForPreTraining)
-            model, tokenizer = start.model, start.tokenizer
-        tokenizer = tokenizer_of(model, tokenizer)
+            model, processing_class = start.model, start.tokenizer
+        tokenizer = tokenizer_of(model, processing_class)
         config = model.config
         length = min(max_length or config.max_seq_length, model.max_length)
 

@@ -12,8 +12,18 @@ from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
+from revela_hub.trainers.common.constructors import config_fields, known
 from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import is_encoder, load_adapters, load_whole
+
+OPTIONS = {
+    "b": "retrieval_layer",
+    "t": "last_reading_layer",
+    "k": "num_passages",
+    "l_max": "max_passage_length",
+    "passage_encoding": "passage_encoding",
+}
+"""Names of the fields of `ImpRAGConfig` as options and arguments."""
 
 
 @dataclass
@@ -38,20 +48,33 @@ def load_imprag(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     trust_remote_code: bool = False,
-    **config: Any,
+    retrieval_layer: int | None = None,
+    last_reading_layer: int | None = None,
+    num_passages: int | None = None,
+    max_passage_length: int | None = None,
+    passage_encoding: str | None = None,
+    **further: Any,
 ) -> ImpRAGCheckpoint:
-    """Load a model to train: a decoder, or an ImpRAG model to train further.
+    """Load a model to train: a decoder, or an ImpRAG model to train further. With None, its own setting or the default is used.
 
     Args:
         backbone: Hub id, folder or GGUF file, or a loaded decoder.
         tokenizer: by default that of the decoder.
         trust_remote_code: whether to run model code from the repository.
-        **config: fields of `ImpRAGConfig`; with None, the model's value or the default is used.
+        retrieval_layer: layer whose states are the retrieval vectors, and the first that reads passages (`ImpRAGConfig.b`).
+        last_reading_layer: last layer that reads passages (`ImpRAGConfig.t`).
+        num_passages: passages per prompt (`ImpRAGConfig.k`).
+        max_passage_length: tokens of a passage (`ImpRAGConfig.l_max`).
+        passage_encoding: as in `ImpRAGConfig`.
+        **further: `attn_implementation` and `dtype` of a decoder; also the fields of `ImpRAGConfig` by their own names.
 
     Raises:
-        UserError: the model cannot be loaded, is not a decoder, or is an ImpRAG model with another b or t.
+        UserError: the model cannot be loaded, is not a decoder, or is an ImpRAG model with other layers; or an argument is unknown.
     """
-    given = {key: value for key, value in config.items() if value is not None}
+    named = (retrieval_layer, last_reading_layer, num_passages, max_passage_length, passage_encoding)
+    known(further, *OPTIONS.values(), *config_fields(ImpRAGConfig), "attn_implementation", "dtype")
+    fields = dict(zip(OPTIONS, named, strict=True)) | further
+    given = {key: value for key, value in fields.items() if value is not None}
     backbone = model_of_run(backbone, ImpRAGConfig.model_type)
     given_model, name = unwrapped(backbone), name_of(backbone)
     refuse_missing_folder(name, "the backbone")
@@ -61,7 +84,8 @@ def load_imprag(
             for key, value in given.items():
                 if key in ("b", "t") and getattr(loaded.model.config, key) != value:
                     raise UserError(
-                        f"{name} was trained with {key}={getattr(loaded.model.config, key)}, which cannot be changed to {value}"
+                        f"{name} was trained with {OPTIONS[key]} {getattr(loaded.model.config, key)}, which cannot be changed to"
+                        f" {value}"
                     )
                 setattr(loaded.model.config, key, value)
             return loaded
@@ -105,7 +129,7 @@ def _with_adapters(folder: Path) -> ImpRAGForCausalLM:
     base = named or (config.backbone.name_or_path if config.backbone is not None else "")
     if not base:
         raise UserError(f"{folder} does not name the base model of its adapters (adapter_config.json, config.json)")
-    fields = {name: getattr(config, name) for name in ("b", "t", "k", "l_max", "passage_encoding")}
+    fields = {name: getattr(config, name) for name in OPTIONS}
     merged: ImpRAGForCausalLM = load_adapters(load_imprag(base, **fields).model, folder).merge_and_unload()
     merged.requires_grad_(True)  # the adapters froze the decoder
     merged.config.name_or_path = str(folder)  # adapters that are trained next are recorded on top of these

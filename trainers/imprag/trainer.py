@@ -34,7 +34,8 @@ from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.encoding import divided
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.stored_vectors import VectorsInMemory
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy, restores_models
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy
+from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.common.processes import from_main
@@ -72,7 +73,7 @@ class ImpRAGTrainer(MethodTrainer):
     Args:
         model: Hub id or folder of a decoder or of an ImpRAG model, or a loaded one, which gets adapters in place, if any.
         args: training arguments; by default with an output folder named after the model.
-        tokenizer: tokenizer of the backbone, by default its own; needs an EOS token. Also accepted as `processing_class`.
+        processing_class: tokenizer of the backbone, by default its own; needs an EOS token.
         train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts from
             `read_prompts`.
         passages: the collection: M texts, or a data set with a column `text`.
@@ -81,8 +82,8 @@ class ImpRAGTrainer(MethodTrainer):
         peft_config: configuration of the adapters, instead of the LoRA settings in `args`; without `target_modules` it applies
             to every linear layer.
         max_length: maximum tokens of prompt and answer.
-        model_init_kwargs: arguments of `load_imprag`: `b`, `t`, `k`, `l_max`, `trust_remote_code`, ... The last one also
-            applies to the retriever that `pseudo_labels` names.
+        model_init_kwargs: arguments of `load_imprag`: `retrieval_layer`, `last_reading_layer`, `num_passages`,
+            `max_passage_length`, `trust_remote_code`, ... The last one also applies to the retriever that `pseudo_labels` names.
         **kwargs: arguments of `Trainer`: `callbacks`, ...
 
     Raises:
@@ -92,13 +93,13 @@ class ImpRAGTrainer(MethodTrainer):
 
     method = IMPRAG
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike | ImpRAGForCausalLM,
         args: ImpRAGTrainingArguments | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
         train_dataset: Dataset | IterableDataset,
         passages: Sequence[str] | Dataset,
         pseudo_labels: NDArray[np.int32] | str | None = "bm25",
@@ -109,12 +110,11 @@ class ImpRAGTrainer(MethodTrainer):
     ) -> None:
         refuse_eval_dataset(kwargs, "ImpRAGTrainer")
         args = args or default_arguments(ImpRAGTrainingArguments, model, self.method)
-        tokenizer = kwargs.pop("processing_class", tokenizer)
         train_dataset, passages = as_prompts(train_dataset), as_texts(passages)
         if not isinstance(model, ImpRAGForCausalLM):
-            loaded = load_imprag(model, tokenizer=tokenizer, **(model_init_kwargs or {}))
-            model, tokenizer = loaded.model, loaded.tokenizer
-        tokenizer = tokenizer_of(model, tokenizer)
+            loaded = load_imprag(model, tokenizer=processing_class, **(model_init_kwargs or {}))
+            model, processing_class = loaded.model, loaded.tokenizer
+        tokenizer = tokenizer_of(model, processing_class)
         self.args: ImpRAGTrainingArguments
         self.imprag, self.passages = model, passages
         _check(model, args, len(passages), max_length, pseudo_labels)
@@ -322,7 +322,8 @@ class ImpRAGTrainer(MethodTrainer):
     def model_names(self) -> str:
         """Return the name of the backbone and the layers."""
         config = self.imprag.config
-        return f"{super().model_names()}, b={config.b}, t={config.t}, k={config.k}"
+        layers = f"layers {config.b} to {config.t} read {counted(config.k, 'passage')}"
+        return f"{super().model_names()}, {layers}"
 
     def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write the weights or adapters, the configuration, and the rankings of the index."""
@@ -379,13 +380,13 @@ def _check(
         raise UserError("there are no passages: give a collection that is not empty")
     if config.k > passages:
         raise UserError(
-            f"the model reads k={config.k} passages, but the collection has only {passages}: lower --num_passages"
+            f"the model reads {counted(config.k, 'passage')}, but the collection has only {passages}: lower --num_passages"
         )
     positions = text_positions(config.backbone)
     if positions is not None and config.k * config.l_max + max_length > positions:
         raise UserError(
-            f"k * l_max + max_length = {config.k * config.l_max + max_length} positions do not fit into the backbone's"
-            f" {positions}: lower --num_passages, --max_passage_length or --max_length"
+            f"num_passages * max_passage_length + max_length = {config.k * config.l_max + max_length} positions do not fit into the"
+            f" backbone's {positions}: lower --num_passages, --max_passage_length or --max_length"
         )
     if (args.retrieval_warmup_epochs or args.retrieval_only_steps) and pseudo_labels is None:
         raise UserError(

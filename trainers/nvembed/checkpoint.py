@@ -16,6 +16,7 @@ from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.common.adapters import add_adapters
+from revela_hub.trainers.common.constructors import known
 from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.common.weights import is_encoder, load_whole, raise_for_names
 from revela_hub.trainers.nvembed import EMBEDDER
@@ -53,12 +54,13 @@ def load_nvembed(
             checkpoint of an NV-Embed run, or a loaded decoder, which is not copied.
         tokenizer: by default that of the decoder.
         dtype: of the loaded weights.
-        **config: arguments of `NVEmbedModel.from_backbone`: `pooling`, `mask`, `num_latents`, `num_heads`; with None, the
-            default or the trained model's value is used.
+        **config: arguments of `NVEmbedModel.from_backbone`: `pooling`, `mask`, `num_latents`, `num_heads`, and of a decoder
+            `attn_implementation`; with None, the default or the trained model's value is used.
 
     Raises:
-        UserError: the model cannot be loaded, or the settings differ from those of a trained model.
+        UserError: the model cannot be loaded, the settings differ from those of a trained model, or an argument is unknown.
     """
+    known(config, "pooling", "mask", "num_latents", "num_heads", "attn_implementation")
     config = {name: value for name, value in config.items() if value is not None}
     if isinstance(model, str | Path) and (local_path(model) / EMBEDDER / "config.json").is_file():
         model = local_path(model) / EMBEDDER
@@ -125,9 +127,9 @@ def _settings(config: NVEmbedConfig) -> dict[str, Any]:
 def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) -> None:
     there = _settings(trained)
     for option, value in given.items():
-        if there[option] != value:
+        if there.get(option) != value:
             raise UserError(
-                f"{name} is an NV-Embed model with --{option} {there[option]}: leave out --{option} {value}, or start from a"
+                f"{name} is an NV-Embed model with --{option} {there.get(option)}: leave out --{option} {value}, or start from a"
                 " decoder"
             )
 

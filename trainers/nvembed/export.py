@@ -99,11 +99,12 @@ def nvembed_encoder(
         save_tokenizer(tokenizer, folder, max_length=length)
         transformer = transformer_around(model, str(folder))
     mode: Any = "lasttoken" if settings.pooling == "last" else "mean"
+    similarity: Any = settings.similarity_fn_name
     pooling = Pooling(model.config.hidden_size, pooling_mode=mode, include_prompt=False)
     return SentenceTransformer(
         modules=[transformer, pooling, Normalize()],
         prompts=dict(settings.prompts),
-        similarity_fn_name="cosine",
+        similarity_fn_name=similarity,
         device=str(model.device),
         trust_remote_code=True,  # checkpoints, which a resumed run loads, contain our code
     )
@@ -146,7 +147,13 @@ def export_nvembed(
 def _settings(model: NVEmbedModel, prompts: dict[str, str], max_length: int) -> RetrieverSettings:
     pooling = "last" if model.config.pooling == "eos" else "mean"
     prompts = {"query": "", "document": ""} | prompts
-    return RetrieverSettings(pooling, prompts, max_length, include_prompt=False)  # type: ignore[arg-type]
+    return RetrieverSettings(
+        pooling,  # type: ignore[arg-type]
+        prompts,
+        max_length,
+        include_prompt=False,
+        similarity_fn_name="cosine",
+    )
 
 
 def _checked_length(model: NVEmbedModel, tokenizer: PreTrainedTokenizerBase, settings: RetrieverSettings) -> int:

@@ -32,7 +32,8 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder, text_positions
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy, refuse_frozen, restores_models, saving_merged
+from revela_hub.trainers.common.adapters import add_adapters, merged_copy, refuse_frozen, saving_merged
+from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.inputs import (
     ModelLike,
     as_dataset,
@@ -88,7 +89,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     method = NVEMBED
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike,

@@ -26,15 +26,16 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 from sentence_transformers.util import cos_sim, dot_score
-from torch import Tensor, nn
-from transformers import PreTrainedModel, set_seed
+from torch import nn
+from transformers import set_seed
 
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, restores_models
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
+from revela_hub.trainers.common.constructors import constructor, known
 from revela_hub.trainers.common.inputs import (
     ModelLike,
     checked_stream,
@@ -54,10 +55,9 @@ from revela_hub.trainers.common.query_route import (
     record_documents,
     refuse_frozen_documents,
     trained_backbone,
-    trained_transformer,
     with_query_route,
 )
-from revela_hub.trainers.common.retriever import RetrieverTrainer, load_retriever
+from revela_hub.trainers.common.retriever import RetrieverTrainer, adapted_backbone, load_retriever
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 
 LABELS = ("label", "labels", "score", "scores")
@@ -105,7 +105,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         loss: a loss of sentence-transformers for the same columns, instead of the contrastive one; the column of its labels, `label`,
             `labels`, `score` or `scores`, is kept.
         peft_config: of the adapters, instead of LoRA as `args` says.
-        model_init_kwargs: of `load_retriever`: `max_length`, `trust_remote_code`.
+        max_length: maximum tokens of a text, by default the model's own.
+        model_init_kwargs: of `load_retriever`: `trust_remote_code`.
         **kwargs: of `SentenceTransformerTrainer`, and `retrieval_task`.
 
     Raises:
@@ -118,7 +119,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
     documents: str | None = None
     """With `query_only`, the identity of the model whose document vectors stay valid (`identity_of_documents`)."""
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike,
@@ -127,12 +128,15 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         train_dataset: Dataset | IterableDataset,
         loss: Callable[[SentenceTransformer], nn.Module] | nn.Module | None = None,
         peft_config: PeftConfig | None = None,
+        max_length: int | None = None,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         # A copy: prompts and routes of this model are set in it.
         args = copy(args) if args else default_arguments(PairsTrainingArguments, model, self.method)
-        retriever = load_retriever(model, **(model_init_kwargs or {}))
+        loading = {"max_length": max_length} | known(model_init_kwargs, "trust_remote_code", "max_length")
+        length = loading.pop("max_length") if args.query_only else None  # of queries; documents keep their own limit
+        retriever = load_retriever(model, **loading)
         prompts: dict[str, str] = {}  # of the columns of all data sets, some of which may have more negatives
         routes: dict[str, str] = {}
         own_prompts = retriever.prompts
@@ -150,14 +154,14 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             refuse_single_pair(kwargs["train_dataset"])
         _check_batches(kwargs["train_dataset"], args)
         if args.query_only:
-            retriever = with_query_route(retriever)
+            retriever = with_query_route(retriever, max_length=length)
             self.documents = identity_of_documents(str(model)) if isinstance(model, (str, Path)) else None
         else:
             refuse_frozen_documents(retriever)
         _note_small_rate(retriever, args)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         if args.lora_rank or peft_config:
-            backbone = _adapted_backbone(retriever, query_only=args.query_only)
+            backbone = adapted_backbone(retriever, query_only=args.query_only)
             if adapters := peft_config or args.lora_config(backbone):
                 self.adapters = add_adapters(backbone, adapters)
         freeze_pooler(retriever)
@@ -205,9 +209,6 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         super().write_retriever(folder)
         if self.documents is not None:
             record_documents(folder, self.documents)
-
-    def _extra_weights(self) -> dict[str, Tensor]:
-        return {n: p for n, p in self.retriever.named_parameters() if p.requires_grad} if self.adapters else {}
 
 
 def _given_loss(loss: Any, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
@@ -272,19 +273,6 @@ def _rows_by_text(rows: Dataset, column: str) -> Counter[int]:
 def _note_small_rate(retriever: SentenceTransformer, args: PairsTrainingArguments) -> None:
     if trained_backbone(retriever) is None and args.learning_rate < 1e-3:
         args.log(f"static embeddings hardly change at a learning rate of {args.learning_rate:g}: 1e-2 suits them")
-
-
-def _adapted_backbone(retriever: SentenceTransformer, *, query_only: bool) -> PreTrainedModel:
-    """Return the transformers model that gets adapters; raise a `UserError` without one, or if another route is trained."""
-    backbone = trained_backbone(retriever)
-    if backbone is None:
-        kind = type(trained_transformer(retriever)).__name__
-        raise UserError(f"--lora_rank needs a transformer, but {kind} has no linear layers: train all weights (0)")
-    if isinstance(retriever[0], Router) and not query_only:
-        raise UserError(
-            "--lora_rank would adapt only the query route: pass --query_only true, or train all weights with --lora_rank 0"
-        )
-    return backbone
 
 
 def _pairs(rows: Any, args: PairsTrainingArguments, *, labels: bool) -> Dataset | IterableDataset:

@@ -6,8 +6,15 @@ import torch
 
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, refuse_max_length, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer, with_pooler
+from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint
+
+
+def encoder_settings(model: RetroMAEForPreTraining, max_length: int | None = None) -> RetrieverSettings:
+    """Return how the encoder of a model embeds texts: with the state of the first token, without prompts, compared by cosine."""
+    length = min(max_length or model.config.max_seq_length, model.max_length)
+    return RetrieverSettings("cls", {"query": "", "document": ""}, length, similarity_fn_name="cosine")
 
 
 def assemble_retromae(loaded: RetroMAECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
@@ -20,8 +27,7 @@ def assemble_retromae(loaded: RetroMAECheckpoint, checkpoint: Path, folder: Path
         save_tokenizer(loaded.tokenizer, folder)
         return Assembled(folder, RETROMAE, base, remote_code=True)
     encoder = with_pooler(loaded.model.encoder)
-    length = min(assembly.max_length or loaded.model.config.max_seq_length, loaded.model.max_length)
-    settings = RetrieverSettings("cls", {"query": "", "document": ""}, length)
+    settings = encoder_settings(loaded.model, assembly.max_length)
     tokenizer = settings.tokenizer(loaded.tokenizer)
     save_backbone(encoder, folder, dtype=assembly.dtype)
     save_settings(settings, tokenizer, encoder.config, folder)

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.common.adapters import restores_models
+from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.inputs import (
     ModelLike,
@@ -23,6 +23,7 @@ from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, load_retromae_encoder
 from revela_hub.trainers.retromae.collator import RetroMAECollator
+from revela_hub.trainers.retromae.export import encoder_settings
 
 SPAN_COLUMNS = ("span", "input_ids", "word_starts")
 
@@ -39,8 +40,7 @@ class RetroMAETrainer(MaskedTrainer):
         model: encoder as Hub id or folder, as a loaded model with masked-LM head, or as a `RetroMAEForPreTraining`.
         args: training arguments; `args.seed` also seeds the masks, which differ between epochs. By default the paper's, with
             an output folder named after the encoder.
-        tokenizer: tokenizer of the encoder, by default its own; saved with every checkpoint. Also accepted as
-            `processing_class`.
+        processing_class: tokenizer of the encoder, by default its own; saved with every checkpoint.
         max_length: maximum tokens of a span made from raw text, special tokens included; by default 512, or the number of
             the encoder's positions if that is lower.
         encoder_mask_ratio: fraction of tokens masked for the encoder.
@@ -59,13 +59,13 @@ class RetroMAETrainer(MaskedTrainer):
     losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
     forward_options = {"return_logits": False}  # noqa: RUF012 (a class variable)
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike | RetroMAEForPreTraining,
         args: RetroMAETrainingArguments | None = None,
         *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
         max_length: int | None = None,
         encoder_mask_ratio: float = 0.3,
         decoder_mask_ratio: float = 0.5,
@@ -73,12 +73,11 @@ class RetroMAETrainer(MaskedTrainer):
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(RetroMAETrainingArguments, model, self.method)
-        tokenizer = kwargs.pop("processing_class", tokenizer)
         if not isinstance(model, RetroMAEForPreTraining):
             set_seed(args.seed)  # as the Trainer does, but before the decoder is initialised
-            loaded = load_retromae_encoder(model, tokenizer=tokenizer, **(model_init_kwargs or {}))
-            model, tokenizer = loaded.model, loaded.tokenizer
-        tokenizer = tokenizer_of(model, tokenizer)
+            loaded = load_retromae_encoder(model, tokenizer=processing_class, **(model_init_kwargs or {}))
+            model, processing_class = loaded.model, loaded.tokenizer
+        tokenizer = tokenizer_of(model, processing_class)
         config = model.config
         length = min(max_length or config.max_seq_length, model.max_length)
 
@@ -107,8 +106,10 @@ class RetroMAETrainer(MaskedTrainer):
             return hidden[:, 0]
 
         tokenizer: Any = self.processing_class
-        longest = model.config.max_seq_length or model.max_length
-        return EncoderInTraining(model, embed, tokenizer, {}, longest, "cosine")
+        settings = encoder_settings(model)
+        return EncoderInTraining(
+            model, embed, tokenizer, settings.prompts, settings.max_length, settings.similarity_fn_name
+        )
 
     def model_names(self) -> str:
         """Return the encoder's name."""

@@ -1,6 +1,5 @@
 """Load the models and tokenizers that a Revela run starts from, or that it saved."""
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from revela_hub.modeling.backbones import load_backbone
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
 from revela_hub.trainers.common.adapters import refuse_adapters
+from revela_hub.trainers.common.constructors import config_fields, known
 from revela_hub.trainers.common.inputs import (
     ModelLike,
     model_of_run,
@@ -78,11 +78,13 @@ def load_backbones(
         retriever_tokenizer: by default that of the retriever.
         lm_tokenizer: by default that of the language model.
         trust_remote_code: whether to run tokenizer code from the repositories; models that need remote code are rejected.
-        **config: fields of `RevelaConfig`, which override the retriever's own settings.
+        **config: fields of `RevelaConfig`, which override the retriever's own settings; also `attn_implementation` and `dtype`.
 
     Raises:
-        UserError: a model cannot be loaded, or the retriever has modules or a pooling that Revela does not support.
+        UserError: a model cannot be loaded, the retriever has modules or a pooling that Revela does not support, or an argument
+            is unknown.
     """
+    known(config, *config_fields(RevelaConfig), "attn_implementation", "dtype")
     retriever, lm = retriever_of_run(retriever), model_of_run(lm)
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
     refuse_missing_folder(name, "the retriever")
@@ -229,8 +231,7 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
     names = [part.name_or_path or "" for part in (config.retriever, config.lm) if part is not None]
     if len(names) < 2 or not all(names):
         raise UserError(f"{folder}/config.json does not name the base models of its adapters")
-    fields = inspect.signature(RevelaConfig.__init__).parameters
-    settings = {name: getattr(config, name) for name in fields if name not in ("self", "retriever", "lm", "kwargs")}
+    settings = {name: getattr(config, name) for name in config_fields(RevelaConfig)}
     backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)
     model: RevelaForCausalLM = load_adapters(backbones.model, folder).merge_and_unload()
     return model

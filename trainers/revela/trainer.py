@@ -24,8 +24,9 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, merged_copy, refuse_frozen, restores_models
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, merged_copy, refuse_frozen
 from revela_hub.trainers.common.arguments import check_positions
+from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.common.inputs import (
     ModelLike,
@@ -42,7 +43,7 @@ from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_backbones, with_padding
 from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
 
-GROUP = ("group", "document")
+GROUP_COLUMNS = ("group", "document")
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
 BIAS_LEARNING_RATE = 1e-2
 """Peak learning rate of the logit biases of joint reading, which are of the order of 1."""
@@ -79,7 +80,7 @@ class RevelaTrainer(MethodTrainer):
     method = REVELA
     adapts_retriever = True
 
-    @restores_models
+    @constructor
     def __init__(
         self,
         model: ModelLike | RevelaForCausalLM,
@@ -112,7 +113,8 @@ class RevelaTrainer(MethodTrainer):
         retriever_tokenizer = tokenizer_of(model.retriever, retriever_tokenizer)
         lm_tokenizer = with_padding(tokenizer_of(model.lm, lm_tokenizer))
         self.revela = model
-        model.matryoshka_dims = args.checked_dims(model.retriever.config.get_text_config().hidden_size)
+        width = model.retriever.config.get_text_config().hidden_size
+        model.matryoshka_dims = args.checked_dims(width, model.config.similarity_fn_name)
         if model.config.pooling == "last":  # as in the exported retriever
             retriever_tokenizer = with_eos(retriever_tokenizer)
         self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
@@ -139,7 +141,7 @@ class RevelaTrainer(MethodTrainer):
         settings = GroupSettings(group_size=model.config.group_size)
         build = partial(build_groups, settings=settings)
         kwargs["train_dataset"] = rows
-        prepare_datasets(kwargs, lambda rows: self._tokenized(prepared_rows(rows, GROUP, args, build), args))
+        prepare_datasets(kwargs, lambda rows: self._tokenized(prepared_rows(rows, GROUP_COLUMNS, args, build), args))
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = _with_biases(peft_config or args.lora_config(model), model)
         trained = model if adapters is None else add_adapters(model, adapters)
@@ -278,7 +280,7 @@ def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftC
 
 def _group_size(rows: Any) -> dict[str, int]:
     """Return the group size of prepared groups, for the model's configuration."""
-    if not isinstance(rows, Dataset | IterableDataset) or not set(GROUP) <= set(rows.column_names):
+    if not isinstance(rows, Dataset | IterableDataset) or not set(GROUP_COLUMNS) <= set(rows.column_names):
         return {}
     first = next(iter(rows), None)
     return {"group_size": len(first["document"])} if first else {}

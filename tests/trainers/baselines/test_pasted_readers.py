@@ -117,9 +117,9 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     corpus = {str(number): text for number, text in enumerate(PASSAGES)}
     trainer.retrieval_task = RetrievalTask(corpus, {"q": prompts()["prompt"][1]}, {"q": {"1": 1}}, "towns")
     assert trainer.evaluate()["eval_ndcg_at_10"] == 1.0
-    with pytest.raises(UserError, match="b=2 is beyond the last layer"):
+    with pytest.raises(UserError, match="--retrieval_layer 2 is beyond the last layer"):
         decoder_retriever(str(llama_folder), 2, bpe_tokenizer)
-    with pytest.raises(UserError, match="passages of l_max=4000 tokens do not fit"):
+    with pytest.raises(UserError, match="--max_passage_length 4000 does not fit"):
         decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 4000)
 
 

@@ -125,9 +125,9 @@ def test_stored_states_are_the_computed_ones(tmp_path: Path, bpe_tokenizer: PreT
 
 def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     built, collection = together(bpe_tokenizer)
-    with pytest.raises(UserError, match="k=3 is more than the 2 passages that the model reads"):
+    with pytest.raises(UserError, match="--num_passages 3 is more than the 2 passages that the model reads"):
         Answerer(built, bpe_tokenizer, collection, k=3)
-    with pytest.raises(UserError, match="k=2 is more than the 1 passage of the index"):
+    with pytest.raises(UserError, match="--num_passages 2 is more than the 1 passage of the index"):
         Answerer(built, bpe_tokenizer, InMemory(ImpRAGEncoder(built, bpe_tokenizer), PASSAGES[:1]))
     answerer = Answerer(built, bpe_tokenizer, collection)
     with pytest.raises(

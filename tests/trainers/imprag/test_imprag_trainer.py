@@ -410,7 +410,7 @@ def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTra
     with pytest.raises(UserError, match="there are no passages"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=[], **options)
     with pytest.raises(
-        UserError, match="the model reads k=2 passages, but the collection has only 1: lower --num_passages"
+        UserError, match="the model reads 2 passages, but the collection has only 1: lower --num_passages"
     ):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES[:1], **options)
     with pytest.raises(UserError, match="--num_candidates 4 is more than the 3 passages of the collection"):

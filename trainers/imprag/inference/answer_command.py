@@ -63,7 +63,9 @@ def run(arguments: Arguments) -> None:
         raise UserError("the prompt is empty")
     if arguments.rerank_depth is not None and arguments.rerank is None:
         raise UserError("--rerank_depth requires --rerank MODEL")
-    answerer = open_answerer(arguments.model, arguments.index, k=arguments.num_passages, device=arguments.device)
+    answerer = open_answerer(
+        arguments.model, arguments.index, num_passages=arguments.num_passages, device=arguments.device
+    )
     if arguments.task is not None and not retrieves(arguments.task):
         answerer.collection = None  # as in training
     if arguments.rerank is not None:

@@ -71,15 +71,16 @@ class Answerer:
         model: model in eval mode.
         tokenizer: its tokenizer.
         collection: collection to retrieve from; None to answer without passages.
-        k: passages per prompt; by default the model's.
+        num_passages: passages per prompt; by default the model's.
         states: keys and values of the passages (`stored_states.StoredStates`), used instead of their texts.
 
     Attributes:
+        k: passages per prompt.
         reranker: scores prompts with passages (`revela_hub.retrieval.rerank.Reranker`) to choose the k that are read.
         rerank_depth: passages per prompt to choose from.
 
     Raises:
-        UserError: k is more than the model reads, or than the collection holds.
+        UserError: `num_passages` is more than the model reads, or than the collection holds.
     """
 
     def __init__(
@@ -87,19 +88,21 @@ class Answerer:
         model: ImpRAGForCausalLM,
         tokenizer: PreTrainedTokenizerBase,
         collection: Collection | None,
-        k: int | None = None,
+        num_passages: int | None = None,
         states: "StoredStates | None" = None,
+        *,
+        k: int | None = None,
     ) -> None:
         self.model, self.tokenizer, self.collection, self.states = model, tokenizer, collection, states
         self.reranker: Reranker | None = None
         self.rerank_depth = 50
-        self.k = model.config.k if k is None else k
+        num_passages = k if num_passages is None else num_passages  # its earlier name
+        self.k = model.config.k if num_passages is None else num_passages
+        asked = f"--num_passages {self.k} is more than the"
         if self.k > model.config.k:
-            raise UserError(
-                f"k={self.k} is more than the {counted(model.config.k, 'passage')} that the model reads: lower k"
-            )
+            raise UserError(f"{asked} {counted(model.config.k, 'passage')} that the model reads: lower it")
         if collection is not None and self.k > len(collection):
-            raise UserError(f"k={self.k} is more than the {counted(len(collection), 'passage')} of the index: lower k")
+            raise UserError(f"{asked} {counted(len(collection), 'passage')} of the index: lower it")
 
     def answer(
         self,
@@ -150,7 +153,9 @@ class Answerer:
         hits = self._search(vectors, prompts)
         rows_Bk = np.asarray(hits[1])
         if rows_Bk.shape[1] < self.k or (rows_Bk < 0).any():
-            raise UserError(f"the index found fewer than k={self.k} passages: lower k, or make an exact index")
+            raise UserError(
+                f"the index found fewer than {counted(self.k, 'passage')}: lower --num_passages, or make an exact index"
+            )
         read = [
             tuple(PassageRead(n, hit.score, hit.text, hit.location) for n, hit in zip(row, found, strict=True))
             for row, found in zip(rows_Bk.tolist(), self.collection.found(hits), strict=True)
@@ -214,18 +219,21 @@ def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def open_answerer(name: str, index: str, *, k: int | None = None, device: str | None = None) -> Answerer:
+def open_answerer(
+    name: str, index: str, *, num_passages: int | None = None, device: str | None = None, k: int | None = None
+) -> Answerer:
     """Open a model and an index that was made with it.
 
     Args:
         name: folder or Hub id of the model.
         index: folder written by `revela-hub index`, or `hf:owner/name` on the Hub; if it has stored states, these are used instead of the passages' texts.
-        k: passages per prompt.
+        num_passages: passages per prompt; by default the model's.
         device: by default the fastest device.
+        k: earlier name of `num_passages`.
 
     Raises:
         UserError: the model or the index cannot be read, the index belongs to another model, its vectors are no longer those of
-            the model (`PassageStore.compare_canary`), or it holds fewer than k passages.
+            the model (`PassageStore.compare_canary`), or it holds fewer than `num_passages`.
     """
     from revela_hub.hub_cards.index_repository import open_index_of
     from revela_hub.retrieval.encoder import model_identity
@@ -241,4 +249,4 @@ def open_answerer(name: str, index: str, *, k: int | None = None, device: str | 
     if (store.folder / STATES_FOLDER).is_dir():
         fingerprint = store.metadata.fingerprint + store.metadata.texts
         states = StoredStates(store.folder / STATES_FOLDER, loaded.model.config.b, fingerprint)
-    return Answerer(model, loaded.tokenizer, store, k, states)
+    return Answerer(model, loaded.tokenizer, store, num_passages, states, k=k)
