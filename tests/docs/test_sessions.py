@@ -110,6 +110,13 @@ def test_the_pages_name_no_folder_of_a_machine() -> None:
         assert not re.findall(r"/(?:root|home|tmp|work)/\S*|site-packages", (ROOT / page).read_text(encoding="utf-8"))
 
 
+def test_no_output_shows_the_name_of_a_model_that_another_stood_in_for() -> None:
+    shown = [
+        step.shown or "" for page in PAGES for step in SESSIONS["steps"]((ROOT / page).read_text(encoding="utf-8"))
+    ]
+    assert not [text for text in shown if any(name in text for name in SESSIONS["STAND_INS"])]
+
+
 def run(step: Any, names: dict[str, str]) -> str:
     """Run a step in this process; return what it prints."""
     text = step.text
