@@ -180,11 +180,16 @@ def test_the_summary_gives_each_part_of_the_gain_an_interval() -> None:
     *each, together = (d.difference for d in found.values())
     assert together == pytest.approx(sum(each)) == pytest.approx(trained.mean(whole) - base.mean(whole, 0.0))
     first, *lines = verdict.summary().splitlines()
-    assert f"{base.mean(whole, 0.0):.3f} (base retriever alone) -> {trained.mean(whole):.3f} (exported" in first
+    before, after = base.mean(whole, 0.0), trained.mean(whole)
+    assert first.endswith(f"{before:.3f} (base retriever) -> {after:.3f} (natural pairs, BM25)")
     d = found["natural pairs"]
     assert lines[2].split("  ", 2)[1:] == ["natural pairs", f"    {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"]
     kept = Verdict(base, base, base, compare(base, base, whole), [base, parts], whole, whole)
     assert list(kept.parts()) == ["BM25, weight 0.2", "together"]
+    assert "not kept" not in kept.summary()  # nothing was trained
+    kept = Verdict(base, base, base, compare(base, base, whole), [base, trained], whole, whole)
+    first, *lines = kept.summary().splitlines()
+    assert first.endswith("(base retriever, BM25)") and lines[1].split() == ["training", "not", "kept"]
 
 
 def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:

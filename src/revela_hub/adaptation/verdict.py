@@ -158,11 +158,13 @@ class Verdict:
         parts = self.parts()
         width = max(map(len, parts))
         alone, exported = self.base.mean(self.test, 0.0), self.chosen.mean(self.test)
-        lines = [
-            f"nDCG@10 on the test half: {alone:.3f} (base retriever alone) -> {exported:.3f} (exported, with"
-            f" {with_what(self.chosen)})"
-        ]
+        untrained = self.chosen.name in UNTRAINED
+        names = [UNTRAINED[0] if untrained else self.chosen.name, "BM25"]
+        names += ["late interaction"] if self.chosen.token_weight else []
+        lines = [f"nDCG@10 on the test half: {alone:.3f} ({UNTRAINED[0]}) -> {exported:.3f} ({', '.join(names)})"]
         lines += [f"  {name:<{width}}  {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for name, d in parts.items()]
+        if untrained and any(system.name not in UNTRAINED for system in self.systems):
+            lines.insert(-1, f"  {'training':<{width}}  not kept")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
