@@ -169,7 +169,8 @@ from dataclasses import dataclass, field
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.passages import build_passages
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
-from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.measuring import BestWeights
+from revela_hub.trainers.common.run import in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 from toy import TOY
 from toy.trainer import ToyTrainer, ToyTrainingArguments, load_toy
@@ -188,22 +189,20 @@ def run(arguments):
     print(f"toy: {train(arguments)}")
 
 
-def train(arguments, **options):
-    with open_run(TOY, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        task = hold_out_text(arguments, resumed=run.resumed)
-        rows, report = run.read("reading the text", lambda: _read(arguments))
-        loaded = load_toy(arguments.encoder)
-        trainer = ToyTrainer(loaded, arguments, train_dataset=rows, retrieval_task=task, **options)
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=arguments.data)
-        return run.report(trainer)
+@in_run(TOY)
+def train(run, arguments, **options):
+    held_out = hold_out_text(arguments, resumed=run.resumed)
+    rows, report = run.read("reading the text", lambda: _read(arguments, held_out.folder))
+    loaded = load_toy(arguments.encoder)
+    trainer = ToyTrainer(loaded, arguments, train_dataset=rows, retrieval_task=held_out.task, **options)
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)
 
 
-def _read(arguments):
+def _read(arguments, held_out):
     report = ReadReport()
-    return build_passages(arguments.sources(), cache_dir=arguments.cache_dir, report=report), report
+    return build_passages(arguments.sources(held_out), cache_dir=arguments.cache_dir, report=report), report
 '''
 USAGE = "Load it with `AutoModel`, and call `embed`:\n\n```python\nmodel = {{ model.loading_code(name) }}\n```\n"
 FILES = {

@@ -25,8 +25,9 @@ from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.retriever import load_retriever, print_retriever
-from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 
 
@@ -53,22 +54,22 @@ def run(arguments: Arguments) -> None:
     print_retriever(train(arguments), arguments)
 
 
-def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder. The options are further arguments of `ContrieverTrainer`, such as `callbacks`."""
-    with open_run(CONTRIEVER, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        task = hold_out_text(arguments, resumed=run.resumed)
-        rows, report = run.read("reading the text", lambda: _read(arguments))
-        model = load_retriever(
-            arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
-        )
-        trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
-        return run.finish(trainer, summary=report, sources=arguments.data)
+@in_run(CONTRIEVER)
+def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+    """Train and export. The options are further arguments of `ContrieverTrainer`, such as `callbacks`."""
+    held_out = hold_out_text(arguments, resumed=run.resumed)
+    rows, report = run.read("reading the text", lambda: _read(arguments, held_out.folder))
+    model = load_retriever(
+        arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
+    )
+    trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=held_out.task, **trainer_options)
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)
 
 
-def _read(arguments: Arguments) -> tuple[Dataset | IterableDataset, ReadReport]:
+def _read(arguments: Arguments, held_out: Path | None) -> tuple[Dataset | IterableDataset, ReadReport]:
     report = ReadReport()
     kept: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
     kept |= {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
-    return build_passages(arguments.sources(), report=report, **kept), report
+    return build_passages(arguments.sources(held_out), report=report, **kept), report

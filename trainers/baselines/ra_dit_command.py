@@ -16,10 +16,8 @@ Examples:
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
-from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import command_line
@@ -28,7 +26,7 @@ from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer
 from revela_hub.trainers.common.retriever import RETRIEVER
-from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 
 
@@ -51,6 +49,20 @@ class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
     max_passage_length: PositiveInt = option(160, "Maximum number of tokens per passage.")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
+    def __post_init__(self) -> None:
+        """Raise a `UserError` if options conflict; see also the base classes."""
+        super().__post_init__()
+        if self.push_to_hub:
+            raise UserError(
+                "--push_to_hub is not supported for this baseline: publish its retriever folder with revela-hub publish"
+            )
+        if (self.retriever is None) == (self.backbone is None):
+            raise UserError("give the model to train: either --retriever, or --backbone and --retrieval_layer")
+        if (self.backbone is None) != (self.retrieval_layer is None):
+            raise UserError(
+                "--backbone and --retrieval_layer go together: the retriever consists of the decoder's layers up to that one"
+            )
+
 
 def run(arguments: Arguments) -> None:
     """Train, export and print the next command."""
@@ -62,34 +74,23 @@ def run(arguments: Arguments) -> None:
         print("next: ", command_line(*words, "--corpus", *arguments.corpus))
 
 
-def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder. The options are further arguments of `RADITTrainer`, such as `callbacks`."""
-    if arguments.push_to_hub:
-        raise UserError(
-            "--push_to_hub is not supported for this baseline: publish its retriever folder with revela-hub publish"
-        )
-    if (arguments.retriever is None) == (arguments.backbone is None):
-        raise UserError("give the model to train: either --retriever, or --backbone and --retrieval_layer")
-    if (arguments.backbone is None) != (arguments.retrieval_layer is None):
-        raise UserError(
-            "--backbone and --retrieval_layer go together: the retriever consists of the decoder's layers up to that one"
-        )
-    with open_run(RA_DIT, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        check_apart(arguments.sources(), run.output)
-        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
-        trainer = RADITTrainer(
-            arguments.retriever or arguments.backbone or "",
-            arguments,
-            train_dataset=data.prompts,
-            passages=data.passages,
-            reader=arguments.reader,
-            pseudo_labels=arguments.pseudo_labels,
-            retrieval_layer=arguments.retrieval_layer,
-            max_length=arguments.max_length,
-            max_passage_length=arguments.max_passage_length,
-            trust_remote_code=arguments.trust_remote_code,
-            **trainer_options,
-        )
-        return run.finish(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+@in_run(RA_DIT)
+def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+    """Train and export. The options are further arguments of `RADITTrainer`, such as `callbacks`."""
+    data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
+    trainer = RADITTrainer(
+        arguments.retriever or arguments.backbone or "",
+        arguments,
+        train_dataset=data.prompts,
+        passages=data.passages,
+        reader=arguments.reader,
+        pseudo_labels=arguments.pseudo_labels,
+        retrieval_layer=arguments.retrieval_layer,
+        max_length=arguments.max_length,
+        max_passage_length=arguments.max_passage_length,
+        model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+        **trainer_options,
+    )
+    run.train(trainer)
+    run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+    run.report(trainer)

@@ -12,10 +12,8 @@ Examples:
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
-from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import command_line
@@ -23,7 +21,7 @@ from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import READER_FOLDER, RAITTrainer
-from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 
 
@@ -40,6 +38,14 @@ class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[mis
     max_passage_length: PositiveInt = option(160, "Maximum number of tokens per passage.")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
+    def __post_init__(self) -> None:
+        """Raise a `UserError` if options conflict; see also the base classes."""
+        super().__post_init__()
+        if self.push_to_hub:
+            raise UserError(
+                "--push_to_hub is not supported for this baseline: upload its model folder with hf upload OWNER/NAME FOLDER"
+            )
+
 
 def run(arguments: Arguments) -> None:
     """Train, export and print the next command."""
@@ -50,27 +56,22 @@ def run(arguments: Arguments) -> None:
         print("next: ", command_line(*words, "--corpus", "PATH"))
 
 
-def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder. The options are further arguments of `RAITTrainer`, such as `callbacks`."""
-    if arguments.push_to_hub:
-        raise UserError(
-            "--push_to_hub is not supported for this baseline: upload its model folder with hf upload OWNER/NAME FOLDER"
-        )
-    with open_run(RA_IT, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        check_apart(arguments.sources(), run.output)
-        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
-        trainer = RAITTrainer(
-            arguments.backbone,
-            arguments,
-            train_dataset=data.prompts,
-            passages=data.passages,
-            pseudo_labels=arguments.pseudo_labels,
-            num_passages=arguments.num_passages,
-            max_passage_length=arguments.max_passage_length,
-            max_length=arguments.max_length,
-            trust_remote_code=arguments.trust_remote_code,
-            **trainer_options,
-        )
-        return run.finish(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+@in_run(RA_IT)
+def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+    """Train and export. The options are further arguments of `RAITTrainer`, such as `callbacks`."""
+    data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
+    trainer = RAITTrainer(
+        arguments.backbone,
+        arguments,
+        train_dataset=data.prompts,
+        passages=data.passages,
+        pseudo_labels=arguments.pseudo_labels,
+        num_passages=arguments.num_passages,
+        max_passage_length=arguments.max_passage_length,
+        max_length=arguments.max_length,
+        model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+        **trainer_options,
+    )
+    run.train(trainer)
+    run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+    run.report(trainer)

@@ -26,8 +26,9 @@ from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments, load_chunk_encoder
 from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.retriever import print_retriever
-from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 
 
@@ -56,32 +57,30 @@ def run(arguments: Arguments) -> None:
     print_retriever(train(arguments), arguments)
 
 
-def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder. The options are further arguments of `ReplugTrainer`, such as `callbacks`."""
-    with open_run(REPLUG, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        task = hold_out_text(arguments, resumed=run.resumed)
-        groups, report = run.read("reading and grouping the text", lambda: _read(arguments))
-        model = load_chunk_encoder(
-            arguments.retriever, arguments.max_length, trust_remote_code=arguments.trust_remote_code
-        )
-        lm = load_lm(arguments.lm, trust_remote_code=arguments.trust_remote_code)
-        trainer = ReplugTrainer(
-            model,
-            lm.model,
-            arguments,
-            lm_tokenizer=lm.tokenizer,
-            max_length=arguments.max_length,
-            train_dataset=groups,
-            retrieval_task=task,
-            **trainer_options,
-        )
-        return run.finish(trainer, summary=report, sources=arguments.data)
+@in_run(REPLUG)
+def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+    """Train and export. The options are further arguments of `ReplugTrainer`, such as `callbacks`."""
+    held_out = hold_out_text(arguments, resumed=run.resumed)
+    groups, report = run.read("reading and grouping the text", lambda: _read(arguments, held_out.folder))
+    model = load_chunk_encoder(arguments.retriever, arguments.max_length, trust_remote_code=arguments.trust_remote_code)
+    lm = load_lm(arguments.lm, trust_remote_code=arguments.trust_remote_code)
+    trainer = ReplugTrainer(
+        model,
+        arguments,
+        lm=lm.model,
+        lm_tokenizer=lm.tokenizer,
+        max_length=arguments.max_length,
+        train_dataset=groups,
+        retrieval_task=held_out.task,
+        **trainer_options,
+    )
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)
 
 
-def _read(arguments: Arguments) -> tuple[Dataset | IterableDataset, ReadReport]:
+def _read(arguments: Arguments, held_out: Path | None) -> tuple[Dataset | IterableDataset, ReadReport]:
     settings = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
     report = ReadReport()
     kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
-    return build_groups(arguments.sources(), settings, report=report, **kept), report
+    return build_groups(arguments.sources(held_out), settings, report=report, **kept), report

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +11,6 @@ from peft import LoraConfig
 from torch import nn
 from transformers import IntervalStrategy, TrainingArguments
 
-from revela_hub.data.own_folder import check_apart
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError, require
 from revela_hub.evaluation.retrieval import METRICS
@@ -69,6 +68,10 @@ class RunArguments(TrainingArguments):
     def always_on_card(self) -> dict[str, str]:
         """Return settings that a model card lists even if they have their default values."""
         return {}
+
+    def sources(self) -> list[Source]:
+        """Return the text that the run reads, for the check that it does not contain the output folder."""
+        return []
 
     def log(self, text: object) -> None:
         """Log a line to standard output, on the main process only and not with `quiet`."""
@@ -137,27 +140,27 @@ class TextArguments:
     language: str = option("en", "ISO 639-1 code of the text's language, used to split sentences.")
     max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
     cache_dir: str | None = option(None, "Cache folder for prepared data (default: the cache of datasets).")
-    held_out: str | None = field(default=None, init=False)
-    """The probe's folder, whose queries are excluded from the text."""
 
-    def sources(self) -> list[Source]:
-        """Return the sources that `data` names; raise a `UserError` without sources or with a value out of range."""
+    def sources(self, held_out: str | Path | None = None) -> list[Source]:
+        """Return the sources that `data` names; raise a `UserError` if a value is out of range.
+
+        `held_out` is the folder of a probe, whose queries are excluded from the text.
+        """
         try:
             check_ranges(self)
         except ValueError as error:
             raise UserError(str(error)) from error
+        if not self.data:
+            return []
         kind = getattr(self, "kind", "auto")  # an option of commands that read text and code differently
-        sources = parse_sources(
+        return parse_sources(
             self.data,
             kind=None if kind == "auto" else kind,
             text_column=self.text_column,
             exclude=tuple(self.exclude),
             max_documents=self.max_documents,
-            held_out=self.held_out,
+            held_out=None if held_out is None else str(held_out),
         )
-        if output := getattr(self, "output_dir", None):  # an option of the training arguments
-            check_apart(sources, Path(output))
-        return sources
 
 
 @dataclass
@@ -169,11 +172,11 @@ class StreamedTextArguments(TextArguments):
         False, "Prepare the text during training instead of writing it to the cache first; needs --max_steps."
     )
 
-    def sources(self) -> list[Source]:
+    def sources(self, held_out: str | Path | None = None) -> list[Source]:
         """Return the sources that `data` names; the length of a run on a stream has to be set."""
         if self.streaming and getattr(self, "max_steps", 1) <= 0:  # an option of the training arguments
             raise UserError("--streaming needs --max_steps N: the rows of a stream are not counted before training")
-        return super().sources()
+        return super().sources(held_out)
 
 
 @dataclass

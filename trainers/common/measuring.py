@@ -123,9 +123,10 @@ class BestWeights(TrainerCallback):
         self.rankings: dict[int, Rankings] = {}  # of the base model and the best step, if evaluated by this process
 
     @classmethod
-    def of_trainer(cls, trainer: "MethodTrainer", folder: Path, *, resumed: bool) -> "BestWeights":
-        """Return the callback for a trainer with a retrieval task."""
-        assert trainer.retrieval_task is not None
+    def of_trainer(cls, trainer: "MethodTrainer", folder: Path, *, resumed: bool) -> "BestWeights | None":
+        """Return the callback for a trainer; None without a retrieval task, or if it has too few queries for a comparison."""
+        if trainer.retrieval_task is None or len(trainer.retrieval_task.queries) < MIN_QUERIES:
+            return None
         return cls(
             trainer.accelerator.unwrap_model(trainer.model),
             trainer.retrieval_encoder(),

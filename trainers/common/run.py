@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
+from revela_hub.data.own_folder import check_apart
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.hub_cards.method import Method
@@ -34,7 +36,7 @@ from revela_hub.trainers.common.checkpoints import (
     step_of,
 )
 from revela_hub.trainers.common.cost import co2_emissions, describe_cost
-from revela_hub.trainers.common.measuring import MIN_QUERIES, BestWeights
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.nodes import RECEIVED_FOLDER, checkpoint_for_all, folder_owners
 from revela_hub.trainers.common.outcome import OUTCOME_FILE, RETRIEVAL_CURVE, Outcome
 from revela_hub.trainers.common.processes import explained, from_main, gathered, on_all, rank
@@ -99,25 +101,24 @@ class Run:
         self.arguments.log(said)
         return rows, said
 
-    def train(self, trainer: MethodTrainer) -> None:
-        """Train. With a retrieval task, also evaluate before, during and after training, and keep the best weights.
+    def train(self, trainer: MethodTrainer, best: BestWeights | None = None) -> None:
+        """Train. With `best`, keep the best weights; with fewer queries than that needs, evaluate before and after training.
 
         Raises:
             UserError: the data, the model or the settings of two processes differ; the trainer's errors.
         """
         trainer.check_processes()
-        if trainer.retrieval_task is None:
+        if best is not None:
+            self._train_measured(trainer, best)
+        elif trainer.retrieval_task is None:
             trainer.train(resume_from_checkpoint=self.checkpoint)
-        elif len(trainer.retrieval_task.queries) < MIN_QUERIES:
+        else:
             if not self.resumed:
                 self._log_metrics("before", trainer.evaluate())
             trainer.train(resume_from_checkpoint=self.checkpoint)
             self._log_metrics("after", trainer.evaluate())
-        else:
-            self._train_measured(trainer)
 
-    def _train_measured(self, trainer: MethodTrainer) -> None:
-        best = BestWeights.of_trainer(trainer, self.output, resumed=self.resumed)
+    def _train_measured(self, trainer: MethodTrainer, best: BestWeights) -> None:
         trainer.add_callback(best)
         if not self.resumed:
             trainer.evaluate()
@@ -133,12 +134,6 @@ class Run:
     def _log_metrics(self, when: str, metrics: dict[str, float]) -> None:
         values = ", ".join(f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS)
         self.arguments.log(f"{when} training: {values} (too few queries for a comparison)")
-
-    def finish(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> Path:
-        """Train, export and report, with the arguments of `export`; return the output folder."""
-        self.train(trainer)
-        self.export(trainer, summary=summary, sources=sources)
-        return self.report(trainer)
 
     def export(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
         """Write the exported models with their cards, and publish them if requested; arguments as in `card_metadata`."""
@@ -162,8 +157,8 @@ class Run:
         if self.arguments.push_to_hub:
             trainer.push_to_hub()
 
-    def report(self, trainer: MethodTrainer) -> Path:
-        """Plot the training curve, record that the run has finished, print its results and return the output folder."""
+    def report(self, trainer: MethodTrainer) -> None:
+        """Plot the training curve, record that the run has finished, and print its results."""
         from revela_hub.hub_cards.figures import training_curve
 
         trainer.save_state()
@@ -175,7 +170,25 @@ class Run:
         if self.outcome is not None and self.arguments.should_log:
             lines = [self.outcome.table(), self.outcome.sentence(), self.outcome.advice()]
             sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines if line))
-        return self.output
+
+
+def in_run(method: Method) -> Callable[[Callable[..., None]], Callable[..., Path]]:
+    """Turn `train(run, arguments, **options)` into `train(arguments, **options)`, which opens a run of the method.
+
+    It returns the output folder, and does not train if there is nothing to do.
+    """
+
+    def decorate(train: Callable[..., None]) -> Callable[..., Path]:
+        @wraps(train)
+        def opened(arguments: Any, **options: Any) -> Path:
+            with open_run(method, arguments) as run:
+                if not run.nothing_to_do:
+                    train(run, arguments, **options)
+            return run.output
+
+        return opened
+
+    return decorate
 
 
 @contextmanager
@@ -200,7 +213,10 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
         # Load whole models; they are sharded when training starts. The base model is evaluated and exported by one process.
         unset_hf_deepspeed_config()
         with explained(), naming_full_disk(output, "--output_dir"), if_interrupted(lambda: _kept(output)):
-            yield _opened(method, arguments, output, owners)
+            run = _opened(method, arguments, output, owners)
+            if not run.nothing_to_do:
+                on_all(lambda: check_apart(arguments.sources(), output))
+            yield run
 
 
 def _kept(output: Path) -> str:

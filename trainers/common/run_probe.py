@@ -7,7 +7,7 @@ writes it if it is missing.
 
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
@@ -32,11 +32,18 @@ SETTINGS_FILE = "probe.json"
 PROBE_FILES = ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", HELD_OUT, SETTINGS_FILE)
 
 
-def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> RetrievalTask | None:
+class HeldOutText(NamedTuple):
+    """The evaluation task of a run on raw text, if any, and the folder of the probe to exclude when the text is read, if any."""
+
+    task: RetrievalTask | None = None
+    folder: Path | None = None
+
+
+def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False, max_queries: int | None = None) -> HeldOutText:
     """Return the evaluation task of a run on raw text: `--eval_corpus`, an existing probe, or a new one.
 
-    Call it before reading the text: it sets `arguments.held_out` to the probe's folder, whose queries readers then exclude.
-    Return None if evaluation is disabled or the text is too short for a probe. A resumed run reuses its probe.
+    A new probe has at most `max_queries` queries. There is no task if evaluation is disabled or the text is too short for a
+    probe. A resumed run reuses its probe.
 
     Raises:
         UserError: the folder is not a probe, does not list the text it holds out, or the data cannot be read.
@@ -44,20 +51,18 @@ def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False) -> Retrie
     from revela_hub.evaluation.probe_folder import read_probe_task
 
     if arguments.eval_corpus or arguments.probe == "none":
-        return _given_task(arguments)
-    folder = _run_probe(arguments, resumed=resumed) if arguments.probe == "auto" else Path(arguments.probe)
+        return HeldOutText(_given_task(arguments))
+    new = arguments.probe == "auto"
+    folder = _run_probe(arguments, max_queries, resumed=resumed) if new else Path(arguments.probe)
     if folder is None:
-        arguments.disable_evaluation()
-        return None
+        return HeldOutText()
     task = read_probe_task(folder)
     if not (folder / HELD_OUT).is_file():
         raise UserError(
             f"--probe {folder} has no {HELD_OUT}, so the run would train on its queries: use a folder written by revela-hub probe,"
             f" or evaluate on it with --eval_corpus {folder}"
         )
-    of: Any = arguments
-    of.held_out = str(folder)
-    return task
+    return HeldOutText(task, folder)
 
 
 def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | None" = None) -> "HeldOut":
@@ -83,7 +88,6 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | 
         return HeldOut(_without_held_out(left, arguments) if is_folder else left, given)
     found = hold_out(rows, arguments.probe_queries, arguments.probe_passages, among)
     if (task := found.task) is None:
-        arguments.disable_evaluation()
         run.log("no evaluation: the data has fewer than 200 queries or 20 passages (set --eval_corpus or --probe)")
         return found
     folder = from_main(lambda: write_beir(task, free_folder(Path(run.output_dir or "."))))
@@ -118,7 +122,7 @@ def _given_task(arguments: ProbeArguments) -> RetrievalTask | None:
     return None
 
 
-def _run_probe(arguments: Any, *, resumed: bool) -> Path | None:
+def _run_probe(arguments: Any, max_queries: int | None, *, resumed: bool) -> Path | None:
     """Return the folder of the run's probe, identical on every node; None if the text is too short for a probe."""
     from revela_hub.evaluation.probe_folder import write_probe
 
@@ -127,7 +131,7 @@ def _run_probe(arguments: Any, *, resumed: bool) -> Path | None:
     def build() -> dict[str, bytes] | None:
         if resumed and (found := _found(output)) is not None and (files := _read(found)) is not None:
             return files
-        probe = _make_probe(arguments)
+        probe = _make_probe(arguments, max_queries)
         if probe is not None:
             return _read(write_probe(probe, free_folder(output), "--output_dir"))
         if any((output / name / RUN_MARKER).is_file() for name in PROBE_FOLDERS):
@@ -145,10 +149,11 @@ def _run_probe(arguments: Any, *, resumed: bool) -> Path | None:
     return found
 
 
-def _make_probe(arguments: Any) -> "Probe | None":
+def _make_probe(arguments: Any, max_queries: int | None) -> "Probe | None":
     from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe
 
-    settings = ProbeSettings(arguments.probe_queries, arguments.probe_passages, seed=0)
+    queries = min(arguments.probe_queries, max_queries or arguments.probe_queries)
+    settings = ProbeSettings(queries, arguments.probe_passages, seed=0)
     try:
         probe = build_probe(arguments.sources(), settings)
     except NoProbe as error:

@@ -42,8 +42,7 @@ NO_EFFECT = {
     *("dataloader_multiprocessing_context", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_static_graph"),
     *("ddp_backend", "ddp_timeout", "per_device_eval_batch_size", "eval_accumulation_steps", "eval_use_gather_object"),
     *("eval_do_concat_batches", "eval_on_start", "do_train", "do_eval", "do_predict", "milvus_uri"),
-    # derived from other arguments: the probe's folder, and the columns of each route
-    *("held_out", "router_mapping"),
+    "router_mapping",  # derived from other arguments: the columns of the routes
 }
 # Arguments of every trainer whose value may be a file or folder, and the values that never are.
 FILE_ARGUMENTS = {"eval_corpus", "probe", "deepspeed"}

@@ -34,7 +34,7 @@ from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.common.adapters import UNFREEZE_REMEDY
-from revela_hub.trainers.common.arguments import RunArguments
+from revela_hub.trainers.common.arguments import ProbeArguments, RunArguments
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
     Record,
@@ -113,8 +113,11 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self._hollow: Hollow | None = None
         self._tokens: Tensor | int = 0
         self._logged_at = time.monotonic()
+        given = [*args, kwargs.get("args")]
         if not self.smooths_labels:
-            self._check_loss([*args, kwargs.get("args")], kwargs.get("compute_loss_func"))
+            self._check_loss(given, kwargs.get("compute_loss_func"))
+        if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
+            _disable_evaluation(given)
         super().__init__(*args, **kwargs)
         self._check_weights()
         self._check_noise()
@@ -549,6 +552,13 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self.record.write(written, when)
         publish_checkpoint(written, folder)
         rotate(folder.parent, self.args.save_total_limit or 0, self.state.best_model_checkpoint)
+
+
+def _disable_evaluation(arguments: list[Any]) -> None:
+    """Turn off the evaluation that a command's options ask for by default, because its data make no task."""
+    for given in arguments:
+        if isinstance(given, ProbeArguments):
+            given.disable_evaluation()
 
 
 def tokens_in(batch: dict[str, Any]) -> Tensor:

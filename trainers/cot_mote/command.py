@@ -22,15 +22,17 @@ Examples:
 """
 
 from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal
+
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
 from revela_hub.trainers.common.arguments import check_positions
-from revela_hub.trainers.common.run import Run, open_run
+from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import (
     CoTMoTEDataArguments,
@@ -87,6 +89,11 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
     )
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
+    def __post_init__(self) -> None:
+        """Set the defaults of the stage; raise a `UserError` for options that have no effect in it."""
+        super().__post_init__()
+        _check_stage(self)
+
 
 def run(arguments: Arguments) -> None:
     """Train, export and print the paths of the results."""
@@ -98,16 +105,15 @@ def run(arguments: Arguments) -> None:
             print("next: ", command_line(*words))
 
 
-def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder. The options are further arguments of the trainer, such as `callbacks`."""
-    with open_run(COT_MOTE, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        _check_stage(arguments)
-        start = _load(arguments)
-        prepare = _pretrain if arguments.stage == "pretrain" else _finetune
-        trainer, summary = prepare(run, arguments, start, trainer_options)
-        return run.finish(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
+@in_run(COT_MOTE)
+def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+    """Train and export. The options are further arguments of the trainer, such as `callbacks`."""
+    start = _load(arguments)
+    rows, summary = _read(run, arguments, start.tokenizer)
+    trainer = _trainer(arguments, start, rows, **trainer_options)
+    run.train(trainer)
+    run.export(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
+    run.report(trainer)
 
 
 def _check_stage(arguments: Arguments) -> None:
@@ -147,35 +153,33 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     return start
 
 
-def _pretrain(
-    run: Run, arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]
-) -> tuple[CoTMoTETrainer, str]:
-    rows, summary = run.read("reading the text", lambda: load_contexts(arguments, start.tokenizer, arguments.seed))
+def _read(run: Run, arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset | IterableDataset, str]:
+    if arguments.stage == "pretrain":
+        return run.read("reading the text", lambda: load_contexts(arguments, tokenizer, arguments.seed))
+    return run.read("reading the pairs", lambda: load_pairs(arguments))
+
+
+def _trainer(
+    arguments: Arguments, start: CoTMoTECheckpoint, rows: Dataset | IterableDataset, **options: Any
+) -> CoTMoTETrainer | CoTMoTEFinetuner:
+    if arguments.stage == "finetune":
+        return CoTMoTEFinetuner(
+            start.encoder,
+            arguments,
+            processing_class=start.tokenizer,
+            train_dataset=rows,
+            query_max_length=arguments.query_max_length,
+            max_length=arguments.max_length,
+            **options,
+        )
     model: Any = start.model
-    trainer = CoTMoTETrainer(
+    return CoTMoTETrainer(
         model,
         arguments,
-        tokenizer=start.tokenizer,
+        processing_class=start.tokenizer,
         encoder_mask_ratio=arguments.encoder_mask_ratio,
         decoder_mask_ratio=arguments.decoder_mask_ratio,
         switch_experts=arguments.switch_experts,
         train_dataset=rows,
         **options,
     )
-    return trainer, summary
-
-
-def _finetune(
-    run: Run, arguments: Arguments, start: CoTMoTECheckpoint, options: dict[str, Any]
-) -> tuple[CoTMoTEFinetuner, str]:
-    rows, summary = run.read("reading the pairs", lambda: load_pairs(arguments))
-    trainer = CoTMoTEFinetuner(
-        start.encoder,
-        arguments,
-        tokenizer=start.tokenizer,
-        train_dataset=rows,
-        query_max_length=arguments.query_max_length,
-        max_length=arguments.max_length,
-        **options,
-    )
-    return trainer, summary

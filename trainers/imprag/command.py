@@ -16,13 +16,11 @@ Examples:
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from revela_hub.data.own_folder import check_apart
 from revela_hub.options import option
 from revela_hub.output import command_line
-from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, ImpRAGTrainingArguments, load_data
 from revela_hub.trainers.imprag.checkpoint import load_imprag
@@ -73,33 +71,32 @@ def run(arguments: Arguments) -> None:
         print("then: ", command_line("answer", model, "your prompt", "--index", "my-index"))
 
 
-def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder. The options are further arguments of `ImpRAGTrainer`, such as `callbacks`."""
-    with open_run(IMPRAG, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        check_apart(arguments.sources(), run.output)
-        loaded = load_imprag(
-            arguments.backbone,
-            trust_remote_code=arguments.trust_remote_code,
-            b=arguments.retrieval_layer,
-            t=arguments.last_reading_layer,
-            k=arguments.num_passages,
-            l_max=arguments.max_passage_length,
-            passage_encoding=arguments.passage_encoding,
-        )
-        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
-        trainer = ImpRAGTrainer(
-            loaded.model,
-            arguments,
-            tokenizer=loaded.tokenizer,
-            train_dataset=data.prompts,
-            passages=data.passages,
-            pseudo_labels=arguments.pseudo_labels,
-            max_length=arguments.max_length,
-            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
-            **trainer_options,
-        )
-        if trainer.tokens.cut:
-            arguments.log(trainer.tokens.what_is_cut)
-        return run.finish(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+@in_run(IMPRAG)
+def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+    """Train and export. The options are further arguments of `ImpRAGTrainer`, such as `callbacks`."""
+    data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
+    loaded = load_imprag(
+        arguments.backbone,
+        trust_remote_code=arguments.trust_remote_code,
+        retrieval_layer=arguments.retrieval_layer,
+        last_reading_layer=arguments.last_reading_layer,
+        num_passages=arguments.num_passages,
+        max_passage_length=arguments.max_passage_length,
+        passage_encoding=arguments.passage_encoding,
+    )
+    trainer = ImpRAGTrainer(
+        loaded.model,
+        arguments,
+        processing_class=loaded.tokenizer,
+        train_dataset=data.prompts,
+        passages=data.passages,
+        pseudo_labels=arguments.pseudo_labels,
+        max_length=arguments.max_length,
+        model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+        **trainer_options,
+    )
+    if trainer.tokens.cut:
+        arguments.log(trainer.tokens.what_is_cut)
+    run.train(trainer)
+    run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+    run.report(trainer)

@@ -20,11 +20,9 @@ Examples:
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
 
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.errors import UserError
@@ -32,11 +30,11 @@ from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, TextLength
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.processes import from_main
-from revela_hub.trainers.common.query_route import identity_of_documents, with_query_route
 from revela_hub.trainers.common.retriever import load_retriever, print_retriever
-from revela_hub.trainers.common.run import Run, open_run
-from revela_hub.trainers.common.run_probe import hold_out_rows, hold_out_text
+from revela_hub.trainers.common.run import Run, in_run
+from revela_hub.trainers.common.run_probe import HeldOutText, hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
@@ -69,37 +67,34 @@ class Arguments(ProbeArguments, TextArguments, PairsTrainingArguments):  # type:
     max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
+    def __post_init__(self) -> None:
+        """Raise a `UserError` if options conflict; see also the base classes."""
+        super().__post_init__()
+        if bool(self.pairs) == bool(self.data):
+            raise UserError("give either --pairs FILE (labelled pairs) or --data PATH (raw text with natural pairs)")
+
 
 def run(arguments: Arguments) -> None:
     """Train, export and print where the model is."""
     print_retriever(train(arguments), arguments)
 
 
-def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder. The options are further arguments of `PairsTrainer`, such as `callbacks`."""
-    if bool(arguments.pairs) == bool(arguments.data):
-        raise UserError("give either --pairs FILE (labelled pairs) or --data PATH (raw text with natural pairs)")
-    with open_run(PAIR_TUNING, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        documents = identity_of_documents(arguments.retriever) if arguments.query_only else None
-        rows, task, report = _read(arguments, run)
-        model = _load(arguments)
-        rows = _with_negatives(rows, model, arguments)
-        trainer = PairsTrainer(model, arguments, train_dataset=rows, retrieval_task=task, **trainer_options)
-        trainer.documents = documents
-        return run.finish(trainer, summary=report, sources=[arguments.pairs] if arguments.pairs else arguments.data)
-
-
-def _load(arguments: Arguments) -> SentenceTransformer:
-    """Return the model to train; with --query_only, one with two routes, of which --max_length concerns queries."""
-    query_only, max_length = arguments.query_only, arguments.max_length
-    model = load_retriever(
+@in_run(PAIR_TUNING)
+def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+    """Train and export. The options are further arguments of `PairsTrainer`, such as `callbacks`."""
+    rows, task, report = _read(arguments, run)
+    trainer = PairsTrainer(
         arguments.retriever,
-        max_length=None if query_only else max_length,
-        trust_remote_code=arguments.trust_remote_code,
+        arguments,
+        train_dataset=_with_negatives(rows, arguments),
+        retrieval_task=task,
+        max_length=arguments.max_length,
+        model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+        **trainer_options,
     )
-    return with_query_route(model, max_length=max_length) if query_only else model
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=[arguments.pairs] if arguments.pairs else arguments.data)
+    run.report(trainer)
 
 
 def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | None, str]":
@@ -114,14 +109,15 @@ def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | Non
         return left, task, said
     report = ReadReport()
     kept: dict[str, Any] = {"seed": arguments.seed, "cache_dir": arguments.cache_dir}
-    task = _hold_out(arguments, run, kept)
+    task, probe = _hold_out(arguments, run, kept)
     kept["report"] = report
-    rows, said = run.read("reading the text", lambda: (build_text_pairs(arguments.sources(), **kept), report))
+    rows, said = run.read("reading the text", lambda: (build_text_pairs(arguments.sources(probe), **kept), report))
     return rows, task, said
 
 
-def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> "RetrievalTask | None":
+def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> HeldOutText:
     """Return the task to measure on; a probe of the text takes at most half of its pairs."""
+    most = None
     if arguments.probe == "auto" and not arguments.eval_corpus:
         with arguments.main_process_first(desc="reading the text"):
             available = len(build_text_pairs(arguments.sources(), **kept))
@@ -129,14 +125,13 @@ def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> "Retrieva
             arguments.log(
                 f"no evaluation: the text has {counted(available, 'natural pair')}, fewer than {2 * MIN_QUERIES}"
             )
-            arguments.disable_evaluation()
-            return None
-        arguments.probe_queries = min(arguments.probe_queries, available // 2)
-    return hold_out_text(arguments, resumed=run.resumed)
+            return HeldOutText()
+        most = available // 2
+    return hold_out_text(arguments, resumed=run.resumed, max_queries=most)
 
 
-def _with_negatives(rows: Dataset, model: SentenceTransformer, arguments: Arguments) -> Dataset:
-    """Return the rows with hard negatives if they are asked for, mined by the main process."""
+def _with_negatives(rows: Dataset, arguments: Arguments) -> Dataset:
+    """Return the rows with hard negatives if they are asked for, mined with the base model by the main process."""
     if not arguments.mined_negatives:
         return rows
     if "negative_1" in rows.column_names:
@@ -144,9 +139,12 @@ def _with_negatives(rows: Dataset, model: SentenceTransformer, arguments: Argume
     from revela_hub.retrieval.mining.mining import MiningSettings, mine_negatives
 
     settings = MiningSettings(arguments.mined_negatives, seed=arguments.seed)
-    model.to(arguments.device)
+    length = None if arguments.query_only else arguments.max_length  # documents keep their own limit
 
     def mine() -> tuple[dict[str, list[str]], str]:
+        model = load_retriever(
+            arguments.retriever, max_length=length, trust_remote_code=arguments.trust_remote_code
+        ).to(arguments.device)
         mined = mine_negatives(rows["anchor"], rows["positive"], None, model, settings)
         return mined.dataset.to_dict(), str(mined.report)
 

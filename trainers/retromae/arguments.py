@@ -1,6 +1,7 @@
 """Training and data arguments of RetroMAE, with the defaults of the paper (arXiv 2205.12035, section 4.1.3)."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.data.sources.report import ReadReport
@@ -41,7 +42,7 @@ class RetroMAEDataArguments(StreamedTextArguments):
 
 
 def load_spans(
-    arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizerBase"
+    arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizerBase", held_out: Path | None = None
 ) -> "tuple[Dataset | IterableDataset, ReadReport]":
     """Read the sources, and tokenize and pack them into spans; see `build_spans` for the columns.
 
@@ -53,7 +54,7 @@ def load_spans(
     """
     report = ReadReport()
     spans = build_spans(
-        arguments.sources(),
+        arguments.sources(held_out),
         tokenizer,
         max_length=arguments.max_length,
         min_tokens=arguments.min_tokens,

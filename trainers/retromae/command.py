@@ -14,13 +14,13 @@ Examples:
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.options import option
 from revela_hub.ranges import Layers, NonNegativeFloat
 from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
-from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.measuring import BestWeights
+from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, RetroMAETrainingArguments, load_spans
@@ -57,33 +57,35 @@ def run(arguments: Arguments) -> None:
         print("next: fine-tune the encoder with sentence-transformers, as examples/retromae does")
 
 
-def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder. The options are further arguments of `RetroMAETrainer`, such as `callbacks`."""
-    with open_run(RETROMAE, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        loaded = load_retromae_encoder(
-            arguments.encoder,
-            trust_remote_code=arguments.trust_remote_code,
-            attn_implementation=arguments.attn_implementation,
-            decoder=arguments.decoder,
-            decoder_layers=arguments.decoder_layers,
-            bag_of_words=arguments.bag_of_words,
-            bag_of_words_weight=arguments.bag_of_words_weight,
-        )
-        check_positions(arguments.encoder, loaded.model.max_length, arguments.max_length)
-        # The published model keeps the length that it was trained with.
-        loaded.model.config.max_seq_length = arguments.max_length
-        task = hold_out_text(arguments, resumed=run.resumed)
-        spans, report = run.read("reading and packing the text", lambda: load_spans(arguments, loaded.tokenizer))
-        trainer = RetroMAETrainer(
-            loaded.model,
-            arguments,
-            tokenizer=loaded.tokenizer,
-            encoder_mask_ratio=arguments.encoder_mask_ratio,
-            decoder_mask_ratio=arguments.decoder_mask_ratio,
-            train_dataset=spans,
-            retrieval_task=task,
-            **trainer_options,
-        )
-        return run.finish(trainer, summary=report, sources=arguments.data)
+@in_run(RETROMAE)
+def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+    """Train and export. The options are further arguments of `RetroMAETrainer`, such as `callbacks`."""
+    held_out = hold_out_text(arguments, resumed=run.resumed)
+    loaded = load_retromae_encoder(
+        arguments.encoder,
+        trust_remote_code=arguments.trust_remote_code,
+        attn_implementation=arguments.attn_implementation,
+        decoder=arguments.decoder,
+        decoder_layers=arguments.decoder_layers,
+        bag_of_words=arguments.bag_of_words,
+        bag_of_words_weight=arguments.bag_of_words_weight,
+    )
+    check_positions(arguments.encoder, loaded.model.max_length, arguments.max_length)
+    # The published model keeps the length that it was trained with.
+    loaded.model.config.max_seq_length = arguments.max_length
+    spans, report = run.read(
+        "reading and packing the text", lambda: load_spans(arguments, loaded.tokenizer, held_out.folder)
+    )
+    trainer = RetroMAETrainer(
+        loaded.model,
+        arguments,
+        processing_class=loaded.tokenizer,
+        encoder_mask_ratio=arguments.encoder_mask_ratio,
+        decoder_mask_ratio=arguments.decoder_mask_ratio,
+        train_dataset=spans,
+        retrieval_task=held_out.task,
+        **trainer_options,
+    )
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)

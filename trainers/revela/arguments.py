@@ -5,6 +5,7 @@ command, --temperature and --v_normalization, whose help texts give the paper's 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.data.sources.report import ReadReport
@@ -99,7 +100,9 @@ class RevelaDataArguments(StreamedTextArguments):
     max_groups: PositiveInt | None = option(None, "Maximum number of groups.")
 
 
-def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset | IterableDataset, ReadReport]":
+def load_groups(
+    arguments: RevelaDataArguments, held_out: str | Path | None = None
+) -> "tuple[Dataset | IterableDataset, ReadReport]":
     """Read the sources, and cut them into chunks and groups; see `build_groups` for the columns.
 
     Returns:
@@ -108,7 +111,7 @@ def load_groups(arguments: RevelaDataArguments) -> "tuple[Dataset | IterableData
     Raises:
         UserError: the options conflict, or `build_groups` raises an error.
     """
-    sources = arguments.sources()
+    sources = arguments.sources(held_out)
     report = ReadReport()
     kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
     if arguments.weights is None:

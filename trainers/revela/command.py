@@ -24,7 +24,6 @@ Examples:
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from revela_hub.errors import UserError
@@ -33,7 +32,8 @@ from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones, load_groups
 from revela_hub.trainers.common.arguments import ProbeArguments
-from revela_hub.trainers.common.run import open_run
+from revela_hub.trainers.common.measuring import BestWeights
+from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 from revela_hub.trainers.revela import REVELA
 
@@ -97,30 +97,30 @@ def run(arguments: Arguments) -> None:
         print("try it: ", command_line("search", folder / "retriever", "your query", "--corpus", "PATH"))
 
 
-def train(arguments: Arguments, **trainer_options: Any) -> Path:
-    """Train and export; return the output folder. The options are further arguments of `RevelaTrainer`, such as `callbacks`."""
-    with open_run(REVELA, arguments) as run:
-        if run.nothing_to_do:
-            return run.output
-        task = hold_out_text(arguments, resumed=run.resumed)
-        groups, report = run.read("reading and grouping the text", lambda: load_groups(arguments))
-        backbones = load_backbones(
-            arguments.retriever,
-            arguments.lm,
-            trust_remote_code=arguments.trust_remote_code,
-            **_model_settings(arguments),
-        )
-        trainer = RevelaTrainer(
-            backbones.model,
-            arguments,
-            retriever_tokenizer=backbones.retriever_tokenizer,
-            lm_tokenizer=backbones.lm_tokenizer,
-            max_length=arguments.max_length,
-            retrieval_task=task,
-            train_dataset=groups,
-            **trainer_options,
-        )
-        return run.finish(trainer, summary=report, sources=arguments.data)
+@in_run(REVELA)
+def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+    """Train and export. The options are further arguments of `RevelaTrainer`, such as `callbacks`."""
+    held_out = hold_out_text(arguments, resumed=run.resumed)
+    groups, report = run.read("reading and grouping the text", lambda: load_groups(arguments, held_out.folder))
+    backbones = load_backbones(
+        arguments.retriever,
+        arguments.lm,
+        trust_remote_code=arguments.trust_remote_code,
+        **_model_settings(arguments),
+    )
+    trainer = RevelaTrainer(
+        backbones.model,
+        arguments,
+        retriever_tokenizer=backbones.retriever_tokenizer,
+        lm_tokenizer=backbones.lm_tokenizer,
+        max_length=arguments.max_length,
+        retrieval_task=held_out.task,
+        train_dataset=groups,
+        **trainer_options,
+    )
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)
 
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:

@@ -150,6 +150,7 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
     """Learn the base hybrid's scores of made queries."""
     from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_loss, distillation_rows
     from revela_hub.evaluation.probe_folder import read_probe_task
+    from revela_hub.trainers.common.measuring import BestWeights
     from revela_hub.trainers.common.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
     from revela_hub.trainers.pair_tuning.command import Arguments
@@ -158,7 +159,6 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
 
     arguments = Arguments(data=inputs.data, **inputs.common("distillation"), **inputs.options, **DISTILLATION)
     arguments.max_length = inputs.length
-    arguments.held_out = str(inputs.probe)
     with open_run(PAIR_TUNING, arguments) as run:
         if run.nothing_to_do:
             return run.output / RETRIEVER
@@ -166,10 +166,11 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
         model = load_retriever(inputs.retriever, max_length=inputs.max_length, trust_remote_code=trust)
         folder = run.output / "rows"
         if not folder.exists():  # a resumed run trains on the same rows
-            pairs = build_text_pairs(arguments.sources(), seed=inputs.seed, cache_dir=arguments.cache_dir)
+            pairs = build_text_pairs(arguments.sources(inputs.probe), seed=inputs.seed, cache_dir=arguments.cache_dir)
             asking: dict[str, Any] = {
                 "questions": question_writer(inputs.lm, trust),
                 "seconds": QUESTIONS_SHARE * seconds,
+                "log": arguments.log,
             }
             teaching: dict[str, Any] = {"bm25_weight": inputs.bm25_weight, "bm25": inputs.bm25}
             rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **asking)
@@ -188,7 +189,10 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
             retrieval_task=read_probe_task(inputs.probe),
             callbacks=[TimeLimit(run.output, seconds)],
         )
-        return run.finish(trainer, summary=f"{counted(len(rows), 'made query')}", sources=inputs.data) / RETRIEVER
+        run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+        run.export(trainer, summary=f"{counted(len(rows), 'made query')}", sources=inputs.data)
+        run.report(trainer)
+        return run.output / RETRIEVER
 
 
 def revela(inputs: Inputs, seconds: float) -> Path:

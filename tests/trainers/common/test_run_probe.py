@@ -45,13 +45,13 @@ def test_a_probe_that_no_run_wrote_stays(text: Path, tmp_path: Path) -> None:
     (output / "probe").mkdir(parents=True)
     (output / "probe" / "precious.txt").write_text("mine")
     given = arguments(text, output)
-    task = hold_out_text(given)
+    task, folder = hold_out_text(given)
     assert [path.name for path in (output / "probe").iterdir()] == ["precious.txt"]
-    assert given.held_out == str(output / "run_probe") and len(task.queries) == 20
+    assert folder == output / "run_probe" and len(task.queries) == 20
     # It is the run's, so the next run may replace it; a file of the user's in it stays all the same.
     (output / "run_probe" / "note.txt").write_text("mine, too")
-    assert hold_out_text(arguments(text, output)) == task
-    assert hold_out_text(arguments(text, output), resumed=True) == task
+    assert hold_out_text(arguments(text, output)).task == task
+    assert hold_out_text(arguments(text, output), resumed=True).task == task
     assert (output / "run_probe" / "note.txt").is_file()
     (output / "run_probe" / ".of-a-run").unlink()
     with pytest.raises(UserError, match="probe and run_probe, which were not written by a training run"):
@@ -65,22 +65,28 @@ def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path)
     folder = write_probe(build_probe(str(text), ProbeSettings(30, 60)), tmp_path / "out" / "probe")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     given = arguments(text, tmp_path / "out")
-    hold_out_text(given)
-    assert given.held_out == str(tmp_path / "out" / "run_probe")
+    options = dict(vars(given))
+    assert hold_out_text(given).folder == tmp_path / "out" / "run_probe" and vars(given) == options
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     # Its purpose: a run that names it.
     named = arguments(text, tmp_path / "other", "--probe", str(folder))
-    assert len(hold_out_text(named).queries) == 30 and named.held_out == str(folder)
+    assert len(hold_out_text(named).task.queries) == 30 and hold_out_text(named).folder == folder
     (folder / HELD_OUT).unlink()
     with pytest.raises(UserError, match="has no held_out.jsonl, so the run would train on its queries.*--eval_corpus"):
         hold_out_text(named)
 
 
 def test_a_resumed_run_has_its_probe(text: Path, tmp_path: Path) -> None:
-    task = hold_out_text(arguments(text, tmp_path / "out"))
+    found = hold_out_text(arguments(text, tmp_path / "out"))
     text.write_text(text.read_text()[: len(text.read_text()) // 2])
     given = arguments(text, tmp_path / "out")
-    assert hold_out_text(given, resumed=True) == task and given.held_out == str(tmp_path / "out" / "probe")
+    assert hold_out_text(given, resumed=True) == found and found.folder == tmp_path / "out" / "probe"
+
+
+def test_a_run_does_not_write_into_its_data(text: Path, tmp_path: Path) -> None:
+    given = arguments(tmp_path, tmp_path / "out")
+    with pytest.raises(UserError, match="is inside the data folder.*--exclude out"), open_run(CONTRIEVER, given):
+        pass
 
 
 FOREIGN = ["config.json", "model.safetensors", "embedder/a", "measured/a", "checkpoint-3/a"]
@@ -118,7 +124,7 @@ from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.run_probe import hold_out_text
 rank = int(os.environ["RANK"])
 own = Path({folder!r}) / f"node-{{rank}}"
-task = hold_out_text(arguments(Path({text!r}), own))  # starts the process group
+task = hold_out_text(arguments(Path({text!r}), own)).task  # starts the process group
 model, words = test_measuring.Model(10), test_measuring.words_task()
 measured = test_measuring.measuring(model, words, own, averages=True, main=rank == 0)
 for step, skill in ((0, 10), (5, 60), (10, 50)):
