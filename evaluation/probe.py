@@ -21,7 +21,6 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
-from revela_hub.data.text.chunks import count_words
 from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_queries import MIN_PASSAGE_WORDS, Candidate, Passage, ProbeKind, passages_of_each
@@ -29,6 +28,7 @@ from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, res
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend
+    from revela_hub.data.synthesis.questions import QuestionFilter
 
 KINDS: tuple[ProbeKind, ...] = ("docstring", "title", "sentence")
 MIN_QUERIES = 20
@@ -49,6 +49,13 @@ def question_prompt(text: str) -> str:
         "Write one question that a person might type into a search box and that the text below answers. Do not name the text, "
         f"and use other words than it does where you can. Answer with the question alone.\n\nText:\n{text[:MAX_QUESTION_TEXT]}"
     )
+
+
+def question_filter(passages: Iterable[str]) -> "QuestionFilter":
+    """Return a filter for the replies to `question_prompt`."""
+    from revela_hub.data.synthesis.questions import QuestionFilter
+
+    return QuestionFilter(question_prompt(""), passages)
 
 
 class NoProbe(UserError):
@@ -98,6 +105,7 @@ class Probe:
         characters: The number of characters read.
         complete: Whether all of the text was read.
         documents_of: Passage id to document id.
+        questions: A summary of the questions by a language model that were dropped.
     """
 
     task: RetrievalTask
@@ -107,6 +115,7 @@ class Probe:
     complete: bool = True
     settings: ProbeSettings = field(default_factory=ProbeSettings)
     documents_of: dict[str, str] = field(default_factory=dict)
+    questions: str = ""
 
     @property
     def kinds(self) -> Counter[str]:
@@ -123,7 +132,8 @@ class Probe:
         used, read = self.documents
         share = f"{used:,} of {'' if self.complete else 'at least '}{counted(read, 'document')}"
         queries = counted(len(self.task.queries), "query")
-        return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages from {share}"
+        dropped = f"; language model: {self.questions}" if self.questions else ""
+        return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages from {share}{dropped}"
 
     def examples(self, number: int = 5) -> list[tuple[str, str]]:
         """Return some queries of every kind, each with its relevant passage in one line."""
@@ -172,8 +182,10 @@ def build_probe(
     order = random.sample(range(len(documents)), len(documents))
     passages, used = _passages((documents[index] for index in order), settings, random)
     asked = _ask(passages, documents, settings, random)
+    keep = None
     if questions is not None:
-        asked |= _questions(questions, passages, asked, settings)
+        keep = question_filter(passage.text for passage in passages)
+        asked |= _questions(questions, passages, asked, settings, keep)
     if len(asked) < MIN_QUERIES:
         raise NoProbe(_too_few(len(asked), passages, documents))
     task, held_out = _hold_out(passages, asked)
@@ -184,7 +196,8 @@ def build_probe(
     shaped = resembling(made, examples, texts) if examples else in_shape(settings.shape, made, texts)
     task = replace(task, queries=task.queries | shaped)
     documents_of = {f"p{index}": passage.document for index, passage in enumerate(passages)}
-    return Probe(task, held_out, (used, len(documents)), characters, complete, settings, documents_of)
+    made_of = (used, len(documents))
+    return Probe(task, held_out, made_of, characters, complete, settings, documents_of, str(keep or ""))
 
 
 def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Document]) -> str:
@@ -298,13 +311,18 @@ def _offers(passages: Sequence[Passage], kind: ProbeKind, random: Random) -> lis
 
 
 def _questions(
-    backend: "Backend", passages: Sequence[Passage], asked: dict[str, _Asked], settings: ProbeSettings
+    backend: "Backend",
+    passages: Sequence[Passage],
+    asked: dict[str, _Asked],
+    settings: ProbeSettings,
+    keep: "QuestionFilter",
 ) -> dict[str, _Asked]:
     taken = {index for query in asked.values() for index in query.passages}
     free = [(index, passage.text) for index, passage in enumerate(passages) if index not in taken]
     found: dict[str, _Asked] = {}
     seen = NearDuplicates()
-    for index, text in write_questions(backend, free[: settings.queries // (len(settings.kinds) + 1)], settings.seed):
+    chosen = free[: settings.queries // (len(settings.kinds) + 1)]
+    for index, text in write_questions(backend, chosen, settings.seed, keep=keep):
         if text not in seen:
             seen.add(text)
             found[f"question-{len(asked) + len(found)}"] = _Asked(Candidate(text, ""), (index,))
@@ -312,20 +330,26 @@ def _questions(
 
 
 def write_questions(
-    backend: "Backend", passages: Sequence[tuple[int, str]], seed: int, end: float = math.inf
+    backend: "Backend",
+    passages: Sequence[tuple[int, str]],
+    seed: int,
+    end: float = math.inf,
+    keep: "QuestionFilter | None" = None,
 ) -> Iterator[tuple[int, str]]:
     """Yield the number of each passage for which a language model writes a usable question, and the question.
 
-    From the time `end` (`time.monotonic`) on, no question is requested.
+    From the time `end` (`time.monotonic`) on, no question is requested. `keep` decides and counts which questions are usable.
     """
     from revela_hub.data.synthesis.backends import Request
     from revela_hub.data.synthesis.parsing import first_line_of
+    from revela_hub.data.synthesis.questions import without_label
 
+    keep = keep or question_filter(text for _, text in passages)
     requests = (Request(question_prompt(text), seed + number) for number, text in passages)
     in_time = takewhile(lambda _: time.monotonic() < end, requests)
     for (number, passage), (_, reply) in zip(passages, backend.replies(in_time), strict=False):
-        text = first_line_of(reply)
-        if 3 <= count_words(text) <= 60 and text not in passage:
+        text = without_label(first_line_of(reply))
+        if keep(text, passage):
             yield number, text
 
 

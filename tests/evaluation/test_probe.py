@@ -20,7 +20,15 @@ from revela_hub.data.synthesis.backends import Reply, Request
 from revela_hub.errors import UserError
 from revela_hub.evaluation.doc_comments import commented_functions
 from revela_hub.evaluation.docstrings import documented_functions
-from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of, question_prompt, write_questions
+from revela_hub.evaluation.probe import (
+    Probe,
+    ProbeSettings,
+    build_probe,
+    kind_of,
+    question_filter,
+    question_prompt,
+    write_questions,
+)
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.probe_queries import passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, resembling
@@ -253,9 +261,10 @@ def test_a_model_writes_questions(text: Path) -> None:
     class Model:
         def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:
             for number, request in enumerate(requests):
-                assert request is not None and "Text:\n" in request.prompt
+                assert request is not None
+                name = re.search(r"([a-j])\1\1([a-j])\2\2([a-j])\3\3", request.prompt)[0]  # type: ignore[index]
                 answers = [
-                    f'<think>hm</think>\n"Who wrote about {numeral(number)} first?"',
+                    f'<think>hm</think>\n"Who wrote about {name} first?"',
                     "No.",
                     "What was it again?",
                 ]
@@ -263,8 +272,8 @@ def test_a_model_writes_questions(text: Path) -> None:
 
     probe = build_probe(str(text), SETTINGS, questions=Model())  # type: ignore[arg-type]
     questions = [text for id_, text in probe.task.queries.items() if kind_of(id_) == "question"]
-    assert len(questions) >= 3 and questions[0] == f"Who wrote about {numeral(0)} first?"
-    assert len(questions) == len(set(questions)) and "No." not in questions
+    assert len(questions) >= 3 and re.match("Who wrote about [a-j]{9} first\\?", questions[0])
+    assert len(questions) == len(set(questions)) and all("wrote" in question for question in questions)
     answered = [passage for judged in probe.task.qrels.values() for passage in judged]
     assert len(answered) == len(set(answered))
 
@@ -443,6 +452,31 @@ def test_of_a_reply_that_is_cut_off_whole_lines_count(text: str, found: int) -> 
 
     passage = "Sediment is carried from the mountains to the sea."
     assert list(write_questions(Model(), [(3, passage)], seed=0)) == [(3, "What do rivers carry?")] * found
+
+
+def test_questions_about_the_prompt_are_dropped_and_counted(text: Path) -> None:
+    passages = [
+        "The river carries sediment to the sea, and the delta grows.",
+        "The tides follow the moon, and the water rises twice a day.",
+        "The glacier moves the rocks, and the valley gets wider.",
+        "The wind shapes the dunes, and the sand wanders to the east.",
+    ]
+    replies = [
+        "What is your question?",
+        "How do you answer the question that the text asks?",
+        "Here is one question about the glacier:",
+        "Question: what moves the dunes",
+    ]
+
+    class Model:
+        def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:
+            return ((request, Reply(reply)) for request, reply in zip(requests, replies, strict=False) if request)
+
+    keep = question_filter(passages)
+    found = list(write_questions(Model(), list(enumerate(passages)), seed=0, keep=keep))
+    assert found == [(3, "what moves the dunes")]
+    assert str(keep) == "3 of 4 questions dropped (2 without a word of the passage, 1 not a single question)"
+    assert "; language model: " in str(build_probe(str(text), SETTINGS, questions=Model()))  # type: ignore[arg-type]
 
 
 def test_questions_and_comments_are_not_counted_in_spaces() -> None:

@@ -7,12 +7,13 @@ passages (KL divergence), not that one passage is right and the others are wrong
 """
 
 import time
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fuse_runs
-from revela_hub.evaluation.probe import write_questions
+from revela_hub.evaluation.probe import question_filter, write_questions
 from revela_hub.evaluation.query_shapes import in_shape
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
 from revela_hub.retrieval.bm25 import BM25Settings
@@ -42,6 +43,7 @@ def distillation_rows(
     questions: "Backend | None" = None,
     seconds: float = 60,
     seed: int = 0,
+    log: Callable[[str], None] = lambda _: None,
 ) -> "Dataset":
     """Return rows with the columns `anchor`, `positive`, `negative_1`, ... and `label`, the teacher's scores of the passages.
 
@@ -54,6 +56,7 @@ def distillation_rows(
         questions: a language model that writes questions for some passages.
         seconds: time for writing questions.
         seed: draws the passages and queries.
+        log: prints how many questions were dropped.
     """
     from datasets import Dataset
 
@@ -64,7 +67,9 @@ def distillation_rows(
     queries = [*chosen["anchor"], *in_shape("keywords", {text: text for text in passages}, passages).values()]
     if questions is not None:
         end = time.monotonic() + seconds
-        queries += [text for _, text in write_questions(questions, list(enumerate(passages)), seed, end)]
+        keep = question_filter(passages)
+        queries += [text for _, text in write_questions(questions, list(enumerate(passages)), seed, end, keep)]
+        log(f"language model: {keep}")
     queries = random.sample(queries, min(len(queries), QUERIES_PER_PASSAGE * most))
     # Queries and passages have different names: a query never finds a passage with its own name.
     corpus = {f"p{place}": text for place, text in enumerate(passages)}
