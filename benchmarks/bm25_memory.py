@@ -22,7 +22,7 @@ def measure(corpus: str, documents: int) -> str:
         read = (document for _, document in zip(range(documents), read_documents(corpus), strict=False))
         passages = read_passages(read, Path(folder)).texts
         number = len(passages)
-        words = sum(map(count_words, passages.read(range(number)))) / number
+        words = sum(count_words(text) for row in range(number) for text in passages.read([row])) / number
         index = BM25(passages)
         distinct = len(index.weights().data) / number
         return f"| {number:,} | {words:.0f} | {distinct:.1f} | {index.bytes / number:.0f} | {index.bytes / 1e6:.0f} |"

@@ -1,6 +1,8 @@
 """Rows for listwise distillation, against plain loops."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_rows
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.synthesis.backends import Reply, Request
 from revela_hub.evaluation.retrieval import bm25_run
 
 
@@ -24,7 +27,15 @@ def test_the_labels_are_the_hybrid_scores_of_the_best_passages(retriever_folder:
     passages = [f"{words[n % 12]} {words[n * 5 % 11]} {words[n * 7 % 9]} number {n}" for n in range(40)]
     pairs = Dataset.from_dict({"anchor": [f"where is {text}" for text in passages], "positive": passages})
     teacher = SentenceTransformer(str(retriever_folder), device="cpu")
-    rows = distillation_rows(pairs, teacher, bm25_weight=weight, seed=1)
+    said: list[str] = []
+
+    class Model:
+        def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            return ((request, Reply("What is your question?")) for request in requests)
+
+    asking: dict[str, Any] = {"questions": Model(), "log": said.append}
+    rows = distillation_rows(pairs, teacher, bm25_weight=weight, seed=1, **asking)
+    assert said == ["language model: 40 of 40 questions dropped (40 without a word of the passage)"]
     assert len(rows) > 40  # natural queries and keywords
     names = ["positive", *(f"negative_{number}" for number in range(1, PASSAGES_PER_QUESTION))]
     corpus = {text: text for text in passages}
