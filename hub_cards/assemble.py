@@ -122,10 +122,12 @@ def assemble_parts(
     if loaded is None:
         loaded = resolve_name(method.loader)(str(checkpoint))
     write = resolve_name(method.assembler)
-    how = {part: replace(assembly, part=part) for part in wanted.values()}
-    if len(how) > 1 and "lm" in how:  # next to a retriever, whose maximum length it is
-        how["lm"] = replace(how["lm"], max_length=None)
-    return [write(loaded, checkpoint, folder, how[part]) for folder, part in wanted.items()]
+    assembled = []
+    for folder, part in wanted.items():
+        # The maximum length is that of the parts with a card, unless another one is written alone.
+        length = assembly.max_length if len(wanted) == 1 or part in method.folders.values() else None
+        assembled.append(write(loaded, checkpoint, folder, replace(assembly, part=part, max_length=length)))
+    return assembled
 
 
 def refuse_max_length(assembly: Assembly, method: Method) -> None:
@@ -138,27 +140,25 @@ def export_parts(
     method: Method,
     checkpoint: Path,
     output: Path,
+    folders: Mapping[str, Part],
     *,
-    lm: bool = False,
     assembly: Assembly | None = None,
     loaded: object = None,
 ) -> list[Path]:
-    """Write the folders that a method exports, and return those that get a card: all except the language model.
+    """Write folders of a method, each with its part, and return those that get a card: `Method.folders`.
 
     Each folder gets its name when all are complete: without modules.json, libraries would load the weights with other settings.
     """
-    parts = {output / folder: part for folder, part in method.folders.items()}
     make_folder(output, "--output_dir")
     with ExitStack() as stack:
         wanted: dict[Path, Part] = {}
-        folders = ({output / "lm": "lm"} if lm else {}) | parts
-        for folder, part in folders.items():
-            wanted[new := stack.enter_context(whole_path(folder, "--output_dir"))] = part
+        for name, part in folders.items():
+            wanted[new := stack.enter_context(whole_path(output / name, "--output_dir"))] = part
             (new / METADATA_FOLDER).mkdir(parents=True)  # lets a later export replace the folder
         assemble_parts(method, checkpoint, wanted, assembly or Assembly(), loaded)
-        for folder, new in zip(folders, wanted, strict=True):
-            keep_other_files(folder, new)
-    return list(parts)
+        for name, new in zip(folders, wanted, strict=True):
+            keep_other_files(output / name, new)
+    return [output / name for name in method.folders]
 
 
 def keep_other_files(old: Path, new: Path) -> None:

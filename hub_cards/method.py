@@ -71,7 +71,8 @@ class Method:
         model_type: `model_type` in the `config.json` of its checkpoints; empty if they are plain sentence-transformers folders.
         config_folder: subfolder of a checkpoint that holds that file.
         parts: publishable parts of a checkpoint, the default first.
-        folders: folder written by `export` -> part in it.
+        folders: folder that a run writes and gives a card -> part in it.
+        checkpoint_files: names and patterns of other files and folders in a checkpoint, besides those of the libraries.
         loader: full name of the function that loads a checkpoint folder.
         assembler: full name of the function `(loaded, checkpoint, folder, assembly) -> Assembled`, which writes one part of
             the loader's return value.
@@ -89,6 +90,7 @@ class Method:
         data: training arguments that name training data. A resumed run compares the rows instead of the paths.
         files: other training arguments that may name a file or folder. A resumed run compares the contents.
         neutral_settings: training arguments that do not affect the trained weights. A resumed run may change them.
+        computed_settings: settings that a model computes, whose last bits may differ between processes.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Method:
     config_folder: str = ""
     parts: tuple[Part, ...] = ()
     folders: Mapping[str, Part] = field(default_factory=lambda: MappingProxyType({}))
+    checkpoint_files: tuple[str, ...] = ()
     loader: str = ""
     assembler: str = ""
     adapter_only: bool = False
@@ -111,6 +114,7 @@ class Method:
     data: tuple[str, ...] = ("data",)
     files: tuple[str, ...] = ()
     neutral_settings: frozenset[str] = frozenset()
+    computed_settings: frozenset[str] = frozenset()
 
 
 def vectors_of(folder: Path, methods: Mapping[str, Method]) -> Path | None:

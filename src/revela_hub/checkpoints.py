@@ -19,6 +19,7 @@ from revela_hub.hub_cards.verify.contents import read_json
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json
 from revela_hub.trainers.common.checkpoints import RECORD
+from revela_hub.trainers.common.retriever import RETRIEVER
 from revela_hub.trainers.methods import METHODS as METHODS
 
 
@@ -44,12 +45,13 @@ def export_checkpoint(
     """
     checkpoint, output = local_path(checkpoint), local_path(output)
     method, of_a_run = method_of(checkpoint), (output / RECORD).is_file()
-    for folder in [output / name for name in [*method.folders, *(["lm"] if lm else [])]]:
+    folders: dict[str, str] = ({"lm": "lm"} if lm else {}) | {**method.folders}
+    for folder in [output / name for name in folders]:
         if of_a_run and folder.exists() and output.resolve() != checkpoint.resolve():
             raise UserError(f"{folder} is the exported model of the run in {output}: choose another --output_dir")
         if not (folder.is_dir() and (of_a_run or (folder / METADATA_FOLDER).is_dir())):
             check_free(folder, "--output_dir")
-    export_parts(method, checkpoint, output, lm=lm, assembly=Assembly(max_length=max_length, dtype=dtype))
+    export_parts(method, checkpoint, output, folders, assembly=Assembly(max_length=max_length, dtype=dtype))
     return output
 
 
@@ -88,7 +90,7 @@ def publish(
 
 def exported_retriever(folder: Path) -> Path:
     """Return `retriever/` of a finished run that exported nothing else, such as `train pairs` or `adapt`; else the folder."""
-    exported = folder / "retriever"
+    exported = folder / RETRIEVER
     ours = (folder / RECORD).is_file() or (folder / REPORT).is_file()
     alone = ours and not (folder / "config.json").exists()
     return exported if alone and (exported / "modules.json").is_file() else folder
@@ -106,7 +108,7 @@ def method_of_model(name: str | Path) -> Method | None:
 def is_checkpoint(folder: str | Path) -> bool:
     """Return whether a folder is a training checkpoint, not an exported model."""
     folder = local_path(folder)
-    files = ("trainer_state.json", "training_args.bin", "adapter_model.safetensors", "trained.safetensors", "run.json")
+    files = ("trainer_state.json", "training_args.bin", "adapter_config.json", RECORD)
     if (folder / "modules.json").exists() or not any((folder / name).exists() for name in files):
         return False
     try:
@@ -129,7 +131,8 @@ def method_of(checkpoint: Path) -> Method:
     if (checkpoint / "modules.json").is_file():
         message = f"{checkpoint} is a finished model, not a checkpoint: it can be used and published as it is"
         raise UserError(message, format="convert it with --format onnx")
-    finished = next((name for name in ("retriever", "model") if (checkpoint / name / "config.json").is_file()), None)
+    names = (name for method in METHODS.values() for name in method.folders)
+    finished = next((name for name in names if (checkpoint / name / "config.json").is_file()), None)
     remedy = f"; did you mean the exported model {checkpoint / finished}?" if finished else ""
     types = ", ".join(method.model_type for method in METHODS.values() if method.model_type)
     found = (

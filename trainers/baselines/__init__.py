@@ -40,6 +40,8 @@ CONTRIEVER = Method(
             "train a retriever on raw text with a contrastive loss (baseline)",
         )
     },
+    parts=("retriever",),
+    folders={"retriever": "retriever"},
     models=("retriever",),
 )
 REPLUG = Method(
@@ -64,6 +66,8 @@ REPLUG = Method(
             "train a retriever with a frozen language model as teacher (baseline)",
         )
     },
+    parts=("retriever",),
+    folders={"retriever": "retriever"},
     models=("retriever", "lm"),
     neutral_settings=frozenset({"lm_batch_size"}),
 )
@@ -78,6 +82,8 @@ RA_IT = Method(
             "revela_hub.trainers.baselines.ra_it_command", "tune a decoder to answer from pasted passages (baseline)"
         )
     },
+    parts=("model",),
+    folders={"model": "model"},
     models=("backbone",),
     data=("data", "plain_text"),
     files=("corpus", "pseudo_labels"),
@@ -92,8 +98,11 @@ RA_DIT = Method(
             "tune a retriever with the likelihoods of a frozen reader (baseline)",
         )
     },
+    parts=("retriever",),
+    folders={"retriever": "retriever"},
     models=("retriever", "backbone", "reader"),
     data=("data", "plain_text"),
     files=("corpus", "pseudo_labels"),
     neutral_settings=frozenset({"likelihood_batch_size"}),
+    computed_settings=frozenset({"likelihoods"}),
 )

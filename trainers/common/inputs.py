@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer import TRAINER_STATE_NAME
 
 from revela_hub.data.row_cache import stream_rows
@@ -94,7 +94,11 @@ def name_of(model: ModelLike) -> str:
     given = unwrapped(model)
     if isinstance(given, str):
         return given
-    config: Any = given.config
+    return name_in(given.config)
+
+
+def name_in(config: PreTrainedConfig) -> str:
+    """Return the id or folder that the model of a configuration was or will be loaded from; "" if unknown."""
     parts = [getattr(config, name, None) for name in ("retriever", "encoder", "backbone", "text_config")]
     names = [getattr(part, "name_or_path", "") for part in (config, *parts)]
     return next((str(name) for name in names if name), "")

@@ -1,5 +1,6 @@
 """Export and `push_to_hub` for trainers: publishes a verified model that loads without this package, not a raw checkpoint."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,8 +27,10 @@ class Publishing(Base):
     """
 
     method: ClassVar["Method"]
-    lm_trained = True
-    """Whether the method's language model, if it has one, is trained and exported."""
+
+    def exported_folders(self) -> Mapping[str, str]:
+        """Return the folders that `write_models` writes, each with the part in it."""
+        return self.method.folders
 
     def exportable(self) -> Any:
         """Return the trained model in the form that `method.loader` loads from a checkpoint; None to load it from there.
@@ -54,8 +57,7 @@ class Publishing(Base):
         self.save_model(str(output))
         if not self.args.should_save:
             return []
-        lm = "lm" in self.method.parts and self.lm_trained
-        return export_parts(self.method, output, output, lm=lm, loaded=self._exportable())
+        return export_parts(self.method, output, output, self.exported_folders(), loaded=self._exportable())
 
     def _exportable(self) -> Any:
         assert self.model is not None

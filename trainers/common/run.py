@@ -48,12 +48,11 @@ STREAMED_REPORT = "text that is read during training"
 """Report on training data that are streamed, and not counted."""
 LOCK = ".lock"
 TRAINING_CURVE = "training_curve.png"
-# Files that runs write into their output folders. Once it contains their lock file, the folder belongs to them.
+# Files that runs of all methods write into their output folders. Once it contains their lock file, the folder belongs to them.
 RUN_FILES = (
-    *("checkpoint-*", MEASUREMENTS_FOLDER, "retriever", "lm", "embedder", "encoder", "*_encoder", "model", "dense"),
-    *("sparse", "retriever_tokenizer", "lm_tokenizer", "README.md"),
+    *("checkpoint-*", MEASUREMENTS_FOLDER, "README.md"),
     *("*.safetensors", "*.safetensors.index.json", "config*.json", "generation_config.json", "modules.json"),
-    *("sentence_bert_config.json", "tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "prompts.json"),
+    *("sentence_bert_config.json", "tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt"),
     *("adapter_config.json", "training_args.bin", "trainer_state.json", "card.yaml", "outcome.json", "[0-9]_*"),
     *(LOCK, RECORD, INCOMPLETE, TRAINING_CURVE, RETRIEVAL_CURVE),
 )
@@ -200,7 +199,7 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
     """
     with ExitStack() as stack:
         output = Path(arguments.output_dir or ".")
-        on_all(lambda: refuse_foreign(output, method.folders))
+        on_all(lambda: refuse_foreign(output, method))
         owners = _make_output(arguments, output)
         owns = owners[rank()] == rank()  # one process per disk
         on_all(lambda: stack.enter_context(lock_output(output)) if owns else None)
@@ -256,15 +255,17 @@ def lock_output(output: Path, file: Path | None = None) -> AbstractContextManage
         raise UserError(f"cannot write to --output_dir {output}: {error.strerror}") from error
 
 
-def refuse_foreign(output: Path, folders: Iterable[str]) -> None:
-    """Raise a `UserError` if the run would overwrite files or exported `folders` that no run wrote.
+def refuse_foreign(output: Path, method: Method) -> None:
+    """Raise a `UserError` if a run of the method would overwrite files or folders that no run wrote.
 
     A run's folder contains its empty lock file or its record.
     """
     lock = output / LOCK
     if not output.is_dir() or Record.read(output) is not None or (lock.is_file() and not lock.stat().st_size):
         return
-    found = sorted(path for name in (*RUN_FILES, *folders) for path in output.glob(name))
+    found = sorted(
+        path for name in (*RUN_FILES, *method.folders, *method.checkpoint_files) for path in output.glob(name)
+    )
     foreign = [path for path in found if not path.is_dir() or any(path.iterdir())]
     if foreign:
         raise UserError(

@@ -44,16 +44,12 @@ NO_EFFECT = {
     *("eval_do_concat_batches", "eval_on_start", "do_train", "do_eval", "do_predict", "milvus_uri"),
     "router_mapping",  # derived from other arguments: the columns of the routes
 }
-# Arguments of every trainer whose value may be a file or folder, and the values that never are.
+# Arguments of every trainer whose value may be a file or folder. Their default values, and none, never are.
 FILE_ARGUMENTS = {"eval_corpus", "probe", "deepspeed"}
-KEYWORD_VALUES = {"auto", "none", "bm25", "extractive"}
 # Fields of a model's configuration that do not describe its architecture.
 NOT_ARCHITECTURE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "auto_map"}
 # Arguments that set the length of a run, which may grow when it resumes.
 LENGTH_ARGUMENTS = {"max_steps", "num_train_epochs"}
-
-# Settings that a model computes, whose last bits may differ between processes.
-COMPUTED_SETTINGS = {"likelihoods"}
 
 _HASH = " (sha256 "
 
@@ -62,8 +58,9 @@ def run_settings(arguments: Any, method: Method) -> dict[str, Any]:
     """Return the arguments that affect the result, as JSON values, with files and folders identified by their content."""
     ignored = NO_EFFECT | method.neutral_settings
     return {
-        entry.name: _map_paths(entry.name, plain(getattr(arguments, entry.name)), method, content_identity)
+        entry.name: value if value == entry.default else _map_paths(entry.name, value, method, content_identity)
         for entry in fields(arguments)
+        for value in [plain(getattr(arguments, entry.name))]
         if entry.name not in ignored
     }
 
@@ -84,7 +81,7 @@ def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], 
     if isinstance(value, dict):
         names = {key: name if key in ("path", "data_files") else "" for key in value}
         return {key: _map_paths(names[key], item, method, replace, missing=missing) for key, item in value.items()}
-    if not isinstance(value, str) or not value or value in KEYWORD_VALUES or value.startswith(HUB_ADDRESS):
+    if not isinstance(value, str) or not value or value == "none" or value.startswith(HUB_ADDRESS):
         return value
     prefix = next((kind for kind in ("lm:", HUB_PREFIX) if value.startswith(kind)), "")  # lm: a pseudo-query generator
     path = local_path(value.removeprefix(prefix))

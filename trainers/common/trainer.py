@@ -48,13 +48,12 @@ from revela_hub.trainers.common.cost import WallTime
 from revela_hub.trainers.common.early import MEASURING_PACKAGES
 from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.common.epochs import NewEpoch, SharedEpoch
-from revela_hub.trainers.common.inputs import endless, first_rows, prepare_eval_dataset
+from revela_hub.trainers.common.inputs import endless, first_rows, name_in, prepare_eval_dataset
 from revela_hub.trainers.common.nodes import RECEIVED_FOLDER, checkpoint_for_all, copy_missing, folder_owners
 from revela_hub.trainers.common.processes import from_main, gathered, is_distributed, on_all, rank
 from revela_hub.trainers.common.progress import Progress, count
 from revela_hub.trainers.common.publishing import Publishing
 from revela_hub.trainers.common.settings import (
-    COMPUTED_SETTINGS,
     LENGTH_ARGUMENTS,
     changes,
     model_settings,
@@ -420,7 +419,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         assert self.model is not None
         own = self.settings() | {"weights": weights_digest(self.model.parameters())}
         own["train_dataset"] = rows_digest(self.sampled, without="document")  # paths may differ between nodes
-        everyone = gathered({name: value for name, value in own.items() if name not in COMPUTED_SETTINGS})
+        everyone = gathered({name: value for name, value in own.items() if name not in self.method.computed_settings})
         for number, other in enumerate(everyone):
             for name, value in everyone[0].items():
                 if without_names(value) != without_names(other.get(name)):
@@ -478,10 +477,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
 
     def model_names(self) -> str:
         """Return the method and the name of the base model, for the run's first line."""
-        config = self.trained_config()
-        parts = (*(getattr(config, name, None) for name in ("encoder", "backbone", "text_config")), config)
-        names = (getattr(part, "name_or_path", "") for part in parts)
-        return f"{self.method.title} on {next(filter(None, names), 'a model')}"
+        return f"{self.method.title} on {name_in(self.trained_config()) or 'a model'}"
 
     def tokens_per_row(self) -> float:
         """Return the mean number of tokens per row, without padding, in a sample of the data set."""

@@ -29,6 +29,7 @@ NVEMBED = Method(
     config_folder=EMBEDDER,
     parts=("retriever",),
     folders={EMBEDDER: "retriever"},
+    checkpoint_files=("prompts.json",),
     loader="revela_hub.trainers.nvembed.checkpoint.load_nvembed",
     assembler="revela_hub.trainers.nvembed.export.assemble_nvembed",
     models=("backbone",),

@@ -186,7 +186,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         output = local_path(output)
         if is_sharded(self.model):
             return super().write_models(output)
-        return export_parts(self.method, output, output, loaded=self.exportable()) if self.args.should_save else []
+        if not self.args.should_save:
+            return []
+        return export_parts(self.method, output, output, self.exported_folders(), loaded=self.exportable())
 
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Return the sampler of the base class; `--batch_sampler no_duplicates` compares texts without task and instruction."""

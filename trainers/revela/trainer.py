@@ -4,7 +4,7 @@ Two options are not in the paper, and off in its recipes: starting the retriever
 temperature during the run. Both help small models; `examples/quickstart` uses them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -156,6 +156,10 @@ class RevelaTrainer(MethodTrainer):
             return groups
         with args.main_process_first(desc="tokenising"):
             return tokenize_groups(groups, self.collator)
+
+    def exported_folders(self) -> Mapping[str, str]:
+        """Return the retriever's folder, and that of the language model if it is trained."""
+        return ({"lm": "lm"} if self.lm_trained else {}) | {**self.method.folders}
 
     def left_out(self, weight: str) -> bool:
         """Return whether this is a weight of a frozen language model, which `load_checkpoint` loads from where it came from."""

@@ -37,7 +37,7 @@ class Outline:
         file = _source_file(name)
         self.name = name
         self.package = name if file.stem == "__init__" else name.rpartition(".")[0]
-        self.names: dict[str, Any] = {"__name__": name, "__builtins__": _Builtins(self)}
+        self.names: dict[str, Any] = {"__name__": name, "__file__": str(file), "__builtins__": _Builtins(self)}
         self.bindings: dict[str, ast.stmt] = {}
         stub = file.with_suffix(".pyi")  # the names of a package that imports lazily
         trees = [ast.parse(path.read_bytes()) for path in (file, stub) if path.is_file()]

@@ -115,9 +115,8 @@ def test_the_export_from_memory_is_that_of_the_checkpoint(
         trainer.write_models(tmp_path / "live")
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()) and model.training
 
-    with_lm = "lm" in trainer.method.parts
-    export_checkpoint(tmp_path / "out" / "checkpoint-1", tmp_path / "exported", lm=with_lm)
-    parts = [*trainer.method.folders, *(["lm"] if with_lm else [])]
+    parts = trainer.exported_folders()
+    export_checkpoint(tmp_path / "out" / "checkpoint-1", tmp_path / "exported", lm="lm" in parts)
     for part in parts:
         one, other = tmp_path / "live" / part, tmp_path / "exported" / part
         files = sorted(file.relative_to(one) for file in one.rglob("*") if file.is_file())
@@ -166,7 +165,7 @@ def test_an_interrupted_export_leaves_the_earlier_folders(tmp_path: Path, monkey
 
     monkeypatch.setattr("revela_hub.hub_cards.assemble.resolve_name", lambda name: interrupted)
     with pytest.raises(KeyboardInterrupt):
-        export_parts(RevelaTrainer.method, tmp_path, tmp_path, lm=True, loaded=object())
+        export_parts(RevelaTrainer.method, tmp_path, tmp_path, {"retriever": "retriever"}, loaded=object())
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path / "retriever" / "modules.json"]
 
 

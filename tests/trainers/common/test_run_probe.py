@@ -89,7 +89,7 @@ def test_a_run_does_not_write_into_its_data(text: Path, tmp_path: Path) -> None:
         pass
 
 
-FOREIGN = ["config.json", "model.safetensors", "embedder/a", "measured/a", "checkpoint-3/a"]
+FOREIGN = ["config.json", "model.safetensors", "retriever/a", "measured/a", "checkpoint-3/a"]
 FOREIGN += ["run.json", ".lock", ".incomplete/a", "training_curve.png"]
 
 

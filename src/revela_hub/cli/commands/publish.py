@@ -28,11 +28,13 @@ from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, TextLength
+from revela_hub.trainers.methods import METHODS
 
 if TYPE_CHECKING:
     from revela_hub.hub_cards import Published
 
 POSITIONALS = ("checkpoint", "repo_id")
+PARTS = sorted({part for method in METHODS.values() for part in method.parts})
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Arguments:
     dry_run: bool = option(False, "Assemble and verify the model, but do not upload it.")
     output_dir: str | None = option(None, "Folder to keep the assembled files in (default: they are deleted).")
     part: str = option(
-        "retriever", "Part to publish: retriever, sparse, lm (the language model) or model (all, with its code)."
+        "retriever", f"Part to publish, if its method has it: {', '.join(PARTS)} (model is everything, with its code)."
     )
     adapter_only: bool = option(False, "Publish only the LoRA adapter; its base must be a model on the Hub.")
     space: bool = option(False, "Also publish a demo of the model, a Space of the same name.")
@@ -87,7 +89,7 @@ def run(arguments: Arguments) -> None:
     """Publish, and print the checks, the files and the URL."""
     import torch
 
-    from revela_hub.checkpoints import METHODS, publish
+    from revela_hub.checkpoints import publish
     from revela_hub.demo.space import check_space, publish_space
     from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata
     from revela_hub.retrieval.disk import try_folder
