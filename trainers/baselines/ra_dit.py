@@ -228,8 +228,7 @@ class RADITTrainer(RetrieverTrainer):
     """Trainer of a retriever by equation 6, optionally after a warm-up with another retriever's rankings.
 
         questions = Dataset.from_dict({"question": ["Who wrote Emma?", ...], "answer": ["Jane Austen", ...]})
-        trainer = RADITTrainer("sentence-transformers/all-MiniLM-L6-v2", reader="outputs/ra-it/model",
-                               train_dataset=questions, passages=passages)
+        trainer = RADITTrainer("my-retriever", reader="outputs/ra-it/model", train_dataset=questions, passages=passages)
         trainer.train()
         trainer.write_models("outputs")  # for SentenceTransformer("outputs/retriever")
 
