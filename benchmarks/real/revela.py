@@ -6,7 +6,7 @@ is measured on samples of four tasks (benchmarks/domains.py); evaluation and che
 checkpoints and trained retrievers are kept in --work: repeating the command skips finished arms, resumes interrupted ones from
 their last point, and continues finished ones if --minutes has grown.
 
-    python benchmarks/real/revela.py --data ../data --work outputs/real
+    python benchmarks/real/revela.py --data $REVELA_HUB_DATA --work outputs/real
     python benchmarks/real/revela_report.py --work outputs/real
 
 On a GPU (`--device cuda`) the time is the wall-clock time of the training steps, in bf16 autocast.
