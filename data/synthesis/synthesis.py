@@ -55,7 +55,7 @@ class SynthesisSettings:
         default_factory=lambda: ["short-long", "long-short", "short-short"],
         metadata={"help": "Forms of example to write."},
     )
-    examples_per_task: PositiveInt = field(default=2, metadata={"help": "Number of examples per task (default: as in arXiv 2405.17428)."})
+    examples_per_task: PositiveInt = field(default=2, metadata={"help": "Number of examples per task."})
     languages: list[str] = field(
         default_factory=lambda: ["English"],
         metadata={"help": "Languages to draw from; a language that is given twice is drawn twice as often."},

@@ -53,11 +53,11 @@ PROBE = Path("work", "probe")  # of an output folder of adapt
 class Arguments(ReadingOptions):
     """Arguments of `revela-hub demo`."""
 
-    model: str = field(
-        metadata={"help": "Output folder of adapt, sentence-transformers folder, model that answers questions, or Hub id."}
-    )
+    model: str = field(metadata={"help": "Output folder of adapt, retriever, model that answers questions, or Hub id."})
     corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
-    index: str | None = option(None, "Index for a model that answers questions, made by `revela-hub index`, instead of --corpus.")
+    index: str | None = option(
+        None, "Index of a model that answers questions (`revela-hub index`), instead of --corpus."
+    )
     base: str | None = option(None, "Retriever to compare with: folder or Hub id (default: the base model of adapt).")
     report: str | None = option(None, "Report of adapt (adapt.json) to show (default: the one in the folder).")
     example_queries: str | None = option(None, "Queries to offer as examples, one per line.")

@@ -55,7 +55,9 @@ class Arguments(PassageOptions, SmallVectorArguments):
         "Milvus: One of --metadata_columns, whose values divide the collection into partitions; a --filter on it"
         " searches only the partitions of its values.",
     )
-    states: Literal["none", "float16"] = option("none", "Models that answer questions: Also store the keys and values of the passages.")
+    states: Literal["none", "float16"] = option(
+        "none", "Models that answer: Also store the keys and values of the passages."
+    )
     probe: str | None = option(
         None, "BEIR folder, e.g. of `revela-hub probe`, to measure --truncate_dim and --precision on.", metavar="FOLDER"
     )
