@@ -10,7 +10,7 @@ from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.evaluation.probe import Probe
 from revela_hub.paths import local_path
-from revela_hub.retrieval.disk import writing
+from revela_hub.whole_files import writing
 
 SETTINGS_FILE = "probe.json"
 

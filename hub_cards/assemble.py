@@ -26,7 +26,8 @@ from revela_hub.hub_cards.verify.consistency import contradictions
 from revela_hub.hub_cards.verify.contents import Contents, belongs_by_name, code_files, contents, read_json
 from revela_hub.hub_cards.verify.kinds import content_faults
 from revela_hub.hub_cards.verify.texts import probe_texts
-from revela_hub.retrieval.disk import make_folder, whole_path
+from revela_hub.retrieval.disk import make_folder
+from revela_hub.whole_files import whole_path
 
 # The expected vectors of an exported model. The folder is hidden, so that libraries do not load the file as weights.
 REFERENCE = f"{METADATA_FOLDER}/reference.safetensors"

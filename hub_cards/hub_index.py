@@ -31,13 +31,14 @@ from revela_hub.hub_cards.repository import sha256
 from revela_hub.output import note
 from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import Canary
-from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of, write_text
+from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of
 from revela_hub.retrieval.encoder import SERVED_PREFIX
 from revela_hub.retrieval.index_metadata import METADATA, IndexMetadata, read_metadata
 from revela_hub.retrieval.parquet_files import FILE_BYTES, ROWS, write_groups
 from revela_hub.retrieval.passages import PASSAGE, write_passages
 from revela_hub.retrieval.store import PassageStore
 from revela_hub.retrieval.vectors import VectorStore
+from revela_hub.whole_files import write_text
 
 PREFIX = "hf:"
 _PLACE = pa.struct([(name, PASSAGE.field(name).type) for name in PASSAGE.names[1:]])

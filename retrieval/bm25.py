@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from revela_hub.data.text.chunks import UNSPACED
 from revela_hub.errors import UserError, first_line
-from revela_hub.retrieval.disk import key_of, whole_path, writing
-from revela_hub.retrieval.texts import Rows, TextList, Texts, TextSource
+from revela_hub.retrieval.disk import key_of
+from revela_hub.retrieval.texts import TextFile, TextList, TextRange, TextSource
 from revela_hub.retrieval.top_k import Hits, top_hits
+from revela_hub.whole_files import whole_path, writing
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class BM25:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import bm25s
 
-        source = texts if isinstance(texts, (Texts, TextList, Rows)) else TextList(list(texts))  # type: ignore[arg-type]
+        source = texts if isinstance(texts, (TextFile, TextList, TextRange)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
         self.key = key_of(
             "bm25 of letters, marks, single characters and dotted capitals", asdict(self.settings), source.fingerprint

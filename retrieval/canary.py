@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import whole_file
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.encoding import encode_texts
+from revela_hub.whole_files import whole_file
 
 SAMPLE_SIZE = 16
 SAME_COSINE = 0.999

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, require
-from revela_hub.retrieval.disk import whole_file
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.stored_vectors import NumberedVectors
 from revela_hub.retrieval.top_k import Hits, best_hits
+from revela_hub.whole_files import whole_file
 
 if TYPE_CHECKING:
     import torch

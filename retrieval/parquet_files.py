@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import whole_file
 from revela_hub.retrieval.passages import PASSAGE, Passages, metadata_types
 from revela_hub.retrieval.stored_vectors import Vectors
+from revela_hub.whole_files import whole_file
 
 ROWS = 8192
 """Passages per row group, which are in memory together."""

@@ -28,7 +28,7 @@ from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import SAME_COSINE, Canary, finding, server_change, spread
 from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
-from revela_hub.retrieval.disk import claim_folder, remove, write_text
+from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.encoder import SERVED_PREFIX, Encoder, similarity_of
 from revela_hub.retrieval.index_metadata import METADATA, IndexMetadata, read_metadata
 from revela_hub.retrieval.milvus import MilvusIndex, check_connection, drop_collection, is_collection_of
@@ -36,9 +36,10 @@ from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_store, document_vectors
 from revela_hub.retrieval.stored_vectors import Vectors
-from revela_hub.retrieval.texts import Texts
+from revela_hub.retrieval.texts import TextFile
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.retrieval.vectors import VectorStore, store_folder, vectors_key
+from revela_hub.whole_files import remove, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class PassageStore:
         self.metadata = read_metadata(self.folder)
         if fingerprint is not None:
             self.check_fingerprint(fingerprint, model, documents=documents)
-        self.passages = Passages(Texts(self.folder / f"texts-{self.metadata.texts}.arrow"))
+        self.passages = Passages(TextFile(self.folder / f"texts-{self.metadata.texts}.arrow"))
         self._vectors: Vectors | None = None
         self._canary: Canary | None = None
         # Read now, because `revela-hub index` may replace the index while it is open.

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, first_line
-from revela_hub.retrieval.disk import mapped, whole_path, write_array, writing
+from revela_hub.retrieval.disk import mapped, write_array
+from revela_hub.whole_files import whole_path, writing
 
 CHECKED_ROWS = 16
 """Vectors whose text hashes are compared when a layout is opened."""

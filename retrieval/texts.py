@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import whole_file, write_array
+from revela_hub.retrieval.disk import write_array
+from revela_hub.whole_files import whole_file
 
 LINES_PER_BATCH = 1024
 
@@ -29,7 +30,7 @@ TEXT = pa.schema([("text", pa.large_string())])
 
 
 class TextSource(Protocol):
-    """Numbered texts, from a file (`Texts`) or a list (`TextList`)."""
+    """Numbered texts, from a file (`TextFile`) or a list (`TextList`)."""
 
     fingerprint: str
     """Changes with any of the texts and with their order."""
@@ -59,7 +60,7 @@ class TextList:
         return [self.texts[row] for row in rows]
 
 
-class Rows:
+class TextRange:
     """The texts of another source from `start` up to, but not including, `stop`, as a `TextSource`."""
 
     def __init__(self, texts: TextSource, start: int, stop: int) -> None:
@@ -68,7 +69,7 @@ class Rows:
         self.fingerprint = f"{texts.fingerprint}[{start}:{stop}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Rows, (self._texts, self._start, self._start + len(self))
+        return TextRange, (self._texts, self._start, self._start + len(self))
 
     def __len__(self) -> int:
         return len(self.digests_N2)
@@ -78,7 +79,7 @@ class Rows:
         return self._texts.read(self._start + row for row in rows)
 
 
-class Texts:
+class TextFile:
     """The distinct texts of a file, numbered in the order of their first appearance.
 
     Opening takes the same time and memory for any number of texts: everything is read through memory maps, and the offsets
@@ -113,7 +114,7 @@ class Texts:
         self._order_N: NDArray[np.int64] | None = None  # the sorting order of the keys
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Texts, (self.path.absolute(),)  # where the texts are, not the texts
+        return TextFile, (self.path.absolute(),)  # where the texts are, not the texts
 
     def __len__(self) -> int:
         return len(self.keys_N)
@@ -160,8 +161,8 @@ class _Numbers(NamedTuple):
 
     Attributes:
         rows: The number of the text on each line (L,).
-        keys: See `Texts` (N,).
-        digests: See `Texts` (N, 2).
+        keys: See `TextFile` (N,).
+        digests: See `TextFile` (N, 2).
         lines: The line on which each text first appears (N,).
         repeated: The M lines that repeat an earlier text: the numbers of the texts, ascending, and the lines (2, M).
     """
@@ -204,7 +205,7 @@ def _beside(path: Path, name: str) -> Path:
     return path.with_suffix(f".{name}.npy")
 
 
-def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: pa.Schema = TEXT) -> Texts:
+def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: pa.Schema = TEXT) -> TextFile:
     """Write texts to a folder, in a file named after a hash of their content.
 
     Args:
@@ -232,7 +233,7 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
     rank[order] = np.arange(len(order))
     digests_L2 = np.array(digests, dtype="<u8").reshape(-1, 2)
     _Numbers.of(rank[inverse_L.reshape(-1)], distinct[order], digests_L2[first_L[order]]).write(path)
-    return Texts(path)
+    return TextFile(path)
 
 
 def _records(texts: Iterable[str | Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -34,9 +34,10 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import key_of, make_folder, whole_file, write_array, write_text
+from revela_hub.retrieval.disk import key_of, make_folder, write_array
 from revela_hub.retrieval.stored_vectors import Vectors, truncated_dimension
 from revela_hub.retrieval.texts import TextSource
+from revela_hub.whole_files import whole_file, write_text
 
 logger = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ BASE = {
     "internals",
     "digests",
     "gguf_files",
+    "whole_files",
     "__version__",
 }
 # What each folder of the package may import, besides itself.
@@ -43,7 +44,8 @@ LAYERS = {
     "hub_connection": set(),
     "pickles": {"errors", "hub_connection", "paths"},
     "digests": {"paths"},
-    "gguf_files": {"digests", "errors", "hub_connection", "output", "paths", "pickles"},
+    "whole_files": {"errors"},
+    "gguf_files": {"digests", "errors", "hub_connection", "output", "paths", "pickles", "whole_files"},
     "modeling": set(),
     "data": BASE,
     "retrieval": {*BASE, "data"},

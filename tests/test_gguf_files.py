@@ -111,7 +111,7 @@ def test_two_processes_convert_it_once(gguf_file: Path, own_cache: Path) -> None
 
 def test_a_kill_leaves_nothing_that_is_taken_for_a_model(gguf_file: Path, own_cache: Path) -> None:
     folder = Path(model_folder(str(gguf_file)))
-    partial = folder.rename(folder.with_name(f"{folder.name}.partial"))
+    partial = folder.rename(folder.with_name(f"{folder.name}.{32 * '0'}.tmp"))
     (partial / "model.safetensors").write_bytes(b"half")
     assert (Path(model_folder(str(gguf_file))) / "model.safetensors").stat().st_size > 4
     assert not partial.exists()

@@ -11,14 +11,14 @@ import importlib.metadata
 import importlib.util
 import io
 import re
-import uuid
 import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from revela_hub.errors import packages_of
+from revela_hub.errors import UserError, packages_of
 from revela_hub.output import note
+from revela_hub.whole_files import write_text
 
 SUFFIXES = frozenset({".docx", ".epub", ".htm", ".html", ".ipynb", ".pdf", ".pptx"})
 CONVERTED_FORMATS = "PDF, Word, PowerPoint, EPUB, HTML or Jupyter"
@@ -57,14 +57,9 @@ def as_text(content: bytes, path: Path) -> str:
         if text := kept.read_text(encoding="utf-8"):  # empty after a crash of the machine
             return text
     text = _convert(content, suffix)
-    temporary = kept.with_name(f"{kept.name}.{uuid.uuid4().hex}.tmp")
-    with contextlib.suppress(OSError):  # without a cache, the next command converts the file again
+    with contextlib.suppress(OSError, UserError):  # without a cache, the next command converts the file again
         kept.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(kept)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_text(kept, text)
     return text
 
 

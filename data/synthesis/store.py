@@ -11,7 +11,6 @@ Each line has the number of its draw. These files are the only state: a resumed 
 import json
 import os
 import reprlib
-import uuid
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from revela_hub.data.synthesis.prompts import FORMS, Form
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
+from revela_hub.whole_files import write_text
 
 PAIRS, TASKS, REJECTED, SETTINGS = "pairs.jsonl", "tasks.jsonl", "rejected.jsonl", "settings.json"
 TASK_PREFIX = "synthetic/"  # of the column `task`: synthetic/short-long
@@ -39,7 +39,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxlist = 100, 5
 
 
-class Pair(BaseModel):
+class SyntheticPair(BaseModel):
     """A line of `pairs.jsonl`."""
 
     task: Literal["synthetic/short-long", "synthetic/long-short", "synthetic/short-short"]
@@ -58,7 +58,7 @@ class Pair(BaseModel):
         return self.task.removeprefix(TASK_PREFIX)  # type: ignore[return-value]  # the type of `task` allows no other
 
 
-class Task(BaseModel):
+class SyntheticTask(BaseModel):
     """A line of `tasks.jsonl`."""
 
     form: Form
@@ -77,7 +77,11 @@ class Rejection(BaseModel):
     reply: str
 
 
-_LINES: dict[str, type[Pair] | type[Task] | type[Rejection]] = {PAIRS: Pair, TASKS: Task, REJECTED: Rejection}
+_LINES: dict[str, type[SyntheticPair] | type[SyntheticTask] | type[Rejection]] = {
+    PAIRS: SyntheticPair,
+    TASKS: SyntheticTask,
+    REJECTED: Rejection,
+}
 
 
 class SyntheticFolder:
@@ -101,7 +105,7 @@ class SyntheticFolder:
 
     def __init__(self, path: str | Path, settings: Mapping[str, Any], overwrite: bool = False) -> None:
         self.path = local_path(path)
-        self.pairs: dict[Form, list[Pair]] = {form: [] for form in FORMS}
+        self.pairs: dict[Form, list[SyntheticPair]] = {form: [] for form in FORMS}
         self.tasks: dict[Form, list[str]] = {form: [] for form in FORMS}
         self.attempts: dict[Form, dict[int, int]] = {form: defaultdict(int) for form in FORMS}
         self.lists: dict[Form, set[int]] = {form: set() for form in FORMS}
@@ -139,7 +143,7 @@ class SyntheticFolder:
         """Closes the files and lets other runs in."""
         self._opened.close()
 
-    def add(self, row: Pair | Task | Rejection) -> None:
+    def add(self, row: SyntheticPair | SyntheticTask | Rejection) -> None:
         """Writes a line and adds it to the attributes."""
         name = next(name for name, kind in _LINES.items() if isinstance(row, kind))
         try:
@@ -157,10 +161,10 @@ class SyntheticFolder:
             ) from error
         self._take(row)
 
-    def _take(self, row: Pair | Task | Rejection) -> None:
-        if isinstance(row, Pair):
+    def _take(self, row: SyntheticPair | SyntheticTask | Rejection) -> None:
+        if isinstance(row, SyntheticPair):
             self.pairs[row.form].append(row)
-        elif isinstance(row, Task):
+        elif isinstance(row, SyntheticTask):
             self.tasks[row.form].append(row.task)
             self.lists[row.form].add(row.draw)
         elif row.step == "tasks":
@@ -198,9 +202,8 @@ class SyntheticFolder:
                     f"{self.path} was created with {what}; choose another --output_dir, or start over with --overwrite"
                 )
         if not begun:
-            draft = self.path / f"{SETTINGS}.{uuid.uuid4().hex}.tmp"  # machines may share the disk
-            draft.write_text(json.dumps(self._settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            os.replace(draft, self.path / SETTINGS)
+            text = json.dumps(self._settings, indent=2, ensure_ascii=False)
+            write_text(self.path / SETTINGS, f"{text}\n", "--output_dir")
         self._files = {name: self._opened.enter_context((self.path / name).open("ab")) for name in _LINES}
 
     def _read(self, name: str) -> None:

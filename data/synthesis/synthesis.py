@@ -28,7 +28,7 @@ from revela_hub.data.synthesis import prompts
 from revela_hub.data.synthesis.backends import CUT_OFF, Backend, Reply, Request
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Form, brainstorm_prompt, example_prompt
-from revela_hub.data.synthesis.store import TASK_PREFIX, Pair, Rejection, SyntheticFolder, Task
+from revela_hub.data.synthesis.store import TASK_PREFIX, Rejection, SyntheticFolder, SyntheticPair, SyntheticTask
 from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, words
 from revela_hub.errors import UserError
 from revela_hub.ranges import PositiveInt, Seed, check_ranges
@@ -222,7 +222,7 @@ class _Synthesis:
 
         def use(job: _Job, reply: Reply) -> None:
             for task in _new_tasks(reply, seen)[: wanted - len(tasks)]:
-                self.folder.add(Task(form=form, task=task, draw=job.draw))
+                self.folder.add(SyntheticTask(form=form, task=task, draw=job.draw))
 
         problem = self._collect(tasks, wanted, job, use, TASKS_PER_LIST, MAX_LISTS_WITHOUT_NEW_TASKS, f"{form} tasks")
         if problem:
@@ -319,7 +319,7 @@ class _Synthesis:
                     )
         return None
 
-    def _pair(self, job: _Job, reply: Reply) -> Pair:
+    def _pair(self, job: _Job, reply: Reply) -> SyntheticPair:
         """Return the line of `pairs.jsonl`.
 
         Raises:
@@ -337,7 +337,7 @@ class _Synthesis:
         checked = [texts["anchor"]] if job.form == "long-short" else list(texts.values())
         if self.excluded and (name := next(filter(None, map(self.excluded.find, checked)), None)):
             raise Rejected(f"overlapping {name}")
-        pair = Pair(
+        pair = SyntheticPair(
             task=f"{TASK_PREFIX}{job.form}",  # type: ignore[arg-type]  # it is one of the three
             instruction=job.task,
             **texts,
@@ -351,7 +351,7 @@ class _Synthesis:
         self._remember(pair)
         return pair
 
-    def _remember(self, pair: Pair) -> None:
+    def _remember(self, pair: SyntheticPair) -> None:
         self.seen.add(_content(pair))
         self.asked.add(_asked(pair))
 
@@ -383,11 +383,11 @@ def _new_tasks(reply: Reply, seen: NearDuplicates) -> list[str]:
     return new
 
 
-def _content(pair: Pair) -> str:
+def _content(pair: SyntheticPair) -> str:
     """Return the text that is compared for near-duplicates: short queries alone may be equal with different intents."""
     return f"{pair.anchor}\n{pair.positive}"
 
 
-def _asked(pair: Pair) -> tuple[str, ...]:
+def _asked(pair: SyntheticPair) -> tuple[str, ...]:
     """Return the query with its instruction, which must be unique."""
     return (pair.instruction, *(words(pair.anchor) or [pair.anchor]))

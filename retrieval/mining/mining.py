@@ -29,7 +29,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 from revela_hub.retrieval.bm25 import BM25
-from revela_hub.retrieval.disk import claim_folder, key_of, make_folder, whole_file
+from revela_hub.retrieval.disk import claim_folder, key_of, make_folder
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.mining.negatives import MiningReport, MiningSettings, choose_negatives
 from revela_hub.retrieval.mining.pairs import NumberedPairs, number_pairs
@@ -37,6 +37,7 @@ from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.ranking import Own, RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.rerank import Reranker
 from revela_hub.retrieval.top_k import Hits
+from revela_hub.whole_files import whole_file
 
 if TYPE_CHECKING:
     from datasets import Dataset

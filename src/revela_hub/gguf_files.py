@@ -19,6 +19,7 @@ from revela_hub.hub_connection import prefer_cache
 from revela_hub.output import note
 from revela_hub.paths import local_path
 from revela_hub.pickles import pretrained
+from revela_hub.whole_files import remove, whole_path
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -121,15 +122,12 @@ def _convert_once(path: Path, folder: Path) -> None:
         with FileLock(folder.with_name(".lock")):
             if folder.is_dir():
                 return
-            partial = folder.with_name(f"{folder.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
-            partial.mkdir()
-            try:
+            for left in sorted(folder.parent.glob("*.tmp")):  # by a process that was killed
+                remove(left)
+            with whole_path(folder, "HF_HOME") as partial:
+                partial.mkdir()
                 note(f"converting {path.name}, once, into {folder}")
                 _write(path, partial)
-                os.replace(partial, folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # the reader of a damaged file raises anything

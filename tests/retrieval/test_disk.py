@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import check_folder, naming_full_disk, write_text
+from revela_hub.retrieval.disk import check_folder
+from revela_hub.whole_files import naming_full_disk, write_text
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_text_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("revela_hub.retrieval.disk.os.fsync", fail)
+        patch.setattr("revela_hub.whole_files.os.fsync", fail)
         with pytest.raises(UserError, match="the disk is full at"):
             write_text(file, "after", "--output_dir")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

@@ -11,9 +11,9 @@ import pytest
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList, vectors
-from revela_hub.retrieval.disk import whole_file, whole_path, writing
 from revela_hub.retrieval.texts import write_texts
 from revela_hub.retrieval.vectors import VectorStore
+from revela_hub.whole_files import whole_file, whole_path, writing
 
 DIMENSION = 8
 TEXTS = [f"passage number{number}" for number in range(10)]

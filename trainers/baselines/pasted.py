@@ -19,7 +19,6 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.paths import local_path
-from revela_hub.retrieval.disk import whole_path
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.baselines import RA_IT
@@ -32,6 +31,7 @@ from revela_hub.trainers.common.passages import PassageTokens, token_rows, token
 from revela_hub.trainers.common.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
 from revela_hub.trainers.common.pseudo_labels import rank_passages
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.whole_files import whole_path
 
 READER_FOLDER = "model"  # folder of the reader
 

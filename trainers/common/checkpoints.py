@@ -16,6 +16,7 @@ from typing import Any
 from transformers.trainer import TRAINER_STATE_NAME
 
 from revela_hub.errors import UserError, first_line
+from revela_hub.whole_files import write_text
 
 RECORD = "run.json"
 INCOMPLETE = ".incomplete"
@@ -55,9 +56,7 @@ class Record:
         if not self.finished:
             self.files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
         self.written = time.time() if written is None else written
-        part = folder / f"{RECORD}.part"
-        part.write_text(json.dumps(self.__dict__, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, folder / RECORD)
+        write_text(folder / RECORD, json.dumps(self.__dict__, indent=1) + "\n", "--output_dir")
 
 
 def publish_checkpoint(written: Path, folder: Path) -> None:

@@ -27,7 +27,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
 from revela_hub.evaluation.significance import compare_queries
-from revela_hub.retrieval.disk import key_of, write_text
+from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.common.checkpoints import MEASUREMENTS_FOLDER
 from revela_hub.trainers.common.early import METRIC
@@ -35,6 +35,7 @@ from revela_hub.trainers.common.encoder_in_training import rank_together
 from revela_hub.trainers.common.outcome import Outcome
 from revela_hub.trainers.common.processes import copy_from_main, from_main, full_weight
 from revela_hub.trainers.common.sharding import reshard
+from revela_hub.whole_files import write_text
 
 if TYPE_CHECKING:
     from revela_hub.trainers.common.trainer import MethodTrainer

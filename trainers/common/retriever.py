@@ -23,7 +23,7 @@ from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.output import command_line
 from revela_hub.paths import local_path
 from revela_hub.pickles import encoder
-from revela_hub.retrieval.disk import make_folder, whole_path
+from revela_hub.retrieval.disk import make_folder
 from revela_hub.retrieval.encoder import (
     limit_length,
     limit_to_positions,
@@ -38,6 +38,7 @@ from revela_hub.trainers.common.query_route import refuse_other_routes, trained_
 from revela_hub.trainers.common.sharding import is_sharded
 from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.common.weights import refuse_fused, refuse_remote_code
+from revela_hub.whole_files import whole_path
 
 EXTRA_WEIGHTS = "beside_the_model.safetensors"
 """File in a checkpoint with the weights of a run that are not part of the retriever."""

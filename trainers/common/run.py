@@ -22,7 +22,6 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.hub_cards.method import Method
 from revela_hub.interrupts import if_interrupted
-from revela_hub.retrieval.disk import naming_full_disk
 from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.card import card_metadata
 from revela_hub.trainers.common.checkpoints import (
@@ -42,6 +41,7 @@ from revela_hub.trainers.common.outcome import OUTCOME_FILE, RETRIEVAL_CURVE, Ou
 from revela_hub.trainers.common.processes import explained, from_main, gathered, on_all, rank
 from revela_hub.trainers.common.settings import LENGTH_ARGUMENTS, changes, run_settings
 from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.whole_files import naming_full_disk
 
 Rows = TypeVar("Rows")
 STREAMED_REPORT = "text that is read during training"

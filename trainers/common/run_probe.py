@@ -15,9 +15,9 @@ from revela_hub.data.sources.documents import HELD_OUT, read_held_out
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
-from revela_hub.retrieval.disk import whole_file
 from revela_hub.trainers.common.arguments import ProbeArguments
 from revela_hub.trainers.common.processes import from_main
+from revela_hub.whole_files import whole_file
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -38,12 +38,13 @@ from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, rerank_run, retrieval_run
 from revela_hub.interrupts import Interrupted, status_of
-from revela_hub.retrieval.disk import key_of, whole_path, write_text, writing
+from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
+from revela_hub.whole_files import whole_path, write_text, writing
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

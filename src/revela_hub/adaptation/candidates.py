@@ -16,11 +16,11 @@ from revela_hub.adaptation.time_limit import TimeLimit
 from revela_hub.data.sources.report import counted
 from revela_hub.pickles import module_types
 from revela_hub.retrieval.bm25 import BM25Settings
-from revela_hub.retrieval.disk import whole_path, writing
 from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.pair_tuning.labelled_pairs import PairReport, read_labelled_pairs
+from revela_hub.whole_files import whole_path, writing
 
 UNLIMITED_STEPS = 1_000_000
 QUESTIONS_SHARE = 0.3

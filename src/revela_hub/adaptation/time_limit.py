@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from revela_hub.output import shows_progress
-from revela_hub.retrieval.disk import write_text
+from revela_hub.whole_files import write_text
 
 TIMES_FILE = "time.json"
 EVALUATIONS = 3

@@ -85,8 +85,9 @@ class Arguments(ReadingOptions):
 def run(arguments: Arguments) -> None:
     """Inspect the text, measure, train, select, and print the verdict."""
     from revela_hub.adaptation.adapt import Adaptation
-    from revela_hub.retrieval.disk import claim_folder, make_folder, naming_full_disk
+    from revela_hub.retrieval.disk import claim_folder, make_folder
     from revela_hub.trainers.common.run import LOCK, lock_output
+    from revela_hub.whole_files import naming_full_disk
 
     output = Path(arguments.output_dir)
     adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), log)
@@ -102,7 +103,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _adapt(arguments: Arguments, adaptation: "Adaptation", settings: dict[str, Any]) -> None:
-    from revela_hub.retrieval.disk import write_text
+    from revela_hub.whole_files import write_text
 
     output = Path(arguments.output_dir)
     found = _inspect(arguments, adaptation)
@@ -149,7 +150,7 @@ def has_mappings(arguments: Arguments) -> bool:
 
 def write_corpus(output: Path, arguments: Arguments) -> None:
     """Write a configuration file with which `search` reads the same text."""
-    from revela_hub.retrieval.disk import write_text
+    from revela_hub.whole_files import write_text
 
     text = json.dumps({"corpus": arguments.data}, indent=2, ensure_ascii=False)  # is YAML, too
     write_text(output / CORPUS, f"{text}\n", "--output_dir")
@@ -262,7 +263,7 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length:
     """Write the retriever with its card, hybrid.json, adapt.json and the figure."""
     from revela_hub.adaptation.verdict import bm25_options
     from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
-    from revela_hub.retrieval.disk import write_text, writing
+    from revela_hub.whole_files import write_text, writing
 
     folder = verdict.export(output / "retriever", max_length=max_length, trust=arguments.trust_remote_code)
     bm25 = bm25_options(verdict.chosen.settings)

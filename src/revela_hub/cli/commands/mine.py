@@ -172,8 +172,8 @@ def _begun(rows: Iterator[RowT]) -> Iterator[RowT]:
 def _write(rows: Iterator[dict[str, Any]], output: Path, settings: "MiningSettings") -> None:
     from pyarrow import parquet
 
-    from revela_hub.retrieval.disk import whole_file
     from revela_hub.retrieval.mining.mining import mined_batches, mined_schema
+    from revela_hub.whole_files import whole_file
 
     with whole_file(output.resolve(), "--output") as stream:  # resolved: not to replace a link by a file
         if output.suffix == ".parquet":
