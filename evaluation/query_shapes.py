@@ -31,14 +31,14 @@ FREQUENT_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class WordCounts:
     """Document frequencies: the number of passages by word, and of all passages."""
 
     counts: Mapping[str, int]
     passages: int
 
     @classmethod
-    def of(cls, passages: Iterable[str]) -> "Vocabulary":
+    def of(cls, passages: Iterable[str]) -> "WordCounts":
         """Count the words of passages."""
         found = [set(words(passage)) for passage in passages]
         return cls(Counter(word for each in found for word in each), len(found))
@@ -52,10 +52,10 @@ class Vocabulary:
         return self.counts.get(word, 0) >= FREQUENT_FRACTION * self.passages
 
 
-def keywords(text: str, vocabulary: Vocabulary, number: int = MAX_KEYWORDS) -> str:
+def keywords(text: str, vocabulary: WordCounts, number: int = MAX_KEYWORDS) -> str:
     """Return the rarest words of a text that occur in a passage, in the order of the text.
 
-    >>> vocabulary = Vocabulary.of(["the river bends", "the sea", "the bank of the river", "rivers erode"])
+    >>> vocabulary = WordCounts.of(["the river bends", "the sea", "the bank of the river", "rivers erode"])
     >>> keywords("The river and the sea erode the bank", vocabulary, number=3)
     'sea erode bank'
     """
@@ -64,10 +64,10 @@ def keywords(text: str, vocabulary: Vocabulary, number: int = MAX_KEYWORDS) -> s
     return " ".join(word for word in known if word in rarest)
 
 
-def shorten(text: str, vocabulary: Vocabulary, number: int = SHORT_WORDS) -> str:
+def shorten(text: str, vocabulary: WordCounts, number: int = SHORT_WORDS) -> str:
     """Return the consecutive words of a text with the highest sum of inverse document frequencies.
 
-    >>> vocabulary = Vocabulary.of(["the river bends", "the sea", "the bank of the river", "rivers erode"])
+    >>> vocabulary = WordCounts.of(["the river bends", "the sea", "the bank of the river", "rivers erode"])
     >>> shorten("The sea, the river and rain erode a bank.", vocabulary, number=4)
     'and rain erode a'
     """
@@ -94,7 +94,7 @@ def in_shape(shape: QueryShape, queries: Mapping[str, str], passages: Iterable[s
         return dict(queries)
     if shape == "dropout":
         return {id_: drop_words(text, id_) for id_, text in queries.items()}
-    make, vocabulary = (shorten if shape == "short" else keywords), Vocabulary.of(passages)
+    make, vocabulary = (shorten if shape == "short" else keywords), WordCounts.of(passages)
     return {id_: make(text, vocabulary) or text for id_, text in queries.items()}
 
 
@@ -126,7 +126,7 @@ def resembling(queries: Mapping[str, str], examples: Sequence[str], passages: Se
 
 def _numbers(queries: list[str], passages: Sequence[str]) -> NDArray[np.float64]:
     """Return (Q, 4): log of the length, fraction of function words, mean idf of the others, and idf-weighted overlap."""
-    vocabulary = Vocabulary.of(passages)
+    vocabulary = WordCounts.of(passages)
     words_of = [set(words(passage)) for passage in passages]
     best = BM25(list(passages)).search(queries, 1).rows_QK[:, 0]
     rows = []

@@ -15,7 +15,7 @@ from revela_hub.retrieval.disk import mapped
 from revela_hub.retrieval.index_metadata import IndexMetadata, read_metadata
 from revela_hub.retrieval.store import PassageStore
 from revela_hub.retrieval.stored_vectors import Vectors
-from revela_hub.retrieval.texts import TextList, Texts
+from revela_hub.retrieval.texts import TextFile, TextList
 from revela_hub.retrieval.vectors import checksum, store_folder
 
 ROWS = 8192
@@ -38,7 +38,7 @@ def check_index(folder: str | Path) -> Iterator[IndexCheck]:
         "index", True, f"{counted(metadata.passages, 'passage')}, {metadata.dimension} dimensions, of {metadata.model}"
     )
     try:
-        texts = Texts(folder / f"texts-{metadata.texts}.arrow")
+        texts = TextFile(folder / f"texts-{metadata.texts}.arrow")
     except UserError as error:
         yield IndexCheck("texts", False, str(error))
         return
@@ -48,7 +48,7 @@ def check_index(folder: str | Path) -> Iterator[IndexCheck]:
         yield from _places(folder, metadata, texts)
 
 
-def _texts(texts: Texts, metadata: IndexMetadata) -> IndexCheck:
+def _texts(texts: TextFile, metadata: IndexMetadata) -> IndexCheck:
     wrong = 0
     for start in range(0, len(texts), ROWS):
         rows = range(start, min(start + ROWS, len(texts)))
@@ -80,7 +80,7 @@ def _is_intact(path: Path) -> bool:
         return False
 
 
-def _places(folder: Path, metadata: IndexMetadata, texts: Texts) -> Iterator[IndexCheck]:
+def _places(folder: Path, metadata: IndexMetadata, texts: TextFile) -> Iterator[IndexCheck]:
     try:
         store = PassageStore(folder)
         vectors = replace(store.vectors, normalize=False)
@@ -100,6 +100,6 @@ def _places(folder: Path, metadata: IndexMetadata, texts: Texts) -> Iterator[Ind
         yield IndexCheck("places", False, str(error))
 
 
-def _misplaced(vectors: Vectors, texts: Texts, start: int) -> int:
+def _misplaced(vectors: Vectors, texts: TextFile, start: int) -> int:
     rows = np.arange(start, min(start + ROWS, len(texts)))
     return int((vectors.records(rows)["digest"] != texts.digests_N2[rows]).any(axis=1).sum())

@@ -13,7 +13,7 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import Chunk, chunk_document
 from revela_hub.errors import UserError
-from revela_hub.retrieval.texts import Texts, write_texts
+from revela_hub.retrieval.texts import TextFile, write_texts
 from revela_hub.retrieval.top_k import Hits
 
 PASSAGE = pa.schema(
@@ -72,7 +72,7 @@ class Passages:
         texts: The texts, in a file with the columns of `PASSAGE`.
     """
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: TextFile) -> None:
         self.texts = texts
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ class UnknownKind(ValueError):
     """The class of the model is not supported."""
 
 
-class Loaded:
+class LoadedModel:
     """A loaded model.
 
     Attributes:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from .files import Check
-from .loading import Loaded, UnknownKind
+from .loading import LoadedModel, UnknownKind
 from .onnx_files import check_onnx
 from .texts import LONGEST_PROBE, SENTENCE, SHORT, many_texts
 from .vectors import check_vectors, difference
@@ -27,7 +27,7 @@ def check_model(
     """Yield the checks that load the model; see `verify` for the arguments."""
     loads = _record_loads()
     try:
-        model = Loaded(folder, trust_remote_code, vectors)
+        model = LoadedModel(folder, trust_remote_code, vectors)
     except UnknownKind as error:
         yield Check("folder", False, str(error))
         return
@@ -73,7 +73,9 @@ def _record_loads() -> list[tuple[Any, dict[str, Any]]]:
     return loads
 
 
-def _weights_check(folder: Path, model: Loaded, loads: list[tuple[Any, dict[str, Any]]], adapter_only: bool) -> Check:
+def _weights_check(
+    folder: Path, model: LoadedModel, loads: list[tuple[Any, dict[str, Any]]], adapter_only: bool
+) -> Check:
     notes: list[str] = []
     faults = [fault for part, report in loads if (fault := _loading_fault(model, part, report, notes))]
     compared = 0
@@ -87,7 +89,7 @@ def _weights_check(folder: Path, model: Loaded, loads: list[tuple[Any, dict[str,
     return Check("weights", not faults, faults[0] if faults else "; ".join([fine, *notes]))
 
 
-def _loading_fault(model: Loaded, part: Any, report: dict[str, Any], notes: list[str]) -> str:
+def _loading_fault(model: LoadedModel, part: Any, report: dict[str, Any], notes: list[str]) -> str:
     """Return a fault in transformers' report about the weights, or add notes on harmless differences."""
     mismatched, missing, extra = (
         set(map(str, report.get(f"{kind}_keys") or ())) for kind in ("mismatched", "missing", "unexpected")
@@ -109,7 +111,7 @@ def _and_more(names: set[str]) -> str:
     return min(names) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _is_used(model: Loaded, part: Any, name: str) -> bool:
+def _is_used(model: LoadedModel, part: Any, name: str) -> bool:
     """Return whether the embeddings depend on a weight, unlike on BERT's pooler."""
     tensor = part.state_dict().get(name)
     if tensor is None:
@@ -171,7 +173,7 @@ def _compared_with_files(folder: Path, model: Any) -> Iterator[tuple[str, bool]]
 # --- half precision
 
 
-def _in_stored_type(model: Loaded) -> list[tuple[str, list[str], Any]]:
+def _in_stored_type(model: LoadedModel) -> list[tuple[str, list[str], Any]]:
     """Return (label, texts, embeddings) of a short text, a batch and a long text, in the type of the stored weights.
 
     Empty if the processor does not support the type; only the short text if the others would take minutes.
@@ -189,7 +191,7 @@ def _in_stored_type(model: Loaded) -> list[tuple[str, list[str], Any]]:
         return []
 
 
-def stored_type_check(model: Loaded, stored: list[tuple[str, list[str], Any]]) -> Check:
+def stored_type_check(model: LoadedModel, stored: list[tuple[str, list[str], Any]]) -> Check:
     """Compare embeddings in half precision, which readers get on a GPU, with those in float32."""
     kind, largest = model.dtype.removeprefix("torch."), 0.0
     for label, texts, vectors in stored:

@@ -10,7 +10,7 @@ import torch
 
 from .contents import MODEL, QUANTIZED
 from .files import Check
-from .loading import Loaded
+from .loading import LoadedModel
 from .progress import report_step
 from .texts import probe_texts
 from .vectors import difference
@@ -60,7 +60,7 @@ def lowest_cosine(got: np.ndarray, expected: np.ndarray) -> float:
     return float(((got * expected).sum(axis=1) / np.maximum(norms, 1e-12)).min())
 
 
-def check_onnx(folder: Path, model: Loaded) -> Iterator[Check]:
+def check_onnx(folder: Path, model: LoadedModel) -> Iterator[Check]:
     """Yield one check if the folder has ONNX files."""
     files = [name for name in (MODEL, QUANTIZED) if (folder / name).is_file()]
     if not files:
@@ -86,7 +86,7 @@ def check_onnx(folder: Path, model: Loaded) -> Iterator[Check]:
     yield Check("onnx", True, "; ".join(found))
 
 
-def _compared(name: str, onnx: OnnxModel, model: Loaded) -> tuple[str, str]:
+def _compared(name: str, onnx: OnnxModel, model: LoadedModel) -> tuple[str, str]:
     """Return the fault of an ONNX file, or an empty string, and a summary."""
     texts = [text for text in probe_texts(model.max_length) if text]
     worst, lowest = 0.0, 1.0

@@ -10,7 +10,7 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from .contents import auto_maps, read_json
 from .files import Check
-from .loading import Loaded, positions
+from .loading import LoadedModel, positions
 from .progress import report_step
 from .texts import CODE, FOREIGN, SENTENCE, SHORT, probe_texts
 
@@ -18,7 +18,7 @@ from .texts import CODE, FOREIGN, SENTENCE, SHORT, probe_texts
 _COMPARED = (SHORT, SENTENCE.upper(), FOREIGN, CODE, "Café  naïve, ÉCOLE ", "")
 
 
-def token_checks(model: Loaded) -> Iterator[Check]:
+def token_checks(model: LoadedModel) -> Iterator[Check]:
     """Yield the checks of the tokenizer and of the maximum length."""
     tokenizer, rows = model.tokenizer, _embedding_rows(model.module)
     padding = "" if tokenizer.pad_token is not None else "; no padding token, so one text at a time"
@@ -32,7 +32,7 @@ def token_checks(model: Loaded) -> Iterator[Check]:
         yield Check.of("end of text", _ending_faults(model), f"every text ends with {ending!r}, also truncated ones")
 
 
-def _token_faults(model: Loaded, rows: int) -> Iterator[str]:
+def _token_faults(model: LoadedModel, rows: int) -> Iterator[str]:
     tokenizer = model.tokenizer
     ids = tokenizer(SENTENCE + SHORT, add_special_tokens=False)["input_ids"]
     if not ids:
@@ -62,13 +62,13 @@ def _embedding_rows(module: Any) -> int:
 # --- files that contradict each other
 
 
-def tokenizers_of(model: Loaded) -> list[Any]:
+def tokenizers_of(model: LoadedModel) -> list[Any]:
     """Return the tokenizers of transformers in a model, one per route."""
     parts = [model.tokenizer, *(getattr(part, "tokenizer", None) for part in model.module.modules())]
     return list({id(part): part for part in parts if isinstance(part, PreTrainedTokenizerBase)}.values())
 
 
-def _contradictions(tokenizer: Any, model: Loaded) -> Iterator[str]:
+def _contradictions(tokenizer: Any, model: LoadedModel) -> Iterator[str]:
     """Yield where two files, or a file and the library, give different tokens for the same text."""
     folder = Path(tokenizer.name_or_path)
     config = read_json(folder / "tokenizer_config.json", {})
@@ -118,7 +118,7 @@ def _other_tokens(tokenizer: Any, folder: Path) -> Iterator[str]:
 # --- length
 
 
-def _length_faults(model: Loaded) -> Iterator[str]:
+def _length_faults(model: LoadedModel) -> Iterator[str]:
     if model.max_length >= 10**9:
         yield "no maximum length is saved: long texts will fail"
     room = positions(model.module)
@@ -130,12 +130,12 @@ def _length_faults(model: Loaded) -> Iterator[str]:
             yield f"the prompt {name!r} has {tokens} tokens, which leaves no room for text in {model.max_length}"
 
 
-def _last_tokens(model: Loaded, texts: list[str]) -> list[int | None]:
+def _last_tokens(model: LoadedModel, texts: list[str]) -> list[int | None]:
     rows = model.tokenizer([model.prompts.get("query", "") + text for text in texts], truncation=True)["input_ids"]
     return [row[-1] if row else None for row in rows]
 
 
-def _ending_faults(model: Loaded) -> Iterator[str]:
+def _ending_faults(model: LoadedModel) -> Iterator[str]:
     texts = probe_texts(model.max_length)
     ends = _last_tokens(model, texts)
     names = model.tokenizer.convert_ids_to_tokens([end or 0 for end in ends])
@@ -147,7 +147,7 @@ def _ending_faults(model: Loaded) -> Iterator[str]:
             yield f"{found} at {model.max_length} tokens"
 
 
-def tokens_of_nothing(model: Loaded) -> bool:
+def tokens_of_nothing(model: LoadedModel) -> bool:
     """Return whether an empty text without a prompt has tokens."""
     tokenizer = model.tokenizer
     if tokenizer is None:
@@ -156,7 +156,7 @@ def tokens_of_nothing(model: Loaded) -> bool:
     return bool(tokenizer(_in_template(tokenizer, ""), add_special_tokens=not tokenizer.chat_template)["input_ids"])
 
 
-def tokens_around(model: Loaded, kind: str) -> int:
+def tokens_around(model: LoadedModel, kind: str) -> int:
     """Return the number of tokens that the prompt and the chat template add to a text."""
     prompt = model.prompts.get(kind, "")
     return len(_ids(model.tokenizer, prompt)) + len(_ids(model.tokenizer, _in_template(model.tokenizer, prompt)))

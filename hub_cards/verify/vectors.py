@@ -11,7 +11,7 @@ from safetensors import safe_open
 from transformers.utils import chat_template_utils
 
 from .files import Check
-from .loading import Loaded
+from .loading import LoadedModel
 from .texts import LONGEST_PROBE, PAIRS, SENTENCE, SHORT, many_texts, probe_texts
 from .tokens import token_checks, tokenizers_of, tokens_around, tokens_of_nothing
 
@@ -29,7 +29,7 @@ def difference(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(got - expected).max(initial=0.0)) / (scale or 1.0)
 
 
-def check_vectors(model: Loaded, reference: Path | None) -> Iterator[Check]:
+def check_vectors(model: LoadedModel, reference: Path | None) -> Iterator[Check]:
     """Yield the checks of tokens, lengths and embeddings, up to a fault that would make the following checks fail too."""
     similarity = getattr(model.module, "similarity_fn_name", None)
     if model.kind in ("SentenceTransformer", "SparseEncoder", "MultiVectorEncoder"):
@@ -60,7 +60,7 @@ def check_vectors(model: Loaded, reference: Path | None) -> Iterator[Check]:
 # --- vectors
 
 
-def _empty_text_fault(model: Loaded) -> str:
+def _empty_text_fault(model: LoadedModel) -> str:
     """Return why readers cannot encode an empty text, which many corpora contain; empty if they can."""
     if model.kind in ("", "CrossEncoder") or tokens_of_nothing(model):
         return ""
@@ -76,7 +76,7 @@ def _empty_text_fault(model: Loaded) -> str:
     return ""
 
 
-def _vectors_check(model: Loaded, vectors: dict[str, np.ndarray], texts: list[str]) -> Check:
+def _vectors_check(model: LoadedModel, vectors: dict[str, np.ndarray], texts: list[str]) -> Check:
     dimensions = {kind: array.shape[1] for kind, array in vectors.items()}
     if len(set(dimensions.values())) > 1:
         return Check("vectors", False, f"queries and documents have different dimensions: {dimensions}")
@@ -104,7 +104,7 @@ def _vectors_check(model: Loaded, vectors: dict[str, np.ndarray], texts: list[st
     return Check("vectors", True, f"{found} dimensions, finite, {note}")
 
 
-def _dependence_faults(model: Loaded) -> Iterator[str]:
+def _dependence_faults(model: LoadedModel) -> Iterator[str]:
     texts = [text for pair in PAIRS for text in pair]
     for kind in model.kinds:
         array = model.encode(kind, texts)
@@ -118,7 +118,7 @@ def _dependence_faults(model: Loaded) -> Iterator[str]:
             yield f"{found}: a chat template or the tokenizer truncates them"
 
 
-def _long_text(model: Loaded, kind: str) -> str:
+def _long_text(model: LoadedModel, kind: str) -> str:
     """Return a text that is almost as long as the maximum length; empty if that leaves no room for a text."""
     lengths = [getattr(part, f"{kind}_length", None) for part in model.module.modules()]
     lengths += [tokenizer.model_max_length for tokenizer in tokenizers_of(model)]
@@ -132,7 +132,7 @@ def _long_text(model: Loaded, kind: str) -> str:
 
 
 def _reference_check(
-    file: Path | None, model: Loaded, vectors: dict[str, np.ndarray], texts: list[str], similarity: str | None
+    file: Path | None, model: LoadedModel, vectors: dict[str, np.ndarray], texts: list[str], similarity: str | None
 ) -> Check:
     name = "same as checkpoint"
     if file is None:
@@ -166,7 +166,7 @@ def _first_difference(
     return f"{kind} {texts[worst][:30]!r} differs by {differences[worst]:.1e}"
 
 
-def _repetition_faults(model: Loaded) -> Iterator[str]:
+def _repetition_faults(model: LoadedModel) -> Iterator[str]:
     """Encode a text twice, then on another day, which differs if a chat template contains the date."""
     templates: Any = chat_template_utils
     kind = model.kinds[0]
@@ -190,7 +190,7 @@ class _AnotherDay(datetime.datetime):
         return cls(1999, 2, 3, 4, 5, 6, tzinfo=tz)
 
 
-def _batching_faults(model: Loaded, texts: list[str], together: np.ndarray) -> Iterator[str]:
+def _batching_faults(model: LoadedModel, texts: list[str], together: np.ndarray) -> Iterator[str]:
     kind = model.kinds[0]
     many = many_texts(max(1, min(48, model.tokens_in_all(_MAX_OPERATIONS) // 24)))
     for batch, vectors in ((texts, together), (many, model.encode(kind, many))):
@@ -199,7 +199,7 @@ def _batching_faults(model: Loaded, texts: list[str], together: np.ndarray) -> I
             yield f"alone and in a batch: {found}"
 
 
-def _padding_check(model: Loaded, texts: list[str], as_saved: np.ndarray) -> Check:
+def _padding_check(model: LoadedModel, texts: list[str], as_saved: np.ndarray) -> Check:
     if not model.kind or model.tokenizer is None:
         return Check("padding", True, "right")
     saved, kind = model.tokenizer.padding_side, model.kinds[0]

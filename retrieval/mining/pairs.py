@@ -15,7 +15,7 @@ from revela_hub.data.mixture.pairs import one_line
 from revela_hub.data.sources.beir import titled
 from revela_hub.errors import UserError
 from revela_hub.retrieval.mining.negatives import MiningReport
-from revela_hub.retrieval.texts import Texts, write_texts
+from revela_hub.retrieval.texts import TextFile, write_texts
 
 
 class TitledText(str):
@@ -42,8 +42,8 @@ class NumberedPairs(NamedTuple):
         in_corpus_A: Each anchor's number in `corpus`, -1 if it is not in there.
     """
 
-    texts: Texts
-    corpus: Texts
+    texts: TextFile
+    corpus: TextFile
     anchors_A: NDArray[np.int64]
     anchors_P: NDArray[np.int64]
     positives_P: NDArray[np.int64]

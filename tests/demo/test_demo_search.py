@@ -7,7 +7,7 @@ from sentence_transformers import SentenceTransformer
 from word_encoder import WORDS, Encoder
 
 from revela_hub.data.sources.source import Document
-from revela_hub.demo.search import Collection, Retriever
+from revela_hub.demo.search import Collection, LoadedRetriever
 from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker
 from revela_hub.retrieval.hybrid import Hybrid
@@ -28,7 +28,7 @@ def documents() -> list[Document]:
 
 @pytest.fixture
 def collection(tmp_path: Path) -> Collection:
-    retrievers = [Retriever("base", Backwards(), "backwards"), Retriever("adapted", Encoder(), "words")]
+    retrievers = [LoadedRetriever("base", Backwards(), "backwards"), LoadedRetriever("adapted", Encoder(), "words")]
     return Collection(documents(), retrievers, tmp_path)
 
 
@@ -68,7 +68,7 @@ def test_the_hybrid_is_that_of_search(collection: Collection, weight: float) -> 
 
 def test_late_interaction_is_that_of_search(retriever_folder: Path, tmp_path: Path) -> None:
     encoder, query, weight = SentenceTransformer(str(retriever_folder), device="cpu"), "river sea", 0.4
-    retrievers = [Retriever("base", Encoder(), "words"), Retriever("adapted", encoder, "bert")]
+    retrievers = [LoadedRetriever("base", Encoder(), "words"), LoadedRetriever("adapted", encoder, "bert")]
     collection = Collection(documents(), retrievers, tmp_path, token_weight=weight)
     column = collection.search(query, 0.3, top_k=30)[-1]
     assert column.title == "hybrid, BM25 weight 0.3, late interaction"
@@ -107,7 +107,7 @@ def test_a_query_without_a_known_word_has_no_bm25_results(collection: Collection
 
 
 def test_one_retriever(tmp_path: Path) -> None:
-    columns = Collection(documents(), [Retriever("retriever", Encoder(), "words")], tmp_path).search("river", 0.3)
+    columns = Collection(documents(), [LoadedRetriever("retriever", Encoder(), "words")], tmp_path).search("river", 0.3)
     assert [column.title for column in columns] == ["retriever", "BM25", "hybrid, BM25 weight 0.3"]
     assert len(columns[0].rows) == 5
 

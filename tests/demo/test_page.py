@@ -17,7 +17,7 @@ from gradio_client.exceptions import AppError
 from revela_hub.data.sources.source import Document
 from revela_hub.demo.code import snippets
 from revela_hub.demo.page import MOST_RESULTS, Shown, answer_page, launch, search_page
-from revela_hub.demo.search import Collection, Retriever
+from revela_hub.demo.search import Collection, LoadedRetriever
 from revela_hub.demo.texts import MAX_BYTES, MAX_PASSAGES, MAX_QUERY
 from revela_hub.errors import UserError
 
@@ -28,7 +28,7 @@ TEXTS = [f"{' '.join(WORDS[place : place + 3])} {HARMFUL}" for place in range(le
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """A page over a few passages, and the folders of the text that visitors gave."""
-    retrievers = [Retriever("base", Encoder(), "base"), Retriever("adapted", Encoder(), "words")]
+    retrievers = [LoadedRetriever("base", Encoder(), "base"), LoadedRetriever("adapted", Encoder(), "words")]
     documents = [Document(str(place), text, None, "text") for place, text in enumerate(TEXTS)]
     collection = Collection(documents, retrievers, tmp_path_factory.mktemp("demo"), name="the sample")
     folders: list[Path] = []
@@ -118,7 +118,7 @@ def test_an_upload_can_be_used_again_and_is_deleted_at_the_end(tmp_path: Path) -
         raise UserError("the text has too many passages")
 
     documents = [Document("x", TEXTS[0], None, "text")]
-    collection = Collection(documents, [Retriever("base", Encoder(), "base")], tmp_path)
+    collection = Collection(documents, [LoadedRetriever("base", Encoder(), "base")], tmp_path)
     page = search_page(Shown("x"), collection, index, 0.3, 5)
     address = launch(page, "127.0.0.1", None)
     try:

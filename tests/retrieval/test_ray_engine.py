@@ -18,7 +18,7 @@ from revela_hub.data.ray_cluster import RayCluster
 from revela_hub.errors import UserError
 from revela_hub.retrieval.ranking import RankerSettings, document_vectors
 from revela_hub.retrieval.ray_engine import RayEngine
-from revela_hub.retrieval.texts import Rows, Texts, write_texts
+from revela_hub.retrieval.texts import TextFile, TextRange, write_texts
 from revela_hub.retrieval.vectors import VectorStore
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
@@ -72,7 +72,7 @@ def test_a_killed_worker_loses_nothing_and_the_vectors_are_those_of_one_process(
     assert len(list((tmp_path / "there").glob("vectors-*/*.npy"))) == 8  # a shard for each block
 
     # A second run finds everything, and loads no encoder; a range of the texts needs no more.
-    again = encode(Rows(texts, 10, 20), tmp_path / "there", RayEngine(failing_encoder))
+    again = encode(TextRange(texts, 10, 20), tmp_path / "there", RayEngine(failing_encoder))
     np.testing.assert_array_equal(again.read(0, 10), expected.read(10, 20))
     assert again.key != expected.key
 
@@ -101,14 +101,14 @@ def test_actors_with_gpus_have_a_batch_size(cluster: None, tmp_path: Path, monke
 def test_texts_and_vectors_travel_as_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     texts, store = write_texts(TEXTS, Path()), VectorStore(Path("vectors"), "words")
-    packed = ray.cloudpickle.dumps(Rows(texts, 5, 9))
+    packed = ray.cloudpickle.dumps(TextRange(texts, 5, 9))
     assert len(packed) < 1000
     both = ray.cloudpickle.dumps((texts, store))
     expected = texts.read([5, 8]), store.folder.resolve()
     monkeypatch.chdir("/")  # workers have their own working directory
     assert ray.cloudpickle.loads(packed).read([0, 3]) == expected[0]
     found, vectors = ray.cloudpickle.loads(both)
-    assert isinstance(found, Texts) and vectors.folder == expected[1]
+    assert isinstance(found, TextFile) and vectors.folder == expected[1]
 
 
 def test_encode_and_mine_on_a_cluster(

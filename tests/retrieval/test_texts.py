@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.texts import Texts, write_texts
+from revela_hub.retrieval.texts import TextFile, write_texts
 
 
 def test_the_lines_of_a_text_are_those_that_hold_it(tmp_path: Path) -> None:
@@ -25,9 +25,9 @@ def test_numbers_of_other_texts_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=f"{first.path.name} cannot be read .*the files next to it do not match each other"
     ):
-        Texts(first.path)
+        TextFile(first.path)
     with pytest.raises(UserError, match=f"{second.path.name} cannot be read .*No such file"):
-        Texts(second.path)
+        TextFile(second.path)
 
 
 @pytest.mark.parametrize("name", ["arrow", "rows.npy", "keys.npy", "digests.npy", "lines.npy", "repeated.npy"])
@@ -37,14 +37,14 @@ def test_a_file_that_was_cut_is_noticed_when_it_is_opened(tmp_path: Path, name: 
     del texts
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"texts-.*\.arrow cannot be read .*repeat the command"):
-        Texts(next(tmp_path.glob("*.arrow")))
+        TextFile(next(tmp_path.glob("*.arrow")))
 
 
 def test_texts_of_another_size_are_noticed(tmp_path: Path) -> None:
     first, second = write_texts(map(str, range(1024)), tmp_path), write_texts(map(str, range(1025)), tmp_path)
     second.path.replace(first.path)
     with pytest.raises(UserError, match="the files next to it belong to other texts"):
-        Texts(first.path)
+        TextFile(first.path)
 
 
 def test_lone_surrogates_are_written_and_read(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from revela_hub.demo.report import HEADER, Report
-from revela_hub.demo.search import Column, Row
+from revela_hub.demo.search import ResultColumn, ResultRow
 
 MAX_EXCERPT = 360
 """Characters of a passage that are shown before it is opened."""
@@ -39,14 +39,16 @@ CSS = """
 """
 
 
-def results_html(columns: Sequence[Column]) -> str:
+def results_html(columns: Sequence[ResultColumn]) -> str:
     """Return the columns side by side; on a narrow screen one below the other."""
     return f'<div class="rh-columns" style="--rh-count: {len(columns)}">{"".join(map(_column, columns))}</div>'
 
 
 def passages_html(passages: Sequence[tuple[str, str, float]]) -> str:
     """Return passages (text, source, score), best first."""
-    rows = (Row(rank, score, text, source, "", ()) for rank, (text, source, score) in enumerate(passages, start=1))
+    rows = (
+        ResultRow(rank, score, text, source, "", ()) for rank, (text, source, score) in enumerate(passages, start=1)
+    )
     return "".join(map(_row, rows))
 
 
@@ -75,7 +77,7 @@ def message_html(text: str) -> str:
     return f'<p class="rh-nothing">{escape(text)}</p>'
 
 
-def _column(column: Column) -> str:
+def _column(column: ResultColumn) -> str:
     facts = f"{column.milliseconds:.1f} ms"
     if column.sizes:
         facts += " · index " + ", ".join(f"{size_of(size)} {kind}".strip() for kind, size in column.sizes.items())
@@ -86,7 +88,7 @@ def _column(column: Column) -> str:
     )
 
 
-def _row(row: Row) -> str:
+def _row(row: ResultRow) -> str:
     kinds = {"▲": "up", "▼": "down", "n": "new", "=": "same"}
     badge = f'<span class="rh-badge rh-{kinds[row.change[0]]}">{escape(row.change)}</span>' if row.change else ""
     start, end = excerpt(row)
@@ -104,7 +106,7 @@ def _row(row: Row) -> str:
     )
 
 
-def excerpt(row: Row) -> tuple[int, int]:
+def excerpt(row: ResultRow) -> tuple[int, int]:
     """Return the part of a passage to show: its beginning, or a part with the first matching word."""
     first = row.matches[0][0] if row.matches else 0
     start = 0
@@ -117,7 +119,7 @@ def excerpt(row: Row) -> tuple[int, int]:
     return start, space if space > 0 else end
 
 
-def marked(row: Row, start: int, end: int) -> str:
+def marked(row: ResultRow, start: int, end: int) -> str:
     """Return a part of the passage as HTML with the matching words marked."""
     parts, at = [], start
     for first, last in row.matches:

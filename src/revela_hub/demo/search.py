@@ -23,7 +23,7 @@ DEPTH = 100
 """Hits of each part that the hybrid combines, as in `revela-hub search --mode hybrid`."""
 
 
-class Retriever(NamedTuple):
+class LoadedRetriever(NamedTuple):
     """A loaded model: the title of its column, its encoder, and the identity of its vectors."""
 
     title: str
@@ -32,7 +32,7 @@ class Retriever(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """A passage that was found."""
 
     rank: int  # from 1
@@ -47,11 +47,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Column:
+class ResultColumn:
     """The results of one system, best first."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     milliseconds: float
     sizes: dict[str, int]  # of the index in bytes, by the type of its numbers
     nothing: str = ""  # why there are no results
@@ -75,7 +75,7 @@ class Collection:
     def __init__(
         self,
         documents: Iterable[Document],
-        retrievers: Sequence[Retriever],
+        retrievers: Sequence[LoadedRetriever],
         folder: Path,
         *,
         cache: Path | None = None,
@@ -108,7 +108,7 @@ class Collection:
     def __len__(self) -> int:
         return len(self.passages)
 
-    def search(self, query: str, weight: float, top_k: int = 5) -> list[Column]:
+    def search(self, query: str, weight: float, top_k: int = 5) -> list[ResultColumn]:
         """Return the results of each retriever, of BM25, and of the hybrid of the last retriever and BM25 with this weight."""
         depth = max(DEPTH, top_k)
         dense, columns = Hits.none(1), []
@@ -159,11 +159,11 @@ class Collection:
         sizes: dict[str, int],
         base: list[int] | None,
         nothing: str = "",
-    ) -> Column:
+    ) -> ResultColumn:
         numbers = ranks_of(hits)[:top_k]
         [found] = self.passages.found(Hits(hits.scores_QK[:, :top_k], hits.rows_QK[:, :top_k]))
         rows = tuple(
-            Row(
+            ResultRow(
                 rank,
                 hit.score,
                 hit.text,
@@ -173,7 +173,7 @@ class Collection:
             )
             for rank, (number, hit) in enumerate(zip(numbers, found, strict=True), start=1)
         )
-        return Column(title, rows, 1000 * seconds, sizes, "" if rows else nothing)
+        return ResultColumn(title, rows, 1000 * seconds, sizes, "" if rows else nothing)
 
 
 def ranks_of(hits: Hits) -> list[int]:

@@ -48,7 +48,7 @@ class Answer:
         return {"answer": self.text, "passages": [asdict(passage) for passage in self.passages]}
 
 
-class Collection(Protocol):
+class PassageIndex(Protocol):
     """A searchable collection of passages: `revela_hub.retrieval.PassageStore`, or any object with these methods."""
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Answerer:
         self,
         model: ImpRAGForCausalLM,
         tokenizer: PreTrainedTokenizerBase,
-        collection: Collection | None,
+        collection: PassageIndex | None,
         num_passages: int | None = None,
         states: "StoredStates | None" = None,
         *,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import Document
     from revela_hub.demo.report import Report
-    from revela_hub.demo.search import Retriever
+    from revela_hub.demo.search import LoadedRetriever
 
 POSITIONALS = ("model",)
 EXAMPLES, LONGEST_EXAMPLE = 6, 90
@@ -145,19 +145,19 @@ def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path
 
 def _retrievers(
     arguments: Arguments, folder: Path, place: str, report: "Report | None"
-) -> "tuple[list[Retriever], list[str]]":
+) -> "tuple[list[LoadedRetriever], list[str]]":
     """Load the model and the one to compare with; return also notes for the page."""
     from revela_hub.demo.report import base_of
-    from revela_hub.demo.search import Retriever
+    from revela_hub.demo.search import LoadedRetriever
 
-    def load(title: str, model: str) -> Retriever:
+    def load(title: str, model: str) -> LoadedRetriever:
         encoder = load_dense(
             model,
             device=arguments.device,
             trust_remote_code=arguments.trust_remote_code,
             max_seq_length=arguments.max_length,
         )
-        return Retriever(title, encoder, encoder_identity(encoder, model, arguments.max_length))
+        return LoadedRetriever(title, encoder, encoder_identity(encoder, model, arguments.max_length))
 
     adapted = load("adapted" if report and not report.is_base else "retriever", place)
     if arguments.base:

@@ -52,7 +52,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.retrieval.disk import claim_folder, key_of
     from revela_hub.retrieval.parquet_files import check_other_shards, check_parquet_folder, write_passages_as_parquet
     from revela_hub.retrieval.ranking import document_store, document_vectors
-    from revela_hub.retrieval.texts import Rows
+    from revela_hub.retrieval.texts import TextRange
 
     if arguments.shard >= arguments.num_shards:
         raise UserError(f"--shard {arguments.shard} must be between 0 and {arguments.num_shards - 1}")
@@ -79,7 +79,7 @@ def run(arguments: Arguments) -> None:
         check_other_shards(parquet, source, arguments.shard, arguments.num_shards)
     # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))
-    vectors = document_vectors(Rows(texts, start, stop), loaded.encoder, settings, folder, option="--output_dir")
+    vectors = document_vectors(TextRange(texts, start, stop), loaded.encoder, settings, folder, option="--output_dir")
     if parquet is not None:
         claim_folder(parquet, "--parquet_dir")
         write_passages_as_parquet(
