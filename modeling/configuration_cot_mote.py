@@ -5,7 +5,6 @@ from typing import Any, Literal, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
 
-Expert = Literal["query", "passage"]
 Variant = Literal["experts", "separate", "siamese"]
 Decoding = Literal["ar", "ae", "none"]
 Bottleneck = Literal["dense", "sparse"]

@@ -11,7 +11,7 @@ from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.data.text.chunks import chunk_document
-from revela_hub.errors import UserError, require
+from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
 from revela_hub.retrieval.index_options import IndexArguments
@@ -56,8 +56,7 @@ class ImpRAGTrainingArguments(IndexArguments, AdapterArguments, RunArguments):
     def __post_init__(self) -> None:
         """Raise a `ValueError` if a value is out of range, or ranks are not in order."""
         super().__post_init__()
-        if self.index_type != "exact":
-            require("pymilvus" if self.index_type == "milvus" else "faiss")
+        self.index_options().check_installed()
         if self.retrieval_only_steps and not self.retrieval_weight:
             raise ValueError("retrieval_only_steps would train nothing: set retrieval_weight above 0")
         if not self.num_positives < self.first_negative_rank <= self.last_negative_rank:
