@@ -57,12 +57,11 @@ class Searcher:
         UserError: The model, the text or the index cannot be read, or the options do not go together.
         TypeError: There is no such option.
 
-    Example:
-        ```python
+    Example::
+
         searcher = Searcher("outputs/adapted", "path/to/docs")
         for hit in searcher.search("how do I renew a contract?", top_k=3):
             print(hit.score, hit.location, hit.text)
-        ```
     """
 
     def __init__(self, model: str | Path, corpus: str | Path | Sequence[str | Path] = (), **options: Any) -> None:  # noqa: ANN401
