@@ -20,6 +20,7 @@ from transformers import (
     BertForMaskedLM,
     BertModel,
     PreTrainedTokenizerBase,
+    TrainingArguments,
     set_seed,
 )
 
@@ -799,6 +800,16 @@ def test_arguments_have_the_names_of_trl_and_the_earlier_ones_are_accepted(
             make(model_init_kwargs={"pulling": "mean"})
     for make in (*reading[1:], *retrieving[2:]):
         make(trust_remote_code=False)
+    for make in (*masking, *reading, *retrieving, nvembed):
+        name = make.func.__name__
+        with pytest.raises(UserError, match=f"^{name} is constructed with its model: leave out model_init"):
+            make(model_init=lambda: None)
+        with pytest.raises(UserError, match=r"^args is of type TrainingArguments: pass \w+TrainingArguments\(\.\.\.\)"):
+            make.func(make.args[0], args=TrainingArguments("out"), **make.keywords)
+    with pytest.raises(UserError, match="^RetroMAETrainer sets 'data_collator' itself: leave it out"):
+        masking[0](data_collator=list)
+    with pytest.raises(UserError, match="train_dataset is missing: give a data set with the columns anchor"):
+        PairsTrainer(tiny)
     assert PairsTrainer(tiny, train_dataset=pairs["train_dataset"], max_length=8).retriever.max_seq_length == 8
 
 

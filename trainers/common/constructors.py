@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, get_args
 
 from torch import nn
 from transformers import PreTrainedConfig
@@ -19,26 +19,35 @@ def constructor(init: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
     Arguments of TRL's trainers that the constructor does not have are a `UserError`.
     """
-    own = list(signature(init).parameters)
+    own = signature(init).parameters
+    kind, _ = get_args(own["args"].annotation)  # the class of its arguments, or None
 
     @wraps(init)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         given: Any = kwargs
         use_new_names(given)
-        _refuse_unused(type(args[0]).__name__, own, given)
+        trainer = type(args[0]).__name__
+        _refuse_unused(trainer, list(own), given)
+        arguments = given.get("args") or dict(zip(own, args, strict=False)).get("args")
+        if arguments is not None and not isinstance(arguments, kind):
+            raise UserError(f"args is of type {type(arguments).__name__}: pass {kind.__name__}(...)")
+        if "train_dataset" in own:
+            given.setdefault("train_dataset", None)  # the constructor's error names the columns
         models = [value for value in (*args, *kwargs.values()) if isinstance(value, nn.Module)]
         modules = [module for model in models for module in model.modules()]
         states = [(each, _state(each)) for module in modules for each in (module, *_configs(module))]
         weights = [(weight, weight.requires_grad, weight.dtype) for model in models for weight in model.parameters()]
         try:
             init(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             for each, state in states:
                 vars(each).clear()
                 vars(each).update(state)
             for weight, trained, dtype in weights:
                 weight.data = weight.data.to(dtype)
                 weight.requires_grad_(trained)
+            if isinstance(error, TypeError) and "multiple values for keyword argument" in str(error):
+                raise UserError(f"{trainer} sets {str(error).split()[-1]} itself: leave it out") from error
             raise
 
     return checked
@@ -56,6 +65,8 @@ def use_new_names(given: dict[str, Any]) -> None:
 
 def _refuse_unused(trainer: str, own: list[str], given: dict[str, Any]) -> None:
     """Raise a `UserError` for an argument of TRL's trainers that has no effect on a trainer without this parameter."""
+    if given.get("model_init") is not None:
+        raise UserError(f"{trainer} is constructed with its model: leave out model_init")
     if given.get("peft_config") is not None and "peft_config" not in own:
         raise UserError(f"{trainer} trains all weights: leave out peft_config")
     if given.get("processing_class") is not None and "processing_class" not in own:
