@@ -47,8 +47,7 @@ class ImpRAGConfig(PreTrainedConfig):
         # Called before the sub-configuration is set, because it would reset the attention of that.
         super().__init__(**kwargs)
         if isinstance(backbone, dict):
-            fields = dict(backbone)
-            backbone = AutoConfig.for_model(fields.pop("model_type"), **fields)
+            backbone = AutoConfig.for_model(**backbone)
         self.backbone = backbone
         if backbone is not None:
             if attn_implementation is not None:

@@ -54,8 +54,7 @@ class RetroMAEConfig(PreTrainedConfig):
         # Called before the sub-configuration is set, because it would reset the attention of that.
         super().__init__(**kwargs)
         if isinstance(encoder, dict):
-            fields = dict(encoder)
-            encoder = AutoConfig.for_model(fields.pop("model_type"), **fields)
+            encoder = AutoConfig.for_model(**encoder)
         self.encoder: Any = encoder  # None in the default configuration that transformers builds to compare with
         if attn_implementation is not None:
             self._attn_implementation = attn_implementation

@@ -111,10 +111,7 @@ class RevelaConfig(PreTrainedConfig):
 
 def _as_config(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig | None:
     """Build a configuration from its dictionary in `config.json`."""
-    if isinstance(config, dict):
-        fields = dict(config)
-        return AutoConfig.for_model(fields.pop("model_type"), **fields)
-    return config
+    return AutoConfig.for_model(**config) if isinstance(config, dict) else config
 
 
 RevelaConfig.register_for_auto_class()

@@ -24,7 +24,7 @@ from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy
+from revela_hub.trainers.common.adapters import add_adapters, lora_config, merged_copy
 from revela_hub.trainers.common.constructors import constructor, known
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
@@ -156,7 +156,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token  # padding is masked
         set_seed(args.seed)  # as in trl, but before the adapters are initialised
-        adapters = peft_config or args.lora_config(decoder)
+        adapters = peft_config or lora_config(args, decoder)
         super().__init__(
             model=decoder if adapters is None else add_adapters(decoder, adapters),
             args=args,

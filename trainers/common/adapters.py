@@ -1,5 +1,6 @@
 """LoRA adapters: added to a model in place, and merged into a copy of it for the export."""
 
+import os
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
@@ -12,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from revela_hub.errors import UserError
+from revela_hub.trainers.common.arguments import AdapterArguments
 
 Model = TypeVar("Model", bound=nn.Module)
 UNFREEZE_REMEDY = "perhaps by an earlier trainer: call requires_grad_(True) on it, or load it again"
@@ -30,6 +32,34 @@ def refuse_frozen(part: str, model: nn.Module) -> None:
     """Raise a `UserError` if all weights of a part that is to be trained are frozen."""
     if not any(weight.requires_grad for weight in model.parameters()):
         raise UserError(f"all weights of {part} are frozen, {UNFREEZE_REMEDY}")
+
+
+def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
+    """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0.
+
+    Raises:
+        UserError: the model has adapters, such as those of an earlier trainer, or the new ones do not fit into memory.
+    """
+    refuse_adapters(type(model).__name__, model)
+    if not args.lora_rank:
+        return None
+    layers = linear_layers(model)
+    size = args.lora_rank * sum(layer.in_features + layer.out_features for layer in layers.values())
+    try:
+        memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # unknown
+        memory = float("inf")
+    if 4 * size > memory:
+        raise UserError(
+            f"adapters of --lora_rank {args.lora_rank} need {4 * size / 2**30:,.0f} GiB for {size:,} weights, but the machine has"
+            f" {memory / 2**30:,.0f} GiB: lower the rank, or train all weights with --lora_rank 0"
+        )
+    return LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha or args.lora_rank,
+        lora_dropout=args.lora_dropout,
+        target_modules=list(layers),
+    )
 
 
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:

@@ -1,14 +1,11 @@
 """Training arguments shared by the methods: those of transformers, and options for adapters, text and evaluation."""
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from peft import LoraConfig
-from torch import nn
 from transformers import IntervalStrategy, TrainingArguments
 
 from revela_hub.data.sources.source import Source, parse_sources
@@ -17,7 +14,6 @@ from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.options import option
 from revela_hub.precision import bf16_is_fast
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
-from revela_hub.trainers.common.adapters import linear_layers, refuse_adapters
 from revela_hub.trainers.common.early import MEASURING_PACKAGES, METRIC, METRIC_SCHEDULES, check_early
 
 WARMUP = "Linear warm-up: number of steps, or a fraction below 1 of all steps."
@@ -89,33 +85,6 @@ class AdapterArguments:
     lora_rank: NonNegativeInt = option(16, "Rank of the LoRA adapters; 0 trains all weights.")
     lora_alpha: PositiveInt | None = option(None, "LoRA alpha (default: equal to the rank).")
     lora_dropout: Probability = option(0.0, "Dropout of the LoRA adapters.")
-
-    def lora_config(self, model: nn.Module) -> LoraConfig | None:
-        """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0.
-
-        Raises:
-            UserError: the model has adapters, such as those of an earlier trainer, or the new ones do not fit into memory.
-        """
-        refuse_adapters(type(model).__name__, model)
-        if not self.lora_rank:
-            return None
-        layers = linear_layers(model)
-        size = self.lora_rank * sum(layer.in_features + layer.out_features for layer in layers.values())
-        try:
-            memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        except (AttributeError, ValueError, OSError):  # unknown
-            memory = float("inf")
-        if 4 * size > memory:
-            raise UserError(
-                f"adapters of --lora_rank {self.lora_rank} need {4 * size / 2**30:,.0f} GiB for {size:,} weights, but the machine has"
-                f" {memory / 2**30:,.0f} GiB: lower the rank, or train all weights with --lora_rank 0"
-            )
-        return LoraConfig(
-            r=self.lora_rank,
-            lora_alpha=self.lora_alpha or self.lora_rank,
-            lora_dropout=self.lora_dropout,
-            target_modules=list(layers),
-        )
 
 
 def check_positions(name: str, positions: int | None, max_length: int) -> None:

@@ -34,7 +34,7 @@ from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.encoding import divided
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.stored_vectors import VectorsInMemory
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy
+from revela_hub.trainers.common.adapters import add_adapters, lora_config, merged_copy
 from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
@@ -134,7 +134,7 @@ class ImpRAGTrainer(MethodTrainer):
         self.built_at = -1
         self._held: NDArray[np.bool_] | None = None
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or args.lora_config(model)
+        adapters = peft_config or lora_config(args, model)
         super().__init__(
             model=model if adapters is None else add_adapters(model, adapters),
             args=args,

@@ -32,7 +32,7 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder, text_positions
-from revela_hub.trainers.common.adapters import add_adapters, merged_copy, refuse_frozen, saving_merged
+from revela_hub.trainers.common.adapters import add_adapters, lora_config, merged_copy, refuse_frozen, saving_merged
 from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.inputs import (
     ModelLike,
@@ -132,7 +132,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         _check_processes(args)
         refuse_frozen("the decoder", self.nvembed.embedding_model)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or args.lora_config(self.nvembed.embedding_model)
+        adapters = peft_config or lora_config(args, self.nvembed.embedding_model)
         if adapters is not None:
             self.adapters = add_adapters(self.nvembed.embedding_model, adapters)
             saving_merged(self.nvembed, self.adapters)  # `model` saves this, not the decoder in it

@@ -33,7 +33,7 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, lora_config
 from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.common.constructors import constructor, known
 from revela_hub.trainers.common.inputs import (
@@ -162,7 +162,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
         if args.lora_rank or peft_config:
             backbone = adapted_backbone(retriever, query_only=args.query_only)
-            if adapters := peft_config or args.lora_config(backbone):
+            if adapters := peft_config or lora_config(args, backbone):
                 self.adapters = add_adapters(backbone, adapters)
         freeze_pooler(retriever)
         if isinstance(retriever[0], Router):

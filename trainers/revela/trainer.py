@@ -24,7 +24,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, merged_copy, refuse_frozen
+from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, lora_config, merged_copy, refuse_frozen
 from revela_hub.trainers.common.arguments import check_positions
 from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
@@ -143,7 +143,7 @@ class RevelaTrainer(MethodTrainer):
         kwargs["train_dataset"] = rows
         prepare_datasets(kwargs, lambda rows: self._tokenized(prepared_rows(rows, GROUP_COLUMNS, args, build), args))
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = _with_biases(peft_config or args.lora_config(model), model)
+        adapters = _with_biases(peft_config or lora_config(args, model), model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
         self._schedule = _Schedule(self.revela, args)

@@ -31,33 +31,35 @@ class EngineOptions:
         None, "Ray: Number of actors (default: one per GPU of the cluster, or one per CPU core without GPUs)."
     )
 
-    def ray_cluster(self) -> "RayCluster | None":
-        """Return the cluster of --engine ray; None for local.
 
-        Raises:
-            UserError: Ray is not installed, or an option has no effect.
-        """
-        if self.engine == "local":
-            for name in ("address", "num_actors"):
-                if getattr(self, name) is not None:
-                    raise UserError(f"--{name} requires --engine ray")
-            return None
-        if getattr(self, "endpoint", None):
-            raise UserError(
-                "--engine ray and --endpoint exclude each other: a server runs the model for any number of clients"
-            )
-        from revela_hub.data.ray_cluster import RayCluster
-        from revela_hub.errors import require
+def ray_cluster(options: EngineOptions) -> "RayCluster | None":
+    """Return the cluster of --engine ray; None for local.
 
-        require("ray")
-        return RayCluster(self.address, self.num_actors)
+    Raises:
+        UserError: Ray is not installed, or an option has no effect.
+    """
+    if options.engine == "local":
+        for name in ("address", "num_actors"):
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name} requires --engine ray")
+        return None
+    if getattr(options, "endpoint", None):
+        raise UserError(
+            "--engine ray and --endpoint exclude each other: a server runs the model for any number of clients"
+        )
+    from revela_hub.data.ray_cluster import RayCluster
+    from revela_hub.errors import require
 
-    def ray_engine(self, load: Callable[[], Any]) -> "RayEngine | None":
-        """Return the engine that loads the encoder on the cluster of --engine ray; None for local."""
-        from revela_hub.retrieval.ray_engine import RayEngine
+    require("ray")
+    return RayCluster(options.address, options.num_actors)
 
-        cluster = self.ray_cluster()
-        return None if cluster is None else RayEngine(load, cluster)
+
+def ray_engine(options: EngineOptions, load: Callable[[], Any]) -> "RayEngine | None":
+    """Return the engine that loads the encoder on the cluster of --engine ray; None for local."""
+    from revela_hub.retrieval.ray_engine import RayEngine
+
+    cluster = ray_cluster(options)
+    return None if cluster is None else RayEngine(load, cluster)
 
 
 def path_for_workers(model: str) -> str:

@@ -21,7 +21,7 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from revela_hub.cli.engine_options import EngineOptions, load_for_workers
+from revela_hub.cli.engine_options import EngineOptions, load_for_workers, ray_engine
 from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
 from revela_hub.cli.processes import run_in_processes
 from revela_hub.data.sources.report import counted
@@ -68,7 +68,7 @@ def run(arguments: Arguments) -> None:
     if arguments.num_processes > 1:
         run_in_processes(__name__, parts_of(arguments))
         return
-    engine = arguments.ray_engine(partial(load_for_workers, arguments))
+    engine = ray_engine(arguments, partial(load_for_workers, arguments))
     loaded = load_passage_encoder(arguments, IndexOptions(dtype=arguments.dtype))
     settings = replace(loaded.settings, engine=engine)
     folder = claim_folder(local_path(arguments.output_dir), "--output_dir")

@@ -31,7 +31,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from revela_hub.cli.engine_options import EngineOptions, load_for_workers
+from revela_hub.cli.engine_options import EngineOptions, load_for_workers, ray_engine
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.output import note
@@ -107,7 +107,7 @@ def run(arguments: Arguments) -> None:
     check_folder(folder, "--cache_dir")
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
-    engine = arguments.ray_engine(partial(load_for_workers, arguments))
+    engine = ray_engine(arguments, partial(load_for_workers, arguments))
     models = load_models(arguments, arguments.model, arguments.mode, rerank=arguments.rerank is not None)
     if engine is not None and models.dense is None:
         raise UserError("--engine ray encodes vectors: it requires --mode dense, or hybrid with the part dense")

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
-from revela_hub.cli.engine_options import EngineOptions, path_for_workers
+from revela_hub.cli.engine_options import EngineOptions, path_for_workers, ray_cluster
 from revela_hub.data.synthesis.synthesis import SynthesisSettings
 from revela_hub.errors import UserError
 from revela_hub.interrupts import if_interrupted
@@ -104,7 +104,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.data.text.ngram_overlap import read_excluded
     from revela_hub.retrieval.disk import try_folder
 
-    cluster = arguments.ray_cluster()
+    cluster = ray_cluster(arguments)
     sampling = Sampling(**values_of(Sampling, arguments))
     endpoint = _endpoint(arguments, sampling)
     try_folder(Path(arguments.output_dir), "--output_dir")
