@@ -73,6 +73,18 @@ def test_a_method_names_its_own_neutral_and_path_settings(tmp_path: Path) -> Non
     assert set(changes(run_settings(arguments(tmp_path)), run_settings(given))) == {"temperature", "views"}
 
 
+def test_a_default_is_not_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("auto", "mine"):
+        (tmp_path / name).write_text("text")
+    assert run_settings(arguments(tmp_path))["probe"] == "auto"
+    assert run_settings(arguments(tmp_path, probe="mine"))["probe"].startswith("mine (sha256")
+    method = replace(CONTRIEVER, files=("views",))  # as the pseudo-labels bm25
+    value = arguments(tmp_path).views
+    (tmp_path / value).write_text("text")
+    assert settings_of(arguments(tmp_path), method)["views"] == value
+
+
 def test_no_name_stands_for_those_that_begin_with_it() -> None:
     names = {entry.name for entry in fields(Arguments)}
     assert {"eval_delay", "dataloader_in_order", "label_names"} <= names - NO_EFFECT
