@@ -11,7 +11,7 @@ was tuned on it. The recommended weight is tuned on all queries.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ def halves(queries: Collection[str]) -> tuple[set[str], set[str]]:
 
 def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHybrid:
     """Choose a weight as `fit_weight` does, and score the hybrid of these hits with cross-validation."""
-    runs = {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}
+    runs = _fused(dense, bm25, task, WEIGHTS)
     scored = {weight: score_run(run, task).per_query["ndcg_at_10"] for weight, run in runs.items()}
     made = task.name == PROBE
     one, other = halves(task.queries)
@@ -66,7 +66,7 @@ def fit_weight(
         prior: The weight without evidence, one of `WEIGHTS`.
         errors: Standard errors by which another weight must beat the prior; a larger one on a probe by at least two.
     """
-    runs = {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}
+    runs = _fused(dense, bm25, task, WEIGHTS)
     scored = {weight: score_run(run, task).per_query["ndcg_at_10"] for weight, run in runs.items()}
     return _supported(scored, task.queries, made=task.name == PROBE, prior=prior, errors=errors)
 
@@ -98,20 +98,29 @@ def _better(a: NDArray[np.float64], b: NDArray[np.float64], errors: float) -> bo
 
 def fuse_runs(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: float) -> Rankings:
     """Fuse the hits of both, with this weight of BM25."""
+    return _fused(dense, bm25, task, [weight])[weight]
+
+
+def _fused(dense: Rankings, bm25: Rankings, task: RetrievalTask, weights: Sequence[float]) -> dict[float, Rankings]:
+    """Return the hits of `fuse_runs` by weight."""
     documents = list(task.corpus)
     places = {document: place for place, document in enumerate(documents)}
     parts = [_hits(run, list(task.queries), places) for run in (dense, bm25)]
-    scores_QK, rows_QK = fuse(parts, TOP_K, "minmax", [1 - weight, weight])
-    return {
-        query: {documents[row]: float(score) for row, score in zip(rows, scores, strict=True) if row >= 0}
-        for query, rows, scores in zip(task.queries, rows_QK, scores_QK, strict=True)
-    }
+    runs: dict[float, Rankings] = {}
+    for weight in weights:
+        scores_QK, rows_QK = fuse(parts, TOP_K, "minmax", [1 - weight, weight])
+        runs[weight] = {
+            query: {documents[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
+            for query, rows, scores in zip(task.queries, rows_QK.tolist(), scores_QK.tolist(), strict=True)
+        }
+    return runs
 
 
 def _hits(run: Rankings, queries: list[str], places: dict[str, int]) -> Hits:
-    parts = []
-    for query in queries:
-        found = sorted(run.get(query, {}).items(), key=lambda item: -item[1])
-        scores, rows = [score for _, score in found], [places[document] for document, _ in found]
-        parts.append(Hits(np.array([scores], np.float32), np.array([rows], np.int64)))
-    return Hits.concatenate(parts)
+    found = [sorted(run.get(query, {}).items(), key=lambda item: -item[1]) for query in queries]
+    shape = len(queries), max(map(len, found), default=0)
+    hits = Hits(np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64))
+    for scores_K, rows_K, of_query in zip(*hits, found, strict=True):
+        scores_K[: len(of_query)] = [score for _, score in of_query]
+        rows_K[: len(of_query)] = [places[document] for document, _ in of_query]
+    return hits

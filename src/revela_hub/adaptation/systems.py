@@ -53,9 +53,20 @@ class System:
     settings: BM25Settings = field(default_factory=BM25Settings)
     tokens: Rankings = field(default_factory=dict)
     token_weight: float = 0.0
+    _scored: list[tuple[RetrievalTask, float | None, Scores]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def scores(self, task: RetrievalTask, weight: float | None = None) -> Scores:
         """Return nDCG@10 by query: as fitted, or with this weight of BM25 and without late interaction."""
+        for scored, with_weight, scores in self._scored:
+            if scored is task and with_weight == weight:
+                return scores
+        scores = self._score(task, weight)
+        self._scored.append((task, weight, scores))
+        return scores
+
+    def _score(self, task: RetrievalTask, weight: float | None) -> Scores:
         run = hybrid_run(self.dense, self.bm25, task, self.weight if weight is None else weight)
         if weight is None and self.token_weight:
             run = fuse_runs(best_of(run), self.tokens, task, self.token_weight)
