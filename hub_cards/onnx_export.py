@@ -43,7 +43,7 @@ class OnnxFile(NamedTuple):
     cosine: float  # lowest one with the model's vector of the same text
 
 
-def why_not_onnx(folder: Path) -> str:
+def onnx_obstacle(folder: Path) -> str:
     """Return why a model folder cannot be exported to ONNX; empty if it can."""
     listed = listed_modules(folder)
     modules = [kind.rpartition(".")[2] for _, kind in listed]
@@ -77,7 +77,7 @@ def export_onnx(folder: str | Path, *, quantize: bool = False) -> list[OnnxFile]
     """
     folder = local_path(folder)
     require("onnx", "onnxscript", "onnxruntime")
-    if why := why_not_onnx(folder):
+    if why := onnx_obstacle(folder):
         raise UserError(f"{folder} cannot be exported to ONNX: it {why}")
     from sentence_transformers import SentenceTransformer
 

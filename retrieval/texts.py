@@ -188,7 +188,7 @@ class _Numbers(NamedTuple):
         Raises:
             OSError, ValueError, EOFError: They cannot be read, or do not belong together.
         """
-        numbers = cls(*(np.load(_beside(path, name), mmap_mode="r", allow_pickle=False) for name in cls._fields))
+        numbers = cls(*(np.load(_numbers_path(path, name), mmap_mode="r", allow_pickle=False) for name in cls._fields))
         distinct = {len(numbers.keys), len(numbers.digests), len(numbers.lines)}
         if len(distinct) > 1 or len(numbers.rows) != len(numbers.lines) + numbers.repeated.shape[1]:
             raise ValueError("the files next to it do not match each other")
@@ -197,11 +197,11 @@ class _Numbers(NamedTuple):
     def write(self, path: Path) -> None:
         """Write the numbers of a file of texts."""
         for name, numbers in self._asdict().items():
-            with whole_file(_beside(path, name)) as stream:
+            with whole_file(_numbers_path(path, name)) as stream:
                 write_array(stream, numbers)
 
 
-def _beside(path: Path, name: str) -> Path:
+def _numbers_path(path: Path, name: str) -> Path:
     return path.with_suffix(f".{name}.npy")
 
 

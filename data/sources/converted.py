@@ -64,7 +64,7 @@ def as_text(content: bytes, path: Path) -> str:
 
 
 def _convert(content: bytes, suffix: str) -> str:
-    _say_once()
+    _note_once()
     try:
         if suffix == ".pdf":
             return _pdf_text(content)
@@ -90,7 +90,7 @@ def _convert(content: bytes, suffix: str) -> str:
 
 
 @cache
-def _say_once() -> None:
+def _note_once() -> None:
     note("converting PDF, Word, PowerPoint, EPUB, HTML and Jupyter files to text; each file is converted once")
 
 

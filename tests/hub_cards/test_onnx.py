@@ -19,7 +19,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards import Destination, ModelCardMetadata, check, onnx_export, write_card
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.metadata import describe
-from revela_hub.hub_cards.onnx_export import export_onnx, why_not_onnx
+from revela_hub.hub_cards.onnx_export import export_onnx, onnx_obstacle
 from revela_hub.hub_cards.verify.files import Check
 from revela_hub.hub_cards.verify.kinds import is_onnx, onnx_outputs
 from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED, OnnxModel
@@ -207,15 +207,15 @@ def _without_prompt(folder: Path) -> None:
 )
 def test_folders_that_cannot_be_exported(change: Callable[[Path], object], said: str, own: Path) -> None:
     change(own)
-    assert said in why_not_onnx(own)
+    assert said in onnx_obstacle(own)
     with pytest.raises(UserError, match=re.escape(f"{own} cannot be exported to ONNX: it {said}")):
         export_onnx(own)
 
 
 def test_sparse_models_and_routes_cannot_be_exported(tiny_sparse_folder: Path, own: Path) -> None:
-    assert why_not_onnx(tiny_sparse_folder) == "is a SparseEncoder, not a model with one dense vector per text"
+    assert onnx_obstacle(tiny_sparse_folder) == "is a SparseEncoder, not a model with one dense vector per text"
     (own / "modules.json").write_text(json.dumps([{"path": "", "type": "sentence_transformers.models.Router"}]))
-    assert why_not_onnx(own) == "has separate routes for queries and documents"
+    assert onnx_obstacle(own) == "has separate routes for queries and documents"
 
 
 def test_models_with_a_chat_template_cannot_be_exported(own: Path) -> None:

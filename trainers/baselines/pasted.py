@@ -54,7 +54,7 @@ def shortened(
     """Return the passages truncated to `max_length` tokens, the text that ImpRAG with that `l_max` reads."""
     tokens: PassageTokens = tokenize_passages(tokenizer, passages, max_length, end=False)
     if tokens.cut:
-        log(tokens.what_is_cut)
+        log(tokens.truncation_note)
     rows = np.split(tokens.tokens, tokens.starts[1:-1])
     return [str(tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in rows]
 

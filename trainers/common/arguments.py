@@ -61,7 +61,7 @@ class RunArguments(TrainingArguments):
             raise ValueError("reentrant gradient checkpointing would lose a part of the gradient: remove use_reentrant")
         check_early(self)
 
-    def always_on_card(self) -> dict[str, str]:
+    def card_settings(self) -> dict[str, str]:
         """Return settings that a model card lists even if they have their default values."""
         return {}
 

@@ -30,7 +30,7 @@ def card_metadata(
     }
     models = {name: value for name in method.models if (value := getattr(arguments, name)) is not None}
     values = {name: plain(getattr(arguments, name)) for name in defaults if name not in {*NO_EFFECT, "data", *models}}
-    values |= (always := arguments.always_on_card())
+    values |= (always := arguments.card_settings())
     changed = {
         name: shown(name, value, method)
         for name, value in values.items()

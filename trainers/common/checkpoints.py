@@ -117,7 +117,7 @@ def step_of(checkpoint: Path) -> int:
     return int(number) if checkpoint.name.startswith("checkpoint-") and number.isdecimal() else -1
 
 
-def whats_missing(checkpoint: Path) -> str | None:
+def missing_part(checkpoint: Path) -> str | None:
     """Return why a run cannot resume from a folder, or None if it can."""
     try:
         state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
@@ -143,7 +143,7 @@ def last_complete(output: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint of an output folder, and the newer ones that were skipped, with reasons."""
     skipped: list[str] = []
     for checkpoint in checkpoints_in(output):
-        missing = whats_missing(checkpoint)
+        missing = missing_part(checkpoint)
         if missing is None:
             return checkpoint, skipped
         skipped.append(f"{checkpoint.name}: {missing}")
@@ -156,6 +156,6 @@ def checkpoint_to_resume(wanted: str | None, output: Path) -> tuple[Path | None,
         return None, []
     if wanted in ("last", "true", "True"):
         return last_complete(output)
-    if missing := whats_missing(Path(wanted)):
+    if missing := missing_part(Path(wanted)):
         raise UserError(f"--resume_from_checkpoint: {wanted} is not a complete checkpoint: {missing}")
     return Path(wanted), []

@@ -38,7 +38,7 @@ class PassageTokens:
         return len(self.starts) - 1
 
     @property
-    def what_is_cut(self) -> str:
+    def truncation_note(self) -> str:
         """Message about truncated passages."""
         return (
             f"{self.cut:,} of {len(self):,} passages are longer than {self.max_length} tokens and are truncated: lower"

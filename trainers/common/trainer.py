@@ -39,10 +39,10 @@ from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
     Record,
     last_complete,
+    missing_part,
     publish_checkpoint,
     rotate,
     step_of,
-    whats_missing,
 )
 from revela_hub.trainers.common.cost import WallTime
 from revela_hub.trainers.common.early import MEASURING_PACKAGES
@@ -435,10 +435,10 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
 
     def _check_resume(self, checkpoint: Path) -> None:
         """Compare the settings with the checkpoint's, and take over its list of earlier changes."""
-        if missing := whats_missing(checkpoint):
+        if missing := missing_part(checkpoint):
             raise UserError(f"{checkpoint} is not a complete checkpoint: {missing}")
         before = Record.read(checkpoint)
-        assert before is not None  # checked by `whats_missing`
+        assert before is not None  # checked by `missing_part`
         self.record.changes = before.changes
         changed = changes(before.settings, self.record.settings, self.method, type(self.args))
         if not changed:

@@ -96,7 +96,7 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
         **trainer_options,
     )
     if trainer.tokens.cut:
-        arguments.log(trainer.tokens.what_is_cut)
+        arguments.log(trainer.tokens.truncation_note)
     run.train(trainer)
     run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
     run.report(trainer)

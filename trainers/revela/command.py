@@ -81,7 +81,7 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
         False, "Allow tokenizers to run their own code; models have to be supported by transformers."
     )
 
-    def always_on_card(self) -> dict[str, str]:
+    def card_settings(self) -> dict[str, str]:
         """Return the form of Revela: the paper's is added reading with a trained language model."""
         trained = "lora" if self.lora_rank else "full"
         return {"reading": self.reading, "lm_training": self.lm_training or trained}

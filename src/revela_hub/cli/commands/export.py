@@ -99,12 +99,12 @@ def _exported(arguments: Arguments) -> list[Path]:
 def _copied(arguments: Arguments) -> Iterator[None]:
     """Copy the model files of a finished folder to the output folder, unless it is the same folder; delete the copy after an error."""
     from revela_hub.hub_cards.assemble import copy_with_metadata
-    from revela_hub.hub_cards.onnx_export import why_not_onnx
+    from revela_hub.hub_cards.onnx_export import onnx_obstacle
 
     source, output = Path(arguments.checkpoint), Path(arguments.output_dir)
     if given := [name for name in ("lm", "max_length", "dtype") if getattr(arguments, name)]:
         raise UserError(f"--{given[0]} applies to checkpoints, but {source} is a finished model")
-    if why := why_not_onnx(source):
+    if why := onnx_obstacle(source):
         raise UserError(f"{source} cannot be exported to ONNX: it {why}")
     if source.resolve() == output.resolve():
         yield
@@ -118,9 +118,9 @@ def _copied(arguments: Arguments) -> Iterator[None]:
 
 def _add_onnx(folders: list[Path], *, quantize: bool) -> None:
     """Add the ONNX files to each folder that can have them, and print how much their vectors differ."""
-    from revela_hub.hub_cards.onnx_export import export_onnx, why_not_onnx
+    from revela_hub.hub_cards.onnx_export import export_onnx, onnx_obstacle
 
-    reasons = {folder: why_not_onnx(folder) for folder in folders}
+    reasons = {folder: onnx_obstacle(folder) for folder in folders}
     if all(reasons.values()):
         found = "; ".join(f"{folder} {why}" for folder, why in reasons.items())
         raise UserError(f"none of the exported folders can be converted to ONNX: {found}")
