@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from peft import LoraConfig
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
@@ -662,6 +662,12 @@ def test_questions_and_passages_that_are_not_text(
     for make in makers:
         with pytest.raises(UserError, match="train_dataset is missing: give a data set with the columns question"):
             make(train_dataset=None, passages=texts)
+        generated = IterableDataset.from_generator(lambda: iter([{"question": " ", "answer": "b"}]))  # without features
+        with pytest.raises(UserError, match="train_dataset:0: the question is empty"):
+            make(train_dataset=generated, passages=texts)
+        if make.func is not RAITTrainer:
+            with pytest.raises(UserError, match="has no loss on an eval_dataset"):
+                make(train_dataset=questions, passages=texts, eval_dataset=generated)
         for values, message in (([" ", "Who?"], "is empty"), ([1, 2], "is of type int instead of text")):
             rows = Dataset.from_dict({"question": values, "answer": ["b", "c"]})
             with pytest.raises(UserError, match=f"train_dataset:0: the question {message}"):

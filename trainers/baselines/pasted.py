@@ -136,7 +136,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         short = shortened(texts, tokenizer, max_passage_length, args.log)
 
         def prepared(rows: Any) -> Dataset:
-            if {"input_ids", "labels"} <= set(getattr(rows, "column_names", ())):
+            if {"input_ids", "labels"} <= set(getattr(rows, "column_names", None) or ()):
                 return rows
             if rows is not train_dataset and not isinstance(pseudo_labels, str):
                 raise UserError(

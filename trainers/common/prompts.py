@@ -46,7 +46,7 @@ def refuse_eval_dataset(given: dict[str, Any], trainer: str) -> None:
     """Raise a `UserError` if a trainer that has no loss on an `eval_dataset` is given one, or its `evaluate` or `predict`."""
 
     def refuse(rows: Any) -> Any:
-        if "row" in getattr(rows, "column_names", ()):  # of the `train_dataset`, as prepared by the trainer
+        if "row" in (getattr(rows, "column_names", None) or ()):  # of the `train_dataset`, as prepared by the trainer
             return rows
         raise UserError(
             f"{trainer} has no loss on an eval_dataset, because only the questions in train_dataset have ranked passages: leave it"
