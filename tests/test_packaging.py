@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from fork_server import python
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -100,7 +101,10 @@ def test_installed_wheel_imports_without_the_checkout(wheel: Path, tmp_path: Pat
     target = tmp_path / "site"
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", target, wheel)
     code = (
-        "import importlib, pathlib, pkgutil, sys, revela_hub\n"
+        "import importlib, pathlib, pkgutil, sys\n"
+        "for name in [name for name in sys.modules if name.partition('.')[0] == 'revela_hub']: del sys.modules[name]\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "import revela_hub\n"
         "root = pathlib.Path(revela_hub.__file__).parent\n"
         "names = [m.name for m in pkgutil.walk_packages([str(root)], 'revela_hub.') if not m.name.endswith('__main__')]\n"
         "for name in names: importlib.import_module(name)\n"
@@ -108,7 +112,7 @@ def test_installed_wheel_imports_without_the_checkout(wheel: Path, tmp_path: Pat
         "assert all(file.is_relative_to(sys.argv[1]) for file in files), files\n"
         "print(len(names), revela_hub.__version__, (root / 'py.typed').exists())\n"
     )
-    out = run(sys.executable, "-c", code, target, cwd=tmp_path, PYTHONPATH=str(target)).split()
+    out = run(*python("trainers"), "-c", code, target, cwd=tmp_path).split()
     assert int(out[0]) > len(FOLDERS)
     assert out[1:] == [revela_hub.__version__, "True"]
     help_text = run(sys.executable, "-m", "revela_hub", "--help", cwd=tmp_path, PYTHONPATH=str(target))

@@ -418,7 +418,7 @@ def test_a_folder_is_used_by_one_process(
     assert sorted(path.name for path in (output / "work").iterdir()) == [LOCK]
 
 
-@pytest.mark.parametrize("failing", ["write_probe", "write_beir"])
+@pytest.mark.parametrize("failing", ["write_probe", pytest.param("write_beir", marks=pytest.mark.exhaustive)])
 def test_a_probe_that_was_not_written_completely_is_written_again(
     code: Path, retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:

@@ -38,7 +38,9 @@ def losses(out: Path) -> list[float]:
     return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize(
+    "method", [m if m in ("nvembed", "ra-dit") else pytest.param(m, marks=pytest.mark.exhaustive) for m in OPTIONS]
+)
 def test_it_trains_as_the_folder_does(
     method: str, places: dict[str, Path], gguf_file: Path, llama_folder: Path, tmp_path: Path
 ) -> None:

@@ -14,8 +14,8 @@ import hostile_publish
 from revela_hub.hub_cards import upload
 
 GOOD = (
-    "BERT with PreTraining heads, embedded", "RoBERTa", "Llama in shards", "Router of query and document",
-    "SPLADE", "CrossEncoder", "custom code", "slashes in labels and words", "files next to the model", "chat template",
+    "BERT with PreTraining heads, embedded", "Llama in shards", "Router of query and document",
+    "CrossEncoder", "custom code", "files next to the model", "chat template",
 )  # fmt: skip
 
 

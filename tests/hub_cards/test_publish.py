@@ -368,26 +368,22 @@ def test_a_download_that_differs_is_reported(hub: LoopbackHub, retriever_folder:
     assert repository.files("main") == first
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_disk_full(hub: LoopbackHub, checkpoint: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (
         OSError(errno.ENOSPC, "No space left on device"),
         RuntimeError("I/O error: (os error 28)"),
         OSError([("a", "b", "[Errno 28] No space left on device")]),
         SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
         Exception("No space left on device (os error 28)"),  # as raised by tokenizers
-    ],
-)
-def test_disk_full(
-    error: Exception, hub: LoopbackHub, checkpoint: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def save_pretrained(*args: object, **options: object) -> None:
-        raise error
+    ):
 
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_pretrained)
-    with pytest.raises(UserError, match="no space left on the disk"):
-        publish(checkpoint, Destination("org/x"))
-    assert "org/x" not in hub.repositories
+        def save_pretrained(*args: object, error: Exception = error, **options: object) -> None:
+            raise error
+
+        monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_pretrained)
+        with pytest.raises(UserError, match="no space left on the disk"):
+            publish(checkpoint, Destination("org/x"))
+        assert "org/x" not in hub.repositories
 
 
 def test_full_disk_of_output_dir(

@@ -58,7 +58,7 @@ def waiting(step: str, reached: threading.Event, released: threading.Event) -> C
     return wait
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.exhaustive), "after"])
 def test_a_killed_upload_is_resumed_at_any_step(hub: LoopbackHub, retriever_folder: Path, when: str) -> None:
     for step in STEPS:
         reset(hub)

@@ -176,7 +176,7 @@ class _Kill(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("queue", [0, 8])
+@pytest.mark.parametrize("queue", [pytest.param(0, marks=pytest.mark.exhaustive), 8])
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     retriever_folder: Path, tmp_path: Path, queue: int
 ) -> None:

@@ -31,6 +31,7 @@ from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 Rows = datasets.Dataset | datasets.IterableDataset
 Make = Callable[..., MethodTrainer]
 METHODS = ("revela", "retromae", "cot-mote", "contriever", "replug")
+SAMPLE = ("revela", "retromae")
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +123,9 @@ def test_streams_that_fail_leave_nothing(cache: Path) -> None:
     assert not list(cache.glob("stream-*"))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [m if m in SAMPLE else pytest.param(m, marks=pytest.mark.exhaustive) for m in METHODS]
+)
 def test_training_on_a_stream_equals_training_on_its_rows(make: Make, cache: Path, method: str) -> None:
     """In the stream's order; the rows are those that are written to the cache without a stream."""
     whole = datasets.Dataset.from_list(list(texts(120)))
@@ -137,7 +140,7 @@ def test_training_on_a_stream_equals_training_on_its_rows(make: Make, cache: Pat
     assert written(cache) == before
 
 
-@pytest.mark.parametrize("method", ["revela", "retromae", "contriever"])
+@pytest.mark.parametrize("method", ["revela", pytest.param("retromae", marks=pytest.mark.exhaustive), "contriever"])
 def test_endless_text_is_read_as_far_as_it_is_needed(make: Make, cache: Path, method: str) -> None:
     furthest = 0
 
@@ -167,7 +170,9 @@ def test_prepared_rows_pass_through(make: Make, cache: Path) -> None:
     assert written(cache) == before
 
 
-@pytest.mark.parametrize(("method", "documents"), [("revela", 120), ("retromae", 9)])
+@pytest.mark.parametrize(
+    ("method", "documents"), [pytest.param("revela", 120, marks=pytest.mark.exhaustive), ("retromae", 9)]
+)
 def test_a_killed_run_on_a_stream_resumes_with_the_same_weights(
     make: Make, caplog: pytest.LogCaptureFixture, method: str, documents: int
 ) -> None:
@@ -307,7 +312,7 @@ def test_a_probe_reads_a_bounded_part_of_endless_text(monkeypatch: pytest.Monkey
     assert not made.complete and made.characters <= 100_000 and len(made.task.queries) == 20
 
 
-@pytest.mark.parametrize("command", ["revela", "contriever"])
+@pytest.mark.parametrize("command", [pytest.param("revela", marks=pytest.mark.exhaustive), "contriever"])
 def test_the_command_line_trains_from_the_sources(
     tmp_path: Path,
     retriever_folder: Path,

@@ -177,7 +177,13 @@ def test_retrieval_alone_needs_labels_and_a_weight(tmp_path: Path, bpe_tokenizer
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"lora_rank": 4}, {"gradient_checkpointing": True}, {"retrieval_only_steps": 2}]
+    "settings",
+    [
+        pytest.param({}, marks=pytest.mark.exhaustive),
+        {"lora_rank": 4},
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.exhaustive),
+        {"retrieval_only_steps": 2},
+    ],
 )
 def test_a_stopped_run_resumes_bit_for_bit(
     tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, settings: dict[str, object]

@@ -204,7 +204,9 @@ class _Kill(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("lora_rank", "blend_tasks"), [(0, True), (4, False)])
+@pytest.mark.parametrize(
+    ("lora_rank", "blend_tasks"), [pytest.param(0, True, marks=pytest.mark.exhaustive), (4, False)]
+)
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     tmp_path: Path, llama_folder: Path, mixture: Dataset, lora_rank: int, blend_tasks: bool
 ) -> None:

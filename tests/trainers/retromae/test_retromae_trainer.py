@@ -129,7 +129,9 @@ class _Kill(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("config", [{"bag_of_words": True}, {"decoder": "basic"}])
+@pytest.mark.parametrize(
+    "config", [{"bag_of_words": True}, pytest.param({"decoder": "basic"}, marks=pytest.mark.exhaustive)]
+)
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     tmp_path: Path, mlm_folder: Path, spans: Dataset, config: dict[str, object]
 ) -> None:

@@ -120,7 +120,7 @@ def test_both_models_learn_and_the_similarity_is_logged(
     assert lora_rank == 0 or all("lora_" in name for name in before)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("lora_rank", [pytest.param(0, marks=pytest.mark.exhaustive), 4])
 def test_a_frozen_lm_with_joint_reading(
     tmp_path: Path, llama_folder: Path, groups: Dataset, lora_rank: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +221,7 @@ class _Kill(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("lora_rank", [pytest.param(0, marks=pytest.mark.exhaustive), 4])
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     tmp_path: Path, llama_folder: Path, groups: Dataset, lora_rank: int, caplog: pytest.LogCaptureFixture
 ) -> None:
