@@ -99,8 +99,8 @@ class Method:
     commands: Mapping[str, Command]
     model_type: str = ""
     config_folder: str = ""
-    parts: tuple[Part, ...] = ()
-    folders: Mapping[str, Part] = field(default_factory=lambda: MappingProxyType({}))
+    parts: tuple[Part, ...] = ("retriever",)
+    folders: Mapping[str, Part] = field(default_factory=lambda: MappingProxyType({"retriever": "retriever"}))
     checkpoint_files: tuple[str, ...] = ()
     loader: str = ""
     assembler: str = ""

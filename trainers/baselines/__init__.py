@@ -40,8 +40,6 @@ CONTRIEVER = Method(
             "train a retriever on raw text with a contrastive loss (baseline)",
         )
     },
-    parts=("retriever",),
-    folders={"retriever": "retriever"},
     models=("retriever",),
 )
 REPLUG = Method(
@@ -66,8 +64,6 @@ REPLUG = Method(
             "train a retriever with a frozen language model as teacher (baseline)",
         )
     },
-    parts=("retriever",),
-    folders={"retriever": "retriever"},
     models=("retriever", "lm"),
     neutral_settings=frozenset({"lm_batch_size"}),
 )
@@ -98,8 +94,6 @@ RA_DIT = Method(
             "tune a retriever with the likelihoods of a frozen reader (baseline)",
         )
     },
-    parts=("retriever",),
-    folders={"retriever": "retriever"},
     models=("retriever", "backbone", "reader"),
     data=("data", "plain_text"),
     files=("corpus", "pseudo_labels"),

@@ -92,7 +92,16 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
     def __post_init__(self) -> None:
         """Set the defaults of the stage; raise a `UserError` for options that have no effect in it."""
         super().__post_init__()
-        _check_stage(self)
+        defaults = {each.name: each for each in fields(self)}
+        for stage, names in STAGE_OPTIONS.items():
+            for name in names if stage != self.stage else ():
+                default, factory = defaults[name].default, defaults[name].default_factory
+                if getattr(self, name) != (default if factory is MISSING else factory()):
+                    raise UserError(f"--{name} is for --stage {stage}, not for --stage {self.stage}: leave it out")
+        if self.decoder == "none":
+            for name in ("decoder_layers", "bottlenecks"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"--{name} configures the decoder, which --decoder none leaves out: remove it")
 
 
 def run(arguments: Arguments) -> None:
@@ -114,20 +123,6 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     run.train(trainer)
     run.export(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
     run.report(trainer)
-
-
-def _check_stage(arguments: Arguments) -> None:
-    """Reject options that have no effect in this stage."""
-    defaults = {each.name: each for each in fields(Arguments)}
-    for stage, names in STAGE_OPTIONS.items():
-        for name in names if stage != arguments.stage else ():
-            default, factory = defaults[name].default, defaults[name].default_factory
-            if getattr(arguments, name) != (default if factory is MISSING else factory()):
-                raise UserError(f"--{name} is for --stage {stage}, not for --stage {arguments.stage}: leave it out")
-    if arguments.decoder == "none":
-        for name in ("decoder_layers", "bottlenecks"):
-            if getattr(arguments, name) is not None:
-                raise UserError(f"--{name} configures the decoder, which --decoder none leaves out: remove it")
 
 
 def _load(arguments: Arguments) -> CoTMoTECheckpoint:

@@ -27,7 +27,6 @@ NVEMBED = Method(
     },
     model_type="nvembed",
     config_folder=EMBEDDER,
-    parts=("retriever",),
     folders={EMBEDDER: "retriever"},
     checkpoint_files=("prompts.json",),
     loader="revela_hub.trainers.nvembed.checkpoint.load_nvembed",

@@ -21,8 +21,6 @@ PAIR_TUNING = Method(
             "fine-tune a retriever on labelled or natural query-passage pairs",
         )
     },
-    parts=("retriever",),
-    folders={"retriever": "retriever"},
     models=("retriever",),
     data=("data", "pairs"),
     neutral_settings=frozenset({"mini_batch_size"}),

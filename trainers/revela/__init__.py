@@ -26,7 +26,6 @@ REVELA = Method(
     },
     model_type="revela",
     parts=("retriever", "lm", "model"),
-    folders={"retriever": "retriever"},
     checkpoint_files=("lm", "retriever_tokenizer", "lm_tokenizer"),
     loader="revela_hub.trainers.revela.checkpoint.load_checkpoint",
     assembler="revela_hub.trainers.revela.export.assemble_revela",
