@@ -17,7 +17,7 @@ FREQUENT, MIN_FREQUENT = 0.1, 3
 """Fraction and number of the passages from which a word counts as a function word."""
 STEM = 4
 """Longer words are compared by this number of first characters, so that "rivers" and "river" are equal."""
-_LABEL = re.compile(r"question\s*:\s*[\"\u201c]?", re.IGNORECASE)
+_LABEL = re.compile(r"(?:the )?question(?: is)?\s*:\s*[\"\u201c]?", re.IGNORECASE)
 # A statement, or a sentence before the question; a shorter word before the full stop may be an abbreviation.
 _STATEMENT = re.compile(r"\w{4}[.!]\s|[。！।۔].|[.!:。！：।۔]$")
 
@@ -25,8 +25,8 @@ _STATEMENT = re.compile(r"\w{4}[.!]\s|[。！।۔].|[.!:。！：।۔]$")
 def without_label(question: str) -> str:
     """Return a question without the label that models put before it.
 
-    >>> without_label('Question: "What do rivers carry?')
-    'What do rivers carry?'
+    >>> without_label('Question: "What do rivers carry?'), without_label("The question is: What do rivers carry?")
+    ('What do rivers carry?', 'What do rivers carry?')
     """
     return question[match.end() :] if (match := _LABEL.match(question)) else question
 
