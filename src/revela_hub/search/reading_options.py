@@ -11,7 +11,7 @@ from revela_hub.search.ranker_options import given
 
 @dataclass(kw_only=True)
 class ReadingOptions:
-    """How text is read."""
+    """Options for reading text."""
 
     option_group = "text"
     basic_options: ClassVar[tuple[str, ...]] = ("exclude",)
