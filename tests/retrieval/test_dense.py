@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from revela_hub import whole_files
 from revela_hub.errors import UserError
-from revela_hub.retrieval import TextList, dense, disk
+from revela_hub.retrieval import TextList, dense
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.stored_vectors import Vectors
@@ -113,10 +114,10 @@ def test_a_full_disk_is_named_where_faiss_writes(tmp_path: Path, monkeypatch: py
     vectors, _ = made(tmp_path, 60)
 
     def full(stream: io.FileIO, block: Any) -> int:
-        with disk.writing(tmp_path, "--output"):
+        with whole_files.writing(tmp_path, "--output"):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(disk._Output, "write", full)
+    monkeypatch.setattr(whole_files._Output, "write", full)
     with pytest.raises(UserError, match="the disk is full at .*run the command again"):
         open_index(vectors, IndexOptions("flat"), folder=tmp_path)
     assert not list(tmp_path.glob("*.faiss*"))
