@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fork_server import python
 from parsed_arguments import parse_arguments
 
 from revela_hub.cli.commands import encode
@@ -144,6 +146,10 @@ def test_encode_in_processes_of_a_file_of_options(
     """The whole command from Python: `sys.argv`, which the children would read, belongs to another program."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["another-program", "--corpus", "nowhere"])
+    forked = tmp_path / "python"
+    forked.write_text(f'#!/bin/sh\nexec {shlex.join(python("trainers"))} "$@"\n')
+    forked.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(forked))
     rows = [{"text": f"Note {number}: rivers carry sediment past {number * 7} stones."} for number in range(9)]
     (tmp_path / "notes.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "encode.yaml").write_text("num_processes: 2\ncorpus: [notes.jsonl]\noutput_dir: index\ndevice: cpu\n")
