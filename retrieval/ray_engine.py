@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 from revela_hub.data.ray_cluster import RayCluster
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoder import Encoder
@@ -44,8 +46,8 @@ class RayEngine:
             ray.data.DataContext.get_current().enable_progress_bars = show
             logging.getLogger("ray.data").setLevel(logging.ERROR)
             size = min(SHARD_SIZE, math.ceil(len(missing) / (BLOCKS_PER_ACTOR * actors.number)))
-            blocks = [missing[start : start + size] for start in range(0, len(missing), size)]
-            encoded = ray.data.from_numpy(blocks).map_batches(
+            blocks = [pa.table({"row": missing[start : start + size]}) for start in range(0, len(missing), size)]
+            encoded = ray.data.from_blocks(blocks).map_batches(
                 _Actor,
                 fn_constructor_args=(self.load, store, texts, batch_size, prompt),
                 batch_size=size,  # a whole block; Ray requires a number for actors with GPUs
@@ -73,7 +75,7 @@ class _Actor:
         try:
             encoder = self._encoder = self._encoder or self._load()
             self._store.add(
-                self._texts, batch["data"], lambda texts, _: encode_texts(encoder, texts, "document", **self._options)
+                self._texts, batch["row"], lambda texts, _: encode_texts(encoder, texts, "document", **self._options)
             )
         except UserError as error:
             return {"error": [str(error)]}

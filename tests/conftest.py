@@ -47,6 +47,7 @@ TEXTS = (
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the exhaustive cases, unless -m asks for them or a test is named with ::."""
+    items.sort(key=lambda item: "ray_cluster" not in getattr(item, "fixturenames", ()))  # in one process of xdist
     if "exhaustive" in config.option.markexpr or any("::" in argument for argument in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("exhaustive")]
@@ -99,6 +100,16 @@ def quick_verification(request: pytest.FixtureRequest) -> None:
     """`forked_verification` everywhere except where the process itself is tested."""
     if request.path.name != "test_verify.py":
         request.getfixturevalue("forked_verification")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Two cores as a Ray cluster. The tests with it are the first, one after the other; the last of them ends it."""
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # by default, other tests come first
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

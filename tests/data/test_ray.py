@@ -26,19 +26,11 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval import read_passages
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers do not find this file
 WORDS = [f"{a}{b}" for a in ("ba", "de", "fi", "go", "lu", "mo", "ne", "ri") for b in "kmnprstvxz"]
 SETTINGS = SynthesisSettings(count=30, forms=["short-short"])
 FILES = ("pairs.jsonl", "tasks.jsonl", "rejected.jsonl")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """Two cores, whose workers know the code of this file."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    yield
-    ray.shutdown()
+KEYS = [part.key for part in FORMS["short-short"].parts]
 
 
 class Writer:
@@ -69,7 +61,7 @@ class Writer:
             return json.dumps([f"Find {' '.join(random.choices(WORDS, k=6))}." for _ in range(20)])
         if random.random() < 0.2:
             return "I can't help with that."
-        return json.dumps({part.key: " ".join(random.choices(WORDS, k=8)) for part in FORMS["short-short"].parts})
+        return json.dumps({key: " ".join(random.choices(WORDS, k=8)) for key in KEYS})
 
 
 def on_ray(folder: Path, load: Any, actors: int, settings: SynthesisSettings = SETTINGS) -> SynthesisReport:
@@ -82,7 +74,7 @@ def lines(folder: Path) -> dict[str, list[str]]:
 
 
 def test_one_actor_writes_the_files_of_this_process_and_a_killed_one_loses_nothing(
-    cluster: None, tmp_path: Path
+    ray_cluster: None, tmp_path: Path
 ) -> None:
     synthesize(Writer(), tmp_path / "here", SETTINGS)
     expected = lines(tmp_path / "here")
@@ -106,7 +98,7 @@ def failing_model() -> Any:
     raise UserError("this model cannot be loaded")
 
 
-def test_an_error_of_an_actor_is_one_line(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_an_actor_is_one_line(ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("revela_hub.data.synthesis.ray_model.MAX_REPEATS", 1)
     with pytest.raises(UserError, match=r"^this model cannot be loaded$"):
         on_ray(tmp_path / "out", failing_model, actors=1)
@@ -118,19 +110,19 @@ def test_an_error_of_an_actor_is_one_line(cluster: None, tmp_path: Path, monkeyp
     assert on_ray(tmp_path / "out", Writer, actors=1).pairs.total() == 30
 
 
-def test_more_actors_than_gpus(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_actors_than_gpus(ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": 1.0})
     with pytest.raises(UserError, match="--num_actors 2: each actor needs a GPU, and the cluster has 1"):
         on_ray(tmp_path, Writer, actors=2)
 
 
 def test_synthesize_on_a_cluster(
-    cluster: None, tmp_path: Path, llama_folder: Path, capsys: pytest.CaptureFixture[str]
+    ray_cluster: None, tmp_path: Path, llama_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A tiny model writes no JSON: its sampled replies, which are kept as rejected ones, are those of one process."""
     words = ["synthesize", "--model", str(llama_folder), "--forms", "short-short", "--count", "400", "--device", "cpu"]
     words += ["--max_new_tokens", "5", "--batch_size", "2"]
-    for name, options in (("here", []), ("there", ["--engine", "ray", "--num_actors", "2"])):
+    for name, options in (("here", []), ("there", ["--engine", "ray", "--num_actors", "1"])):
         assert main([*words, "--output_dir", str(tmp_path / name), *options]) == 2
         assert "short-short tasks: 10 unusable replies in a row" in capsys.readouterr().err
     assert len(lines(tmp_path / "here")["rejected.jsonl"]) == 10
@@ -151,7 +143,7 @@ def test_options_without_effect(
     assert message in capsys.readouterr().err
 
 
-def test_passages_cut_on_ray_are_those_of_encode(cluster: None, tmp_path: Path) -> None:
+def test_passages_cut_on_ray_are_those_of_encode(ray_cluster: None, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     text = "River {0} is long. It carries {0} stones to the sea every year.\n\nNobody counts its {0} bends."

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,8 @@ from revela_hub.retrieval.vectors import VectorStore
 ray = pytest.importorskip("ray", reason="ray is not installed")
 WORDS = word_encoder.WORDS
 TEXTS = [f"{a} {b} {c}" for a in WORDS for b in WORDS[:8] for c in WORDS[:4]]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """Two workers, which know the code of the tests."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    for module in (word_encoder, sys.modules[__name__]):
-        ray.cloudpickle.register_pickle_by_value(module)
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    yield
-    ray.shutdown()
+for module in (word_encoder, sys.modules[__name__]):  # the workers do not find these files
+    ray.cloudpickle.register_pickle_by_value(module)
 
 
 def dying_encoder(marker: Path) -> Any:
@@ -62,7 +52,9 @@ def encode(texts: Any, folder: Path, engine: RayEngine | None) -> Any:
     return document_vectors(texts, word_encoder.Encoder(), settings, folder)
 
 
-def test_a_killed_worker_loses_nothing_and_the_vectors_are_those_of_one_process(cluster: None, tmp_path: Path) -> None:
+def test_a_killed_worker_loses_nothing_and_the_vectors_are_those_of_one_process(
+    ray_cluster: None, tmp_path: Path
+) -> None:
     texts = write_texts([*TEXTS, *TEXTS[:3]], tmp_path)
     expected = encode(texts, tmp_path / "here", None)
     engine = RayEngine(partial(dying_encoder, tmp_path / "killed"), RayCluster(num_actors=2))
@@ -77,13 +69,13 @@ def test_a_killed_worker_loses_nothing_and_the_vectors_are_those_of_one_process(
     assert again.key != expected.key
 
 
-def test_an_error_of_a_worker_is_one_line(cluster: None, tmp_path: Path) -> None:
+def test_an_error_of_a_worker_is_one_line(ray_cluster: None, tmp_path: Path) -> None:
     texts = write_texts(TEXTS, tmp_path)
     with pytest.raises(UserError, match=r"^this model cannot be loaded$"):
-        encode(texts, tmp_path, RayEngine(failing_encoder))
+        encode(texts, tmp_path, RayEngine(failing_encoder, RayCluster(num_actors=1)))
 
 
-def test_actors_with_gpus_have_a_batch_size(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_with_gpus_have_a_batch_size(ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray rejects actors with GPUs without one."""
     map_batches = ray.data.Dataset.map_batches
 
@@ -112,15 +104,16 @@ def test_texts_and_vectors_travel_as_their_place(tmp_path: Path, monkeypatch: py
 
 
 def test_encode_and_mine_on_a_cluster(
-    cluster: None, tmp_path: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+    ray_cluster: None, tmp_path: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, pairs = tmp_path / "corpus.jsonl", tmp_path / "pairs.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"Note {n}: rivers pass {n} stones."}) + "\n" for n in range(40)))
     pairs.write_text(json.dumps({"anchor": "rivers and stones", "positive": "Note 3: rivers pass 3 stones."}) + "\n")
     ray_options = ["--engine", "ray", "--num_actors", "1", "--device", "cpu"]  # each actor imports all libraries
     words = ["encode", str(retriever_folder), "--corpus", str(corpus), "--output_dir", str(tmp_path / "index")]
-    assert main([*words, *ray_options[:3], "2", *ray_options[4:]]) == 0
+    assert main([*words, *ray_options]) == 0
     assert "encoded 40 of 40 passages" in capsys.readouterr().out
+    assert len(list((tmp_path / "index").glob("vectors-*/*.npy"))) == 4  # the blocks of one actor
 
     mined = []
     for name, options in (("here", ["--device", "cpu"]), ("there", ray_options)):
@@ -158,9 +151,8 @@ def test_bm25_has_nothing_to_encode(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "--engine ray encodes vectors: it requires --mode dense" in capsys.readouterr().err
 
 
-def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
-    if ray.is_initialized():  # the cluster of the other tests
-        ray.shutdown()
+def test_a_cluster_that_does_not_answer(ray_cluster: None, tmp_path: Path) -> None:
+    ray.shutdown()  # the last test with it
     texts = write_texts(TEXTS, tmp_path)
     with pytest.raises(UserError, match="no Ray cluster answers at --address 127.0.0.1:1 "):
         encode(texts, tmp_path, RayEngine(word_encoder.Encoder, RayCluster("127.0.0.1:1")))
