@@ -21,7 +21,7 @@ def texts(number: int) -> list[str]:
 def test_equals_the_models_own_encoding(
     retriever_folder: Path, kind: str, prompt: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(encoding.TOKENS, "cpu", 200)
+    monkeypatch.setitem(encoding.TOKENS_PER_BATCH, "cpu", 200)
     model = load_encoder(str(retriever_folder), device="cpu")
     method = model.encode_query if kind == "query" else model.encode_document
     own = method(texts(40), **({} if prompt is None else {"prompt": prompt}))
