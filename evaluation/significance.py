@@ -42,8 +42,8 @@ class PairedDifference:
 
     @property
     def verdict(self) -> str:
-        """Return "better", "worse", or "no difference" if the interval contains 0."""
-        return "better" if self.low > 0 else "worse" if self.high < 0 else "no difference"
+        """Return "better", "worse", or "no significant difference" if the interval contains 0."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "no significant difference"
 
     def __str__(self) -> str:
         """`+0.0123 [+0.0010, +0.0240], p = 0.031: better`."""

@@ -161,7 +161,7 @@ def pooled(cells: list[Cell], key: str) -> dict[str, float]:
 
 def difference(base: dict[str, float], own: dict[str, float]) -> str:
     d = compare_queries(base, own)
-    sure = "**" if d.verdict != "no difference" else ""
+    sure = "**" if d.verdict != "no significant difference" else ""
     return f"{sum(own.values()) / len(own):.3f} ({sure}{d.difference:+.3f}{sure} [{d.low:+.3f}, {d.high:+.3f}])"
 
 

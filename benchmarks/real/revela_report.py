@@ -65,7 +65,7 @@ def mean(scores: dict[str, float]) -> float:
 
 def difference(base: dict[str, float], own: dict[str, float]) -> str:
     found = compare_queries(base, own)
-    sure = "**" if found.verdict != "no difference" else ""
+    sure = "**" if found.verdict != "no significant difference" else ""
     return f"{mean(own):.3f} ({sure}{found.difference:+.3f}{sure} [{found.low:+.3f}, {found.high:+.3f}])"
 
 

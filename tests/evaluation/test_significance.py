@@ -25,9 +25,9 @@ def test_verdicts() -> None:
     noise = np.where(np.arange(50) % 2, 0.3, -0.3)
     assert paired_bootstrap(a, a).to_dict() | {"queries": 50} == {
         "difference": 0.0, "low": 0.0, "high": 0.0, "p_value": 1.0, "queries": 50, "confidence": 0.95,
-        "verdict": "no difference",
+        "verdict": "no significant difference",
     }  # fmt: skip
-    assert paired_bootstrap(a, a + noise).verdict == "no difference"
+    assert paired_bootstrap(a, a + noise).verdict == "no significant difference"
     assert paired_bootstrap(a, a + 0.2 + noise / 10).verdict == "better"
     worse = paired_bootstrap(a, a - 0.2 + noise / 10)
     assert worse.verdict == "worse"

@@ -190,7 +190,9 @@ class BestWeights(TrainerCallback):
         start, trained = self._candidate(0), self._select()
         difference = compare_queries(self._test_scores(start.scores), self._test_scores(trained.scores))
         # If the test half shows no significant difference, the mean over all queries decides.
-        higher = difference.verdict == "no difference" and trained.scores.ndcg_at_10 > start.scores.ndcg_at_10
+        higher = (
+            difference.verdict == "no significant difference" and trained.scores.ndcg_at_10 > start.scores.ndcg_at_10
+        )
         chosen = trained if keep_worse or higher or difference.verdict == "better" else start
         self._load(*chosen.weights)
         dense = chosen.rankings or rank_together(self.encoder, self.task, self.model)

@@ -58,7 +58,7 @@ class Outcome:
         exported = f"Exported: {self._weights()}."
         if d.verdict == "better":
             return f"Training improved nDCG@10 by {d.difference:.3f} {interval}. {exported}"
-        if d.verdict == "no difference":
+        if d.verdict == "no significant difference":
             return f"Training made no significant difference in nDCG@10: {d.difference:+.3f} {interval}. {exported}"
         requested = " (--keep_worse)" if self.step else ""
         return f"Training lowered nDCG@10 by {-d.difference:.3f} {interval}. {exported[:-1]}{requested}."

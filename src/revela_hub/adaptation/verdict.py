@@ -44,7 +44,8 @@ class Verdict:
     @property
     def word(self) -> str:
         """`BETTER`, `WORSE` or `NO DIFFERENCE`."""
-        return self.difference.verdict.upper()
+        d = self.difference
+        return "BETTER" if d.low > 0 else "WORSE" if d.high < 0 else "NO DIFFERENCE"
 
     def line(self, folder: Path) -> str:
         """Return the last line of the output, for scripts."""

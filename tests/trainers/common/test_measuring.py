@@ -224,7 +224,7 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
         measured.history.scores[update], measured.history.best = scores, update
         measured._store("best")
         outcome = measured.finish(update)
-        assert outcome.difference.verdict == "no difference" and outcome.step == (0 if lost else update)
+        assert outcome.difference.verdict == "no significant difference" and outcome.step == (0 if lost else update)
 
 
 def test_a_run_that_gets_clearly_worse_ends_and_says_why(task: RetrievalTask, tmp_path: Path) -> None:
