@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import errno
-import importlib.metadata
 import importlib.util
 import json
 import re
@@ -315,10 +314,12 @@ def install_hint(module: str) -> str:
 
 def packages_of(extra: str) -> str:
     """Return the packages of an extra for `pip install`, from the installed metadata: `revela-hub[extra]` would need PyPI."""
+    from importlib.metadata import requires
+
     from packaging.requirements import Requirement
 
     found = []
-    for requirement in map(Requirement, importlib.metadata.requires("revela-hub") or []):
+    for requirement in map(Requirement, requires("revela-hub") or []):
         marker, requirement.marker = requirement.marker, None
         if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
             found.append(f'"{requirement}"')

@@ -98,6 +98,7 @@ def test_the_search_that_adapt_prints_reads_the_same_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from revela_hub.cli.commands import adapt, search
+    from revela_hub.search import searcher
 
     monkeypatch.chdir(tmp_path)
     for name in ("code/a.py", "code/vendor/b.py", "my notes/c\U0001f600.md"):
@@ -113,9 +114,9 @@ def test_the_search_that_adapt_prints_reads_the_same_text(
         adapt.print_commands(tmp_path, given)
         command, _ = printed(capsys.readouterr().out)
         arguments = search.Arguments(**read(command))
-        search._check_corpus(arguments)
+        searcher._check_corpus(arguments)
         (tmp_path / f"{len(data)}").mkdir()
-        texts = search._read(arguments, tmp_path / f"{len(data)}").texts
+        texts = searcher._read(arguments, tmp_path / f"{len(data)}").texts
         assert texts.read(range(len(texts))) == ["code/a.py", *(["a row", str(notes)] if len(data) > 1 else [])]
 
 

@@ -23,7 +23,6 @@ Examples:
   revela-hub synthesize --model HuggingFaceTB/SmolLM2-1.7B-Instruct --count 300 --exclude data/beir/scifact
   revela-hub synthesize --endpoint https://api.openai.com/v1 --api_key_env OPENAI_API_KEY --model gpt-4o-mini --domains law
   revela-hub synthesize --model HuggingFaceTB/SmolLM2-1.7B-Instruct --count 3000 --engine ray --address auto --num_actors 16
-  revela-hub synthesize --config synthesize.yaml
 """
 
 import json
