@@ -6,7 +6,7 @@ is the embedding, or a sentence-transformers model (in our measurements, trainin
 `revela-hub adapt` for such models). Both models are trained, with LoRA by default; --lm_training frozen trains the
 retriever only.
 
-With the same decoder and time, up to 15 minutes, `revela-hub train contriever` trained the better retriever in our
+With the same decoder and time, up to an hour, `revela-hub train contriever` trained the better retriever in our
 measurements. There, --reading joint --lm_training frozen was better than the paper's added reading in 15 minutes on a
 CPU. For retrievers that work already, it was not, and it has not run on a GPU.
 
