@@ -628,7 +628,8 @@ def run(cases: list[Case], root: Path) -> list[Outcome]:
     references = {}
     for name in {case.base for case in cases if case.reference}:
         references[name] = root / f"{len(references)}.safetensors"
-        save_file(vectors_of(good[name]), references[name], metadata={"max_length": "128", "similarity": "cosine"})
+        settings = json.dumps({"max_length": "128", "similarity": "cosine"})
+        save_file(vectors_of(good[name]), references[name], metadata={"settings": settings})
     outcomes = []
     for number, case in enumerate(cases):
         folder = root / f"case{number}"
