@@ -610,7 +610,7 @@ def test_data_sets_in_the_format_of_another_library(
     settings: dict[str, Any],
 ) -> None:
     if kind == "polars":
-        pytest.importorskip("polars")
+        pytest.importorskip("polars", reason="the format polars needs it")
     pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
     for make in pair_trainers(retriever_folder, llama_folder, masked_folder, settings):
         run(make(train_dataset=pairs.with_format(kind)))
