@@ -45,15 +45,20 @@ class Variant:
             backbone is only evaluated.
         pooling: pooling of the model.
         mask: attention mask.
-        negatives: "mined" by a retriever, or "random".
+        negatives: "mined" by a retriever, "random", or "random first": random in stage one, then mined.
         mode: how pairs are made of classes.
     """
 
     stages: tuple[Stage, ...] = ("one", "two")
     pooling: Literal["latent", "mean", "eos", "self_attention"] = "latent"
     mask: Literal["bidirectional", "causal"] = "bidirectional"
-    negatives: Literal["mined", "random"] = "mined"
+    negatives: Literal["mined", "random", "random first"] = "mined"
     mode: Literal["example", "label"] = "example"
+
+    @property
+    def before(self) -> "Variant":
+        """The row without its last stage."""
+        return replace(self, stages=self.stages[:-1], negatives=self.negatives.removesuffix(" first"))
 
     def key(self, seed: int, updates: int) -> str:
         """Return the name of the row's folder."""
@@ -105,7 +110,10 @@ NEGATIVES = {
     f"{negatives}, {name}": replace(FULL, stages=stages, negatives=negatives)
     for name, stages in (("stage one", ("one",)), ("both stages", ("one", "two")))
     for negatives in ("mined", "random")
-} | {"random, stage one, causal": replace(FULL, stages=("one",), mask="causal", negatives="random")}
+} | {
+    "random, stage one, causal": replace(FULL, stages=("one",), mask="causal", negatives="random"),
+    "random, then mined": replace(FULL, negatives="random first"),
+}
 MODES = {"example": FULL, "label": replace(FULL, mode="label")}
 POOLINGS = {
     f"{pooling}, {mask}": replace(FULL, stages=("one",), pooling=pooling, mask=mask)
@@ -126,6 +134,7 @@ COMPARED = (
     (STAGES, "stage one", "stage one, then two"),
     (STAGES, "two, then one (reversed)", "stage one, then two"),
     (NEGATIVES, "random, stage one", "random, both stages"),
+    (NEGATIVES, "random, stage one", "random, then mined"),
     (NEGATIVES, "random, stage one, causal", "random, stage one"),
     *((NEGATIVES, f"random, {stages}", f"mined, {stages}") for stages in ("stage one", "both stages")),
     (MODES, "label", "example"),
@@ -163,7 +172,7 @@ class Runner:
         file = self._folder(variant, seed) / "scores.json"
         if file.is_file():
             return
-        before = replace(variant, stages=variant.stages[:-1])
+        before = variant.before
         if before.stages:
             self.run(before, seed)
         start = self._folder(before, seed) / "model" if before.stages else None
@@ -210,7 +219,7 @@ class Runner:
             logging_steps=25,
         )
         dataset = load_mixture(
-            mixture(setting, variant.negatives, variant.mode),
+            mixture(setting, "mined" if variant.negatives == "random first" else variant.negatives, variant.mode),
             num_negatives=1,
             seed=seed,
             stage=1 if stage == "one" else 2,
