@@ -21,6 +21,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: several processes help, several threads do not
 
+# No test cuts the power: waiting for the disk takes 5 ms per file, and a run writes dozens of files.
+os.fsync = lambda fd: None
+
 gc.disable()  # until the tests are collected: a sixth of the time of the imports
 
 import pytest

@@ -157,6 +157,7 @@ def serve(kind: str, folder: str, pytest: int) -> None:
     {"readers": _import_as_readers, "trainers": _import_for_training}[kind]()
     gc.enable()
     gc.freeze()  # garbage collections of the processes skip what has been imported
+    os.fsync = lambda fd: None  # as in conftest.py
     place = os.path.join(folder, kind)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place + ".part")
