@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from revela_hub.data.sources.report import counted
+from revela_hub.data.sources.source import HUB_PREFIX
 from revela_hub.data.text.chunks import Chunk
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.metadata import check_types
@@ -40,7 +41,6 @@ from revela_hub.retrieval.store import PassageStore
 from revela_hub.retrieval.vectors import VectorStore
 from revela_hub.whole_files import write_text
 
-PREFIX = "hf:"
 _PLACE = pa.struct([(name, PASSAGE.field(name).type) for name in PASSAGE.names[1:]])
 _FAULTS = (OSError, ValueError, KeyError, TypeError, pa.ArrowException)
 
@@ -113,7 +113,7 @@ def public_names(corpus: Sequence[str]) -> Callable[[str | None], str | None]:
     >>> name("/home/me/docs/part/a.md"), name("wiki.jsonl:3"), name("../b.md"), name("Q42"), name(None)
     ('docs/part/a.md', 'wiki.jsonl:3', 'b.md', 'Q42', None)
     """
-    given = [str(Path(path)) for path in corpus if not path.startswith(PREFIX)]
+    given = [str(Path(path)) for path in corpus if not path.startswith(HUB_PREFIX)]
     roots = sorted({*given, *(str(local_path(path)) for path in given)}, key=len, reverse=True)
 
     def public(value: str | None) -> str | None:
@@ -176,8 +176,7 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
     if len(passages) != metadata.passages:
         raise _damaged(name, METADATA, f"it names {metadata.passages:,} passages, but there are {len(passages):,}")
     options = metadata.options
-    identity = f"{metadata.fingerprint} document {metadata.document_prompt!r}"
-    store = VectorStore(folder, identity, dtype=options.dtype)
+    store = VectorStore(folder, metadata.store_name, dtype=options.dtype)
     store.fill(passages.texts, _reader(snapshot, files, name, metadata.dimension))
     how: dict[str, Any] = {"normalize": metadata.similarity == "cosine", "truncate_dim": options.truncate_dim}
     store.vectors(passages.texts, **how).write_layout(passages.texts.fingerprint)

@@ -11,8 +11,9 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from revela_hub.data.sources.report import counted
+from revela_hub.data.sources.source import HUB_PREFIX
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.hub_index import PREFIX, open_downloaded, read_index, write_files
+from revela_hub.hub_cards.hub_index import open_downloaded, read_index, write_files
 from revela_hub.hub_cards.index_card import index_card, is_unchanged
 from revela_hub.hub_cards.repository import (
     Destination,
@@ -131,9 +132,9 @@ def download_index(index: str) -> Path:
     Raises:
         UserError: The repository or revision does not exist or holds no index; a file is damaged; no connection.
     """
-    repo_id, _, revision = index.removeprefix(PREFIX).partition("@")
+    repo_id, _, revision = index.removeprefix(HUB_PREFIX).partition("@")
     check_repo_id(repo_id, "name of a repository", namespace=False)
-    name = f"{PREFIX}{repo_id}"
+    name = f"{HUB_PREFIX}{repo_id}"
     options: dict[str, Any] = {"repo_type": "dataset", "revision": revision or None}
     with hub_errors(index, _AGAIN):
         try:
@@ -164,7 +165,7 @@ def open_index_of(
     Raises:
         UserError: See `PassageStore`, `PassageStore.compare_canary` and `download_index`.
     """
-    if not index.startswith(PREFIX):
+    if not index.startswith(HUB_PREFIX):
         store = PassageStore(index, fingerprint, model, documents=documents)
         return store, "" if encoder is None else store.compare_canary(encoder)
     store = PassageStore(download_index(index))

@@ -8,7 +8,6 @@ canary does: `search` and `answer` encode its passages, in one batch, and compar
     versions   the versions of the libraries when the index was built
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
+from revela_hub.retrieval.disk import checksum
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.whole_files import whole_file
@@ -58,7 +58,7 @@ class Canary:
         path = _path(folder, name)
         try:
             content = path.read_bytes()
-            if _hash(content) != name:
+            if checksum(content) != name:
                 raise ValueError("its content does not match its name")
             return cls(**json.loads(content))
         except (OSError, ValueError, TypeError) as error:
@@ -71,9 +71,9 @@ class Canary:
     def write(self, folder: Path, option: str = "--output_dir") -> str:
         """Write the canary to the folder of an index, and return its name there."""
         content = (json.dumps(asdict(self), ensure_ascii=False) + "\n").encode()
-        with whole_file(_path(folder, _hash(content)), option) as stream:
+        with whole_file(_path(folder, checksum(content)), option) as stream:
             stream.write(content)
-        return _hash(content)
+        return checksum(content)
 
     def similarities(
         self, encoder: Encoder, similarity: str, *, prompt: str | None = None, truncate_dim: int | None = None
@@ -142,7 +142,3 @@ def server_change(built: str | None, encoder: Any) -> list[str]:
 
 def _path(folder: Path, name: str) -> Path:
     return folder / f"canary-{name}.json"
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()

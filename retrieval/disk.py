@@ -25,7 +25,13 @@ _TEMPORARY = re.compile(r".+\.[0-9a-f]{32}\.tmp")
 
 def key_of(*values: object) -> str:
     """Return a cache key that depends on these values only."""
-    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+    return checksum(json.dumps(values).encode())
+
+
+def checksum(content: bytes | NDArray[Any]) -> str:
+    """Return a hash of the bytes of a file or an array, which names files."""
+    whole = content if isinstance(content, bytes) else np.ascontiguousarray(content).data
+    return hashlib.blake2b(whole, digest_size=16).hexdigest()
 
 
 def default_cache_folder(name: str) -> Path:

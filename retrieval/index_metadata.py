@@ -7,7 +7,7 @@ from pathlib import Path
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.ranking import RankerSettings
+from revela_hub.retrieval.ranking import RankerSettings, document_store
 
 METADATA = "index.json"
 
@@ -45,6 +45,11 @@ class IndexMetadata:
     canary: str = ""
     metadata: dict[str, str] | None = None
     collection: str | None = None
+
+    @property
+    def store_name(self) -> str:
+        """The name of the store of the vectors."""
+        return document_store(self.fingerprint, self.document_prompt)
 
     def to_json(self) -> str:
         """Return the content of the file."""

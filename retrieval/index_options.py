@@ -50,16 +50,17 @@ class IndexOptions:
         ):
             if value not in get_args(choices):
                 raise UserError(f"the {name} must be one of {', '.join(get_args(choices))}, not {value!r}")
-        if self.milvus_uri is not None and self.type != "milvus":
-            raise UserError(f"a Milvus server needs the index type milvus, not {self.type}")
+        for given, needs in (
+            (self.milvus_uri is not None, "a Milvus server needs"),
+            (self.milvus_bm25, "BM25 weights in Milvus need"),
+            (self.milvus_partition_key is not None, "a partition key needs"),
+        ):
+            if given and self.type != "milvus":
+                raise UserError(f"{needs} the index type milvus, not {self.type}")
         if self.milvus_uri is not None and "@" in urlsplit(self.milvus_uri).netloc:
             raise UserError(
                 "the address of a Milvus server must not contain a password: set MILVUS_TOKEN to user:password"
             )
-        if self.milvus_bm25 and self.type != "milvus":
-            raise UserError(f"BM25 weights in Milvus need the index type milvus, not {self.type}")
-        if self.milvus_partition_key is not None and self.type != "milvus":
-            raise UserError(f"a partition key needs the index type milvus, not {self.type}")
         if self.precision != "float32" and self.type not in ("exact", "flat"):
             raise UserError(f"the precision {self.precision} is for the index types exact and flat, not {self.type}")
         if self.truncate_dim is not None and self.truncate_dim < 1:

@@ -73,13 +73,9 @@ class ModelSettings:
             tokenizer=tokenizer,
         )
 
-    def prompt(self, kind: str) -> str:
-        """Return the prompt of queries (kind `query`) or documents."""
-        return self.prompts["query" if kind == "query" else "document"]
-
     def inputs(self, texts: list[str], kind: str, prompt: str | None = None) -> list[str]:
         """Return what a server has to encode: prompt and text, cut to the maximum length."""
-        prompt = self.prompt(kind) if prompt is None else prompt
+        prompt = self.prompts[kind] if prompt is None else prompt
         if prompt and not self.include_prompt:
             raise UserError(
                 f"{self.name} leaves the tokens of the prompt out of its pooling (include_prompt: false), which servers do"

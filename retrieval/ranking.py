@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
@@ -205,9 +204,9 @@ def _build(
     return VectorRanker(dense, vectors, index, settings)
 
 
-def document_store(settings: RankerSettings) -> str:
-    """Return the name of the store of the documents' vectors."""
-    return f"{settings.identity} document {settings.document_prompt!r}"
+def document_store(identity: str, prompt: str | None) -> str:
+    """Return the name of the store of the documents' vectors, by `encoder.model_identity` and the prompt."""
+    return f"{identity} document {prompt!r}"
 
 
 def document_vectors(
@@ -223,7 +222,9 @@ def document_vectors(
     settings.index.check_installed()
     size = getattr(encoder, "get_embedding_dimension", int)() or 0
     truncated_dimension(size, settings.index.truncate_dim)
-    store = VectorStore(folder, document_store(settings), dtype=settings.index.dtype, option=option)
+    store = VectorStore(
+        folder, document_store(settings.identity, settings.document_prompt), dtype=settings.index.dtype, option=option
+    )
     if settings.engine is None:
         _fill(store, texts, encoder, settings, "Encoding passages")
     else:
@@ -309,16 +310,15 @@ class SparseRanker(SparseIndex):
 
     def encode(self, queries: Sequence[str]) -> Any:
         """See `Ranker`: a sparse matrix (Q, V)."""
-        prompt = self._settings.query_prompt
-        options: dict[str, Any] = {} if prompt is None else {"prompt": without_surrogates(prompt)}
-        weights = self._encoder.encode_query(
-            [without_surrogates(query) for query in queries],
+        return encode_texts(
+            self._encoder,
+            list(queries),
+            "query",
             batch_size=self._settings.batch_size,
+            prompt=self._settings.query_prompt,
+            convert=lambda weights, _: as_terms(weights),
             max_active_dims=self._settings.max_query_terms,
-            show_progress_bar=False,
-            **options,
         )
-        return as_terms(weights)
 
     def why_nothing(self, queries: Any) -> list[str]:
         """See `Ranker`."""

@@ -97,7 +97,7 @@ class PassageStore:
     def _found_vectors(self) -> Vectors:
         """Return the vectors; those of an index with changed files are looked up by their texts."""
         metadata, texts = self.metadata, self.passages.texts
-        identity, dtype = f"{metadata.fingerprint} document {metadata.document_prompt!r}", metadata.options.dtype
+        identity, dtype = metadata.store_name, metadata.options.dtype
         how: dict[str, Any] = {
             "normalize": metadata.similarity == "cosine",
             "truncate_dim": metadata.options.truncate_dim,
@@ -269,7 +269,7 @@ def build_store(
         if fields := milvus_fields(passages, names, settings.index, folder):
             fields.check()
         check_connection(milvus_uri(settings.index, folder))
-    own = store_folder(folder, document_store(settings), settings.index.dtype)
+    own = store_folder(folder, document_store(settings.identity, settings.document_prompt), settings.index.dtype)
     if not own.exists() and any(folder.glob("vectors-*")):
         logger.warning(
             "%s has vectors of another --dtype, --document_prompt or --max_length: they are not used, and all passages are encoded",

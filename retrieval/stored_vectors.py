@@ -9,7 +9,6 @@ memory, so that opening an index of any size reads neither its vectors nor their
 Letters in names: N texts, D the dimension of the vectors, R requested rows.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, first_line
-from revela_hub.retrieval.disk import mapped, write_array
+from revela_hub.retrieval.disk import checksum, mapped, write_array
 from revela_hub.whole_files import whole_path, writing
 
 CHECKED_ROWS = 16
@@ -58,7 +57,7 @@ class VectorsInMemory:
 
     def __init__(self, vectors_ND: NDArray[np.float32]) -> None:
         self._vectors_ND, self.dimension = vectors_ND, vectors_ND.shape[1]
-        self.key = hashlib.blake2b(np.ascontiguousarray(vectors_ND).view(np.uint8).data, digest_size=16).hexdigest()
+        self.key = checksum(vectors_ND)
 
     def __len__(self) -> int:
         return len(self._vectors_ND)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import write_array
+from revela_hub.retrieval.disk import checksum, write_array
 from revela_hub.whole_files import whole_file
 
 LINES_PER_BATCH = 1024
@@ -50,7 +50,7 @@ class TextList:
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = texts
         self.digests_N2 = np.array([_digest(text) for text in texts], dtype="<u8").reshape(-1, 2)
-        self.fingerprint = hashlib.blake2b(self.digests_N2.tobytes(), digest_size=16).hexdigest()
+        self.fingerprint = checksum(self.digests_N2)
 
     def __len__(self) -> int:
         return len(self.texts)

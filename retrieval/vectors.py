@@ -18,7 +18,6 @@ Letters in names: N texts, M stored vectors, D their dimension.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import re
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import key_of, make_folder, write_array
+from revela_hub.retrieval.disk import checksum, key_of, make_folder, write_array
 from revela_hub.retrieval.stored_vectors import Vectors, truncated_dimension
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.whole_files import whole_file, write_text
@@ -251,8 +250,3 @@ def store_folder(folder: Path, identity: str, dtype: str) -> Path:
 def vectors_key(identity: str, dtype: str, texts: str, normalize: bool, truncate_dim: int | None) -> str:
     """Return `Vectors.key` of texts with this fingerprint."""
     return key_of(identity, dtype, texts, normalize, *filter(None, [truncate_dim]))
-
-
-def checksum(records: NDArray[Any]) -> str:
-    """Return the checksum of a shard's records, which is its name."""
-    return hashlib.blake2b(np.ascontiguousarray(records).view(np.uint8).data, digest_size=16).hexdigest()

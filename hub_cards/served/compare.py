@@ -30,7 +30,7 @@ def compare(model: Any, server: EmbeddingServer, settings: ModelSettings) -> Ite
     server.normalize = settings.normalizes
     yield Check("server", True, server.description)
     fits: dict[str, Fit] = {}
-    query, document = settings.prompt("query"), settings.prompt("document")
+    query, document = settings.prompts["query"], settings.prompts["document"]
     sent = {"vectors": query} if query == document else {"query vectors": query, "document vectors": document}
     for kind, prompt in sent.items():
         texts = [text for text in TEXTS if _tokens(settings, prompt + text) < settings.max_length] or TEXTS[:1]

@@ -56,7 +56,7 @@ def test_prompts_are_those_that_sentence_transformers_uses(
         ModelSettings.read(str(retriever_folder)),
     )
     for kind, encode in (("query", model.encode_query), ("document", model.encode_document)):
-        assert np.array_equal(encode("a text"), model.encode("a text", prompt=settings.prompt(kind)))
+        assert np.array_equal(encode("a text"), model.encode("a text", prompt=settings.prompts[kind]))
 
 
 @pytest.mark.parametrize("kind", ["tei", "openai", "infinity"])

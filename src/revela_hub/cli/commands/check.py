@@ -105,10 +105,10 @@ def _check_overlap(arguments: Arguments) -> None:
 
 def _check_model(arguments: Arguments, model: str) -> None:
     from revela_hub.checkpoints import METHODS, is_checkpoint
-    from revela_hub.hub_cards import Check, as_table, check
+    from revela_hub.hub_cards import as_table, check
+    from revela_hub.hub_cards.index_check import check_index
     from revela_hub.output import command_line
     from revela_hub.retrieval.encoder import model_in
-    from revela_hub.retrieval.index_check import check_index
 
     if model == "bm25" and not Path(model).is_dir():
         raise UserError("bm25 is not a model folder, so there is nothing to check: name a model folder or Hub id")
@@ -126,7 +126,7 @@ def _check_model(arguments: Arguments, model: str) -> None:
     if (folder / "index.json").is_file():
         if arguments.endpoint:
             raise UserError(f"{model} is an index: leave out --endpoint, or give the model's folder")
-        checks = [Check(*row) for row in check_index(model)]
+        checks = list(check_index(model))
     elif arguments.endpoint:
         checks = _compared(arguments, model)
     else:

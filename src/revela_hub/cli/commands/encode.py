@@ -74,7 +74,7 @@ def run(arguments: Arguments) -> None:
     folder = claim_folder(local_path(arguments.output_dir), "--output_dir")
     passages = loaded.write(folder)
     texts = passages.texts
-    source = key_of(document_store(settings), texts.fingerprint)
+    source = key_of(document_store(settings.identity, settings.document_prompt), texts.fingerprint)
     if parquet is not None:
         check_other_shards(parquet, source, arguments.shard, arguments.num_shards)
     # Consecutive passages, not every n-th one, because they are read in order later.
