@@ -49,7 +49,7 @@ def test_the_whole_story(
         functions = [FUNCTION.format(name=f"thing{file}x{i}", number=i) for i in range(20)]
         (source / f"code{file}.py").write_text("".join(functions))
     monkeypatch.chdir(tmp_path)
-    words = ["--data", str(source), "--output_dir", "out", "--models_dir", "models", "--budget", "8s"]
+    words = ["--data", str(source), "--output_dir", "out", "--models_dir", "models", "--budget", "3s"]
     assert main(["quickstart", *words]) == 0
     printed = capsys.readouterr().out
     report = json.loads((out / "adapt.json").read_text())
