@@ -99,7 +99,8 @@ def test_sdist_builds_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -
 
 def test_installed_wheel_imports_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
-    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", target, wheel)
+    options = ("-q", "--no-deps", "--no-index", "--no-compile", "--no-input", "--disable-pip-version-check")
+    run(sys.executable, "-m", "pip", "install", *options, "--target", target, wheel)
     code = (
         "import importlib, pathlib, pkgutil, sys\n"
         "for name in [name for name in sys.modules if name.partition('.')[0] == 'revela_hub']: del sys.modules[name]\n"

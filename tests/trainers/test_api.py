@@ -487,6 +487,7 @@ def test_evaluation_data_are_prepared_like_training_data(
 ) -> None:
     columns = {"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4, "id": [*range(8)]}
     pairs = Dataset.from_dict(columns)
+    raw = raw.select(range(12))
     questions = Dataset.from_dict({"question": ["Where is Paris?", "Who?"] * 4, "answer": ["France", "I"] * 4})
     tiny, lm = str(retriever_folder), str(llama_folder)
     makers: list[tuple[Callable[..., MethodTrainer], Dataset]] = [
