@@ -42,14 +42,14 @@ from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 
 WORDS = "the quick brown fox jumps over a lazy dog and rivers carry sediment from mountains to the sea".split()
 TEXTS = [" ".join(WORDS[(5 * n + 3 * i) % len(WORDS)] for i in range(6 + n % 4)) for n in range(16)]
-STEPS = 4
+STEPS = 2
 
 
 def trainer(name: str, folder: Path, models: dict[str, str], rows: int) -> MethodTrainer:
     """A trainer of a method, with SGD and without dropout, so that two processes take the steps of one."""
     given: dict[str, Any] = {"output_dir": str(folder), "per_device_train_batch_size": rows, "max_steps": STEPS}
     given |= {"optim": "sgd", "learning_rate": 0.01, "lr_scheduler_type": "constant", "warmup_steps": 0, "quiet": True}
-    given |= {"logging_steps": 1, "save_steps": 2, "report_to": []}
+    given |= {"logging_steps": 1, "save_steps": 1, "report_to": []}
     given |= {"optim_args": "momentum=0.9", "bf16": False, "gradient_accumulation_steps": 1}
     method, _, variant = name.partition("-")
     # The batch samplers of the others shuffle.
@@ -151,7 +151,7 @@ def train(name: str, folder: Path, models: dict[str, str], rows: int) -> list[fl
 def resume(name: str, folder: Path, models: dict[str, str], rows: int) -> None:
     """Trains the second half of a run again, and exports the result to another folder."""
     run = trainer(name, folder, models, rows)
-    run.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    run.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
     run.write_models(folder / "resumed")
 
 
