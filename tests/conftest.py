@@ -4,6 +4,7 @@ The models and tokenizers are built afresh for each test, so a test may change t
 """
 
 import gc
+import hashlib
 import json
 import os
 import shutil
@@ -329,22 +330,40 @@ def bert_folder(tmp_path: Path, tiny_bert: "BertModel", wordpiece_tokenizer: "Be
     return folder
 
 
+@pytest.fixture(scope="session")
+def _retrievers() -> dict[bytes, tuple[Path, torch.Tensor]]:
+    """What `retriever_folder` has made, by its inputs: the folder, and the state of the random numbers after it."""
+    return {}
+
+
 @pytest.fixture
-def retriever_folder(tmp_path: Path, bert_folder: Path) -> Path:
+def retriever_folder(
+    tmp_path: Path,
+    bert_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    _retrievers: dict[bytes, tuple[Path, torch.Tensor]],
+) -> Path:
     """`tiny_bert` as a sentence-transformers folder: mean pooling, unit vectors, prompts "Query: " and "Passage: "."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
-    transformer = Transformer(str(bert_folder))
-    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
-    model = SentenceTransformer(
-        modules=[transformer, pooling, Normalize()],
-        prompts={"query": "Query: ", "document": "Passage: "},
-        device="cpu",
-    )
-    folder = tmp_path / "tiny-retriever"
-    model.save(str(folder), create_model_card=False)
-    return folder
+    inputs = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
+    for file in sorted(bert_folder.iterdir()):
+        inputs.update(file.read_bytes())
+    if inputs.digest() not in _retrievers:
+        transformer = Transformer(str(bert_folder))
+        pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
+        model = SentenceTransformer(
+            modules=[transformer, pooling, Normalize()],
+            prompts={"query": "Query: ", "document": "Passage: "},
+            device="cpu",
+        )
+        made = tmp_path_factory.mktemp("retrievers") / "tiny-retriever"
+        model.save(str(made), create_model_card=False)
+        _retrievers[inputs.digest()] = made, torch.get_rng_state()
+    made, state = _retrievers[inputs.digest()]
+    torch.set_rng_state(state)
+    return shutil.copytree(made, tmp_path / "tiny-retriever")
 
 
 @pytest.fixture
