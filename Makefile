@@ -11,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 ARGS ?=
-PYTEST_ARGS ?= -n auto --maxprocesses 2
+PYTEST_ARGS ?= -n 3
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt

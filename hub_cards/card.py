@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ def check_card(card: Path) -> None:
                 raise UserError(f"{card.name}: {key}: {value!r} {message}")
 
 
+@cache
 def _template(*more: Path) -> Any:
     """Return the template of the card, which can include the templates in other folders."""
     environment = Environment(

@@ -11,7 +11,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -79,14 +78,9 @@ def frozen_modules() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def quick_cards() -> Iterator[None]:
-    """The first figure of each function is drawn, and further ones are copies of it; templates of cards are compiled once.
-
-    Each figure took 0.2 seconds of CPU time and each template 0.1, and every export has both.
-    """
+def quick_figures() -> Iterator[None]:
+    """The first figure of each function is drawn, and further ones are copies of it: each took 0.2 seconds of CPU time."""
     from matplotlib.figure import Figure
-
-    from revela_hub.hub_cards import card
 
     first: dict[CodeType, bytes] = {}
     savefig = Figure.savefig
@@ -100,7 +94,6 @@ def quick_cards() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", copied)
-        patch.setattr(card, "_template", cache(card._template))
         yield
 
 
