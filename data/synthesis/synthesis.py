@@ -31,6 +31,7 @@ from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Fo
 from revela_hub.data.synthesis.store import TASK_PREFIX, Rejection, SyntheticFolder, SyntheticPair, SyntheticTask
 from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, words
 from revela_hub.errors import UserError
+from revela_hub.options import option
 from revela_hub.ranges import PositiveInt, Seed, check_ranges
 
 MAX_LISTS_WITHOUT_NEW_TASKS = 10  # consecutive lists, after which the existing tasks are used
@@ -49,31 +50,20 @@ class SynthesisSettings:
     option_group = "examples"
     basic_options: ClassVar[tuple[str, ...]] = ("count", "forms", "languages", "domains", "seed")
 
-    model: str = field(default="", metadata={"help": "Name of the model, recorded in each example."})
-    count: PositiveInt = field(default=1000, metadata={"help": "Number of examples, divided evenly among the forms."})
-    forms: list[str] = field(
-        default_factory=lambda: ["short-long", "long-short", "short-short"],
-        metadata={"help": "Forms of example to write."},
+    model: str = option("", "Name of the model, recorded in each example.")
+    count: PositiveInt = option(1000, "Number of examples, divided evenly among the forms.")
+    forms: list[str] = option(["short-long", "long-short", "short-short"], "Forms of example to write.")
+    examples_per_task: PositiveInt = option(2, "Number of examples per task.")
+    languages: list[str] = option(
+        ["English"], "Languages to draw from; a language that is given twice is drawn twice as often."
     )
-    examples_per_task: PositiveInt = field(default=2, metadata={"help": "Number of examples per task."})
-    languages: list[str] = field(
-        default_factory=lambda: ["English"],
-        metadata={"help": "Languages to draw from; a language that is given twice is drawn twice as often."},
+    domains: list[str] = option([], "Subject areas of the tasks, e.g. 'tax law' (default: forty general ones).")
+    seed: Seed = option(0, "Random seed.")
+    duplicate_similarity: Annotated[float, Interval(gt=0, le=1)] = option(
+        0.8, "Jaccard similarity above which two examples count as duplicates."
     )
-    domains: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Subject areas of the tasks, e.g. 'tax law' (default: forty general ones)."},
-    )
-    seed: Seed = field(default=0, metadata={"help": "Random seed."})
-    duplicate_similarity: Annotated[float, Interval(gt=0, le=1)] = field(
-        default=0.8, metadata={"help": "Jaccard similarity above which two examples count as duplicates."}
-    )
-    attempts: PositiveInt = field(
-        default=3, metadata={"help": "Maximum number of replies per prompt if they are unusable."}
-    )
-    patience: PositiveInt = field(
-        default=50, metadata={"help": "Number of consecutive unusable replies after which to stop."}
-    )
+    attempts: PositiveInt = option(3, "Maximum number of replies per prompt if they are unusable.")
+    patience: PositiveInt = option(50, "Number of consecutive unusable replies after which to stop.")
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def option(default: T, help: str, *, metavar: str | None = None) -> T:
-    """Return a dataclass field with a default (a list is copied for each object) and a help text; required options use `field`.
+    """Return a dataclass field with a default (a list is copied for each object) and a help text; for required options, see `required`.
 
     `metavar` is the placeholder of the value in the help text, if that of `help_texts.METAVARS` does not fit.
 
@@ -21,6 +21,11 @@ def option(default: T, help: str, *, metavar: str | None = None) -> T:
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)  # type: ignore[return-value]
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def required(help: str) -> Any:
+    """Return a dataclass field without a default, with a help text."""
+    return dataclasses.field(metadata={"help": help})
 
 
 def values_of(kind: Any, options: object) -> dict[str, Any]:

@@ -12,7 +12,7 @@ Examples:
   revela-hub train contriever --data path/to/texts --retriever google-bert/bert-base-uncased --views inverse_cloze
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.passages import build_passages
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
@@ -37,7 +37,7 @@ class Arguments(ProbeArguments, StreamedTextArguments, ContrieverTrainingArgumen
 
     basic_options = ("views",)
 
-    retriever: str = field(metadata={"help": "Model to train: Hub id, folder or GGUF file."})
+    retriever: str = required("Model to train: Hub id, folder or GGUF file.")
     output_dir: str = option("outputs/contriever", "Output folder.")
     kind: Literal["auto", "text", "code"] = option(
         "auto", "How to split passages: at sentences (text), at lines (code), or by file extension (auto)."

@@ -15,11 +15,11 @@ Examples:
       --backbone Qwen/Qwen3-0.6B-Base --retrieval_layer 7 --retrieval_warmup_epochs 1
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.baselines import RA_DIT
@@ -37,9 +37,7 @@ class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
     basic_options = ("retriever", "backbone", "retrieval_layer", "max_passage_length")
     old_names: ClassVar[dict[str, str]] = {"b": "retrieval_layer", "l_max": "max_passage_length"}
 
-    reader: str = field(
-        metadata={"help": "Frozen decoder that reads the passages: the output of `revela-hub train ra-it`."}
-    )
+    reader: str = required("Frozen decoder that reads the passages: the output of `revela-hub train ra-it`.")
     retriever: str | None = option(None, "Retriever to train: Hub id or folder of a sentence-transformers model.")
     backbone: str | None = option(
         None, "Decoder whose first layers, up to --retrieval_layer, are the retriever, instead of --retriever."

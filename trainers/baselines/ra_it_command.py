@@ -11,11 +11,11 @@ Examples:
   revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model --retriever my-retriever
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
 from revela_hub.trainers.baselines import RA_IT
@@ -32,7 +32,7 @@ class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[mis
     basic_options = ("num_passages", "max_passage_length")
     old_names: ClassVar[dict[str, str]] = {"k": "num_passages", "l_max": "max_passage_length"}
 
-    backbone: str = field(metadata={"help": "Decoder to tune: Hub id, folder or GGUF file."})
+    backbone: str = required("Decoder to tune: Hub id, folder or GGUF file.")
     output_dir: str = option("outputs/ra-it", "Output folder.")
     num_passages: PositiveInt = option(10, "Number of passages per prompt.")
     max_passage_length: PositiveInt = option(160, "Maximum number of tokens per passage.")

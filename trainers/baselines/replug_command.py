@@ -12,7 +12,7 @@ Examples:
       --lm HuggingFaceTB/SmolLM2-135M --max_steps 200
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.groups import GroupSettings, build_groups
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
@@ -38,10 +38,8 @@ class Arguments(ProbeArguments, StreamedTextArguments, ReplugTrainingArguments):
 
     basic_options = ("group_size",)
 
-    retriever: str = field(metadata={"help": "Model to train: Hub id, folder or GGUF file."})
-    lm: str = field(
-        metadata={"help": "Frozen language model that teaches the retriever: Hub id, folder or GGUF file of a decoder."}
-    )
+    retriever: str = required("Model to train: Hub id, folder or GGUF file.")
+    lm: str = required("Frozen language model that teaches the retriever: Hub id, folder or GGUF file of a decoder.")
     output_dir: str = option("outputs/replug", "Output folder.")
     kind: Literal["auto", "text", "code"] = option(
         "auto", "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."

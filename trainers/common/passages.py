@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
@@ -93,12 +92,7 @@ def token_rows(rows: Sequence[Sequence[int]]) -> PassageTokens:
 
 
 def tokenize_passages(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    max_length: int,
-    *,
-    end: bool = True,
-    show_progress_bar: bool = False,
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, *, end: bool = True
 ) -> PassageTokens:
     """Tokenise passages to at most `max_length` tokens, and end each with EOS, the position of its vector.
 
@@ -115,7 +109,7 @@ def tokenize_passages(
     cut = 0
     last = [tokenizer.eos_token_id] if end else []
     room = max_length - len(last)
-    for start in tqdm(range(0, len(texts), BLOCK), desc="Tokenizing passages", disable=not show_progress_bar):
+    for start in range(0, len(texts), BLOCK):
         block = list(texts[start : start + BLOCK])
         for text, ids in zip(block, tokenizer(block)["input_ids"], strict=True):
             if end and ids and ids[-1] == tokenizer.eos_token_id:

@@ -21,14 +21,14 @@ Examples:
   accelerate launch -m revela_hub train cot-mote --config examples/cot-mote/pretrain.yaml
 """
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
 from revela_hub.trainers.common.arguments import check_positions
@@ -64,9 +64,7 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
 
     basic_options = ("stage", "pairs", "num_negatives", "scores")
 
-    encoder: str = field(
-        metadata={"help": "Model to start from: Hub id or folder of an encoder, or the output of an earlier run."}
-    )
+    encoder: str = required("Model to start from: Hub id or folder of an encoder, or the output of an earlier run.")
     output_dir: str = option("outputs/cot-mote", "Output folder.")
     variant: Literal["experts", "separate", "siamese"] | None = option(
         None, "Form of a new model: shared attention with two experts, two encoders, or one (default: experts)."

@@ -15,10 +15,10 @@ Examples:
   revela-hub answer outputs/imprag/model --index my-index --task question_answering "Who wrote Emma?"
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.imprag import IMPRAG
@@ -42,10 +42,8 @@ class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
         "likelihood_block_size": "likelihood_batch_size",
     }
 
-    backbone: str = field(
-        metadata={
-            "help": "Model to start from: Hub id or folder of a decoder or an ImpRAG model, or GGUF file of a decoder."
-        }
+    backbone: str = required(
+        "Model to start from: Hub id or folder of a decoder or an ImpRAG model, or GGUF file of a decoder."
     )
     output_dir: str = option("outputs/imprag", "Output folder.")
     retrieval_layer: int | None = option(

@@ -18,14 +18,14 @@ Examples:
   accelerate launch -m revela_hub train nvembed --config examples/nvembed/stage_one.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.mixture import Mixture, MixtureReport, load_mixture
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
 from revela_hub.retrieval.encoder import text_positions
@@ -49,12 +49,10 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
 
     basic_options = ("stage", "num_negatives", "pooling")
 
-    backbone: str = field(
-        metadata={
-            "help": "Model to start from: Hub id, folder or GGUF file of a decoder, or the output of an earlier run."
-        }
+    backbone: str = required(
+        "Model to start from: Hub id, folder or GGUF file of a decoder, or the output of an earlier run."
     )
-    mixture: str = field(metadata={"help": "YAML file that lists the training tasks."})
+    mixture: str = required("YAML file that lists the training tasks.")
     output_dir: str = option("outputs/nvembed", "Output folder.")
     stage: Literal[1, 2] | None = option(
         None, "Training stage, which selects tasks and defaults (default: all tasks at once)."

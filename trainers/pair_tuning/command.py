@@ -19,7 +19,7 @@ Examples:
       --retriever BAAI/bge-small-en-v1.5 --mined_negatives 3
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from datasets import Dataset
@@ -27,7 +27,7 @@ from datasets import Dataset
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeInt, TextLength
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
 from revela_hub.trainers.common.measuring import BestWeights
@@ -50,9 +50,7 @@ class Arguments(ProbeArguments, TextArguments, PairsTrainingArguments):  # type:
 
     basic_options = ("pairs", "mined_negatives", "query_only")
 
-    retriever: str = field(
-        metadata={"help": "Model to train: Hub id, folder or GGUF file of a retriever, an encoder or a decoder."}
-    )
+    retriever: str = required("Model to train: Hub id, folder or GGUF file of a retriever, an encoder or a decoder.")
     pairs: str | None = option(None, "Labelled pairs: JSON lines, a data set (hf:owner/name), or a BEIR folder.")
     kind: Literal["auto", "text", "code"] = option(
         "auto", "With --data: How to read files: text, code (Python functions), or by file extension (auto)."

@@ -13,10 +13,10 @@ Examples:
   accelerate launch -m revela_hub train retromae --config examples/retromae/pretrain.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.ranges import Layers, NonNegativeFloat
 from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.common.measuring import BestWeights
@@ -32,7 +32,7 @@ from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 class Arguments(ProbeArguments, RetroMAEDataArguments, RetroMAETrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train retromae`: the model, then the data's, then those of every transformers Trainer."""
 
-    encoder: str = field(metadata={"help": "Model to pre-train: Hub id or folder of an encoder."})
+    encoder: str = required("Model to pre-train: Hub id or folder of an encoder.")
     output_dir: str = option("outputs/retromae", "Output folder.")
     decoder: Literal["enhanced", "basic", "none"] = option(
         "enhanced",

@@ -23,11 +23,11 @@ Examples:
   accelerate launch -m revela_hub train revela --config examples/revela/code.yaml
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones, load_groups
@@ -45,10 +45,8 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
     basic_options = ("group_size", "reading", "lm_training", "similarity_span", "weights", "v_normalization", "pooling")
     old_names: ClassVar[dict[str, str]] = {"passage_prompt": "document_prompt"}
 
-    retriever: str = field(metadata={"help": "Model to train as a retriever: Hub id, folder or GGUF file."})
-    lm: str = field(
-        metadata={"help": "Language model that teaches the retriever: Hub id, folder or GGUF file of a decoder."}
-    )
+    retriever: str = required("Model to train as a retriever: Hub id, folder or GGUF file.")
+    lm: str = required("Language model that teaches the retriever: Hub id, folder or GGUF file of a decoder.")
     output_dir: str = option("outputs/revela", "Output folder.")
     reading: Literal["added", "joint"] = option(
         "added",

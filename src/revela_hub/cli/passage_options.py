@@ -1,12 +1,12 @@
 """The options that `encode` and `index` share."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, TextLength
@@ -26,11 +26,11 @@ class PassageOptions(ReadingOptions, EndpointOptions):
     option_group = "passages"
     old_names: ClassVar[dict[str, str]] = {"passages": "corpus", "output": "output_dir", "max_seq_length": "max_length"}
 
-    model: str = field(metadata={"help": "Sentence-transformers folder or Hub id."})
-    corpus: list[str] = field(
-        metadata={"help": "Passages to encode: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."}
+    model: str = required("Sentence-transformers folder or Hub id.")
+    corpus: list[str] = required(
+        "Passages to encode: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
     )
-    output_dir: str = field(metadata={"help": "Folder of the index."})
+    output_dir: str = required("Folder of the index.")
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
     metadata_columns: list[str] = option([], "Columns of the corpus to keep, e.g. for search --filter.")
     document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")

@@ -4,13 +4,13 @@ import contextlib
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from revela_hub.adaptation import HYBRID
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class SearchOptions(SmallVectorArguments, ReadingOptions, RankerOptions):
     """What to search, and how."""
 
-    model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, output folder of adapt, or bm25."})
+    model: str = required("Sentence-transformers folder or Hub id, output folder of adapt, or bm25.")
     corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
     index: str | None = option(
         None, "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."

@@ -13,12 +13,12 @@ import json as json_format
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import is_utf8, typed_lines
 from revela_hub.ranges import PositiveInt
 
@@ -35,8 +35,8 @@ class Arguments:
 
     old_names: ClassVar[dict[str, str]] = {"k": "num_passages"}
 
-    model: str = field(metadata={"help": "ImpRAG model: folder or Hub id."})
-    index: str = field(metadata={"help": "Index that `revela-hub index` made with this model."})
+    model: str = required("ImpRAG model: folder or Hub id.")
+    index: str = required("Index that `revela-hub index` made with this model.")
     prompt: str | None = option(None, "Prompt to answer (default: the lines of standard input).")
     task: str | None = option(
         None, "Task whose template the prompts are put into (default: prompts are used as they are)."

@@ -20,13 +20,13 @@ Examples:
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import HYBRID, REPORT, SETTINGS, UNTRAINED
 from revela_hub.errors import UserError
-from revela_hub.options import option, values_of
+from revela_hub.options import option, required, values_of
 from revela_hub.output import command_line, note
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveFloat, Seed, TextLength
@@ -50,9 +50,7 @@ class Arguments(ReadingOptions):
 
     basic_options = ("retriever", "lm", "labels", "example_queries", "budget", "dry_run")
 
-    data: list[str] = field(
-        metadata={"help": "Your text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."}
-    )
+    data: list[str] = required("Your text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name).")
     retriever: str = option("sentence-transformers/all-MiniLM-L6-v2", "Retriever to adapt: Hub id or folder.")
     lm: str | None = option(
         None,

@@ -18,14 +18,14 @@ Examples:
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import REPORT
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError, require
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import note
 from revela_hub.paths import local_path
 from revela_hub.ranges import Port, PositiveInt, TextLength
@@ -53,7 +53,7 @@ PROBE = Path("work", "probe")  # of an output folder of adapt
 class Arguments(ReadingOptions):
     """Arguments of `revela-hub demo`."""
 
-    model: str = field(metadata={"help": "Output folder of adapt, retriever, model that answers questions, or Hub id."})
+    model: str = required("Output folder of adapt, retriever, model that answers questions, or Hub id.")
     corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
     index: str | None = option(
         None, "Index of a model that answers questions (`revela-hub index`), instead of --corpus."

@@ -27,14 +27,14 @@ Examples:
 import json as json_format
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt
 from revela_hub.scratch import scratch_folder
 from revela_hub.search.ranker_options import (
@@ -77,7 +77,7 @@ class Arguments(RankerOptions):
     basic_options = ("corpus", "tasks", "task", "data", "index", "num_passages", "mode", "json")
     old_names: ClassVar[dict[str, str]] = {"k": "num_passages"}
 
-    models: list[str] = field(metadata={"help": "Sentence-transformers folders or Hub ids, or bm25."})
+    models: list[str] = required("Sentence-transformers folders or Hub ids, or bm25.")
     corpus: str | None = option(None, "BEIR folder to evaluate on.")
     tasks: list[str] = option([], "Names of mteb tasks or benchmarks, e.g. SciFact, BEIR, CoIR or BRIGHT(v1.1).")
     split: str = option("test", "Split of the BEIR folder to evaluate on.")

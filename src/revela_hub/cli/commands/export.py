@@ -17,12 +17,12 @@ Examples:
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from revela_hub.errors import UserError, require
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.paths import local_path
 from revela_hub.ranges import TextLength
 from revela_hub.scratch import deleted_after
@@ -36,12 +36,10 @@ class Arguments:
 
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
-    checkpoint: str = field(
-        metadata={
-            "help": "Checkpoint folder that `revela-hub train` saved; for ONNX also a model folder, or the output folder of adapt or train."
-        }
+    checkpoint: str = required(
+        "Checkpoint folder that `revela-hub train` saved; for ONNX also a model folder, or the output folder of adapt or train."
     )
-    output_dir: str = field(metadata={"help": "Output folder."})
+    output_dir: str = required("Output folder.")
     lm: bool = option(False, "Also export the co-trained language model.")
     max_length: TextLength | None = option(
         None, "Maximum number of tokens per text, including EOS (default: the checkpoint's)."

@@ -25,7 +25,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from revela_hub.cli.engine_options import EngineOptions, load_for_workers, ray_engine
 from revela_hub.errors import UserError
-from revela_hub.options import option, values_of
+from revela_hub.options import option, required, values_of
 from revela_hub.output import note
 from revela_hub.paths import local_path
 from revela_hub.search.ranker_options import RankerOptions, check_used, load_models
@@ -55,8 +55,8 @@ class Arguments(RankerOptions, EngineOptions):
         *("scores", "seed", "overwrite"),
     )
 
-    model: str = field(metadata={"help": "Sentence-transformers folder or Hub id, or bm25."})
-    output: str = field(metadata={"help": "Output file: JSON lines (.jsonl or .jsonl.gz), or parquet (.parquet)."})
+    model: str = required("Sentence-transformers folder or Hub id, or bm25.")
+    output: str = required("Output file: JSON lines (.jsonl or .jsonl.gz), or parquet (.parquet).")
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(
         None, "How to rank (default: dense, or bm25 if that is the model)."
     )

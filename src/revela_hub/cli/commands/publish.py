@@ -19,13 +19,13 @@ Examples:
   revela-hub publish outputs/adapted my-name/my-retriever --space --dry_run
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.options import option, values_of
+from revela_hub.options import option, required, values_of
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.methods import METHODS
@@ -43,10 +43,8 @@ class Arguments:
 
     old_names: ClassVar[dict[str, str]] = {"keep": "output_dir"}
 
-    checkpoint: str = field(
-        metadata={"help": "Checkpoint folder that training saved, or a sentence-transformers folder."}
-    )
-    repo_id: str = field(metadata={"help": "Repository to publish to."})
+    checkpoint: str = required("Checkpoint folder that training saved, or a sentence-transformers folder.")
+    repo_id: str = required("Repository to publish to.")
     private: bool = option(False, "Make a new repository private.")
     revision: str | None = option(None, "Branch to commit to; created if it does not exist.")
     pull_request: bool = option(False, "Open a pull request instead of committing.")

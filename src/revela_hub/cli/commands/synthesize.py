@@ -28,7 +28,7 @@ Examples:
 import json
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -39,7 +39,7 @@ from revela_hub.cli.engine_options import EngineOptions, path_for_workers, ray_c
 from revela_hub.data.synthesis.synthesis import SynthesisSettings
 from revela_hub.errors import UserError
 from revela_hub.interrupts import if_interrupted
-from revela_hub.options import option, values_of
+from revela_hub.options import option, required, values_of
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -60,10 +60,8 @@ class Arguments(SynthesisSettings, EngineOptions):
     )
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
-    model: str = field(
-        metadata={
-            "help": "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine or on Ray."
-        }
+    model: str = required(
+        "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine or on Ray."
     )
     output_dir: str = option("outputs/synthetic", "Output folder; an interrupted run is resumed in it.")
     overwrite: bool = option(
