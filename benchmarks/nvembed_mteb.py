@@ -1,21 +1,22 @@
 """Evaluate models on mteb's own tasks, with local data instead of downloads: SciFact, CosQA, STSBenchmark, Banking77.
 
 mteb computes the scores with its rules. A model with prompts named after the tasks of `nvembed_data.py` gets these; others get
-no prompt. `--passages` takes a sample of the passages that contains all relevant ones, and is not mteb's task any more.
+no prompt.
 
     python benchmarks/nvembed_mteb.py --data $REVELA_HUB_DATA --models $MINILM outputs/nvembed/model --max_length 64
 """
 
 import argparse
-import random
 from pathlib import Path
 from typing import Any
 
 import mteb
 from datasets import Dataset, DatasetDict
 from mteb.models import SentenceTransformerEncoderWrapper
-from nvembed_scores import passage_text, read
+from nvembed_scores import read
 from sentence_transformers import SentenceTransformer
+
+from revela_hub.data.sources.beir import read_beir
 
 SYMMETRIC = {"STSBenchmark": "stsb", "Banking77Classification": "banking77"}
 RETRIEVAL = {"SciFact": "scifact", "CosQA": "cosqa"}
@@ -28,7 +29,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", required=True, help="sentence-transformers folders")
     parser.add_argument("--tasks", nargs="+", default=[*SYMMETRIC, *RETRIEVAL], choices=[*SYMMETRIC, *RETRIEVAL])
     parser.add_argument("--max_length", type=int, default=64, help="tokens of a text")
-    parser.add_argument("--passages", type=int, help="passages of a retrieval task (default: all)")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code in the folders of the models")
     given = parser.parse_args()
@@ -43,7 +43,7 @@ def main() -> None:
 def score(model: SentenceTransformer, name: str, given: argparse.Namespace) -> float:
     """Return mteb's main score of a task."""
     task: Any = mteb.get_task(name)
-    task.dataset = local_data(name, given.data, given.passages)
+    task.dataset = local_data(name, given.data)
     task.data_loaded = True
     prompt = model.prompts.get((SYMMETRIC | RETRIEVAL)[name], "")
     prompts = {name: prompt} if name in SYMMETRIC else {"query": prompt, "document": ""}
@@ -58,7 +58,7 @@ def score(model: SentenceTransformer, name: str, given: argparse.Namespace) -> f
     return float(result.task_results[0].get_score())
 
 
-def local_data(name: str, data: Path, passages: int | None) -> Any:
+def local_data(name: str, data: Path) -> Any:
     """Return the data of a task as mteb's `load_data` leaves them."""
     if name in SYMMETRIC:
         splits = ("test",) if name == "STSBenchmark" else ("train", "test")
@@ -66,23 +66,13 @@ def local_data(name: str, data: Path, passages: int | None) -> Any:
             {split: Dataset.from_list(read(data / SYMMETRIC[name] / f"{split}.jsonl")) for split in splits}
         )
     folder, split = FOLDERS[name]
-    judged: dict[str, dict[str, int]] = {}
-    for row in read(data / folder / "qrels" / f"{split}.tsv"):
-        judged.setdefault(row["query-id"], {})[row["corpus-id"]] = int(row["score"])
-    queries = [{"id": row["_id"], "text": row["text"]} for row in read(data / folder / "queries.jsonl")]
-    corpus = [{"id": row["_id"], "text": passage_text(row)} for row in read(data / folder / "corpus.jsonl.gz")]
-    relevant = {passage for each in judged.values() for passage in each}
-    if passages is not None:
-        others = [row["id"] for row in corpus if row["id"] not in relevant]
-        kept = relevant.union(random.Random(0).sample(others, max(0, min(passages - len(relevant), len(others)))))
-        corpus = [row for row in corpus if row["id"] in kept]
-    parts = {
-        "corpus": Dataset.from_list(corpus),
-        "queries": Dataset.from_list([row for row in queries if row["id"] in judged]),
-        "relevant_docs": judged,
-        "top_ranked": None,
-    }
-    return {"default": {mteb.get_task(name).eval_splits[0]: parts}}
+    task = read_beir(data / folder, split)
+    corpus, queries = (
+        Dataset.from_list([{"id": key, "text": text} for key, text in texts.items()])
+        for texts in (task.corpus, task.queries)
+    )
+    parts = {"corpus": corpus, "queries": queries, "relevant_docs": task.qrels, "top_ranked": None}
+    return {"default": {"test": parts}}
 
 
 if __name__ == "__main__":
