@@ -118,9 +118,7 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     start = _load(arguments)
     rows, summary = _read(run, arguments, start.tokenizer)
     trainer = _trainer(arguments, start, rows, **trainer_options)
-    run.train(trainer)
-    run.export(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
-    run.report(trainer)
+    run.complete(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
 
 
 def _load(arguments: Arguments) -> CoTMoTECheckpoint:
