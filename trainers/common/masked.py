@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from revela_hub.data.sources.source import Source
 from revela_hub.data.text.masking import (
     Bools,
     Tokens,
@@ -17,7 +18,9 @@ from revela_hub.data.text.masking import (
 )
 from revela_hub.errors import UserError
 from revela_hub.trainers.common.adapters import merged_copy
+from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.epochs import SharedEpoch
+from revela_hub.trainers.common.inputs import prepare_datasets, prepared_rows
 from revela_hub.trainers.common.trainer import MethodTrainer
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ class MaskedCollator(SharedEpoch):
         UserError: a ratio is outside (0, 1), the decoder is unknown, or the tokenizer is not that of a masked language model.
     """
 
+    columns: ClassVar[tuple[str, ...]] = ()
     decoders: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -139,18 +143,43 @@ class MaskedCollator(SharedEpoch):
 class MaskedTrainer(MethodTrainer):
     """Base of the trainers of models that return several losses; logs each of them.
 
+    Raw text is prepared with `build(source, tokenizer, max_length=..., streaming=...)`; `collating` are further arguments of the
+    collator.
+
     Attributes:
+        collators: class of the collator.
         losses: names of the losses in the model's output.
         checkpoint: what the method's loader returns, made of a model and a tokenizer.
         forward_options: further arguments of the model in training and evaluation.
     """
 
+    collators: ClassVar[type[MaskedCollator]]
     losses: ClassVar[tuple[str, ...]] = ()
     checkpoint: ClassVar[Callable[..., Any]]
     forward_options: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        model: Any,
+        args: RunArguments,
+        tokenizer: "PreTrainedTokenizerBase",
+        build: Callable[..., Any],
+        *,
+        max_length: int | None,
+        collating: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        config = model.config
+        length = min(max_length or config.max_seq_length, model.max_length)
+
+        def built(source: Source, *, streaming: bool = False) -> Any:
+            config.max_seq_length = length  # the published encoder reads texts as long as those in training
+            return build(source, tokenizer, max_length=length, streaming=streaming)
+
+        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, self.collators.columns, args, built))
+        common = {"decoder": config.decoder, "max_length": model.max_length, "seed": args.seed, "pad_to_multiple_of": 8}
+        self.collator = self.collators(tokenizer, **common, **collating)
+        super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.label_names = []  # a batch has those of some decoders only; an evaluation computes the loss anyway
         if self.is_fsdp_enabled:
             raise UserError(

@@ -12,8 +12,6 @@ from revela_hub.trainers.common.masked import MaskedCollator
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-COLUMNS = ("row", "expert", "input_ids", "word_starts", "context_ids", "context_word_starts")
-
 
 class CoTMoTECollator(MaskedCollator):
     """Make batches of rows of `build_contexts`: masked texts, and the contextual spans that the decoder generates.
@@ -53,6 +51,7 @@ class CoTMoTECollator(MaskedCollator):
     All are int64; `expert` is 0 for a query, 1 for a passage. With `switch_experts`, an ablation, it is the other way round.
     """
 
+    columns = ("row", "expert", "input_ids", "word_starts", "context_ids", "context_word_starts")
     decoders = ("ar", "ae", "none")
 
     def __init__(
@@ -72,7 +71,7 @@ class CoTMoTECollator(MaskedCollator):
         Raises:
             UserError: a column is missing, such as `expert`; a text is too long, or was made with another tokenizer.
         """
-        if missing := [name for name in COLUMNS if name not in features[0]]:
+        if missing := [name for name in self.columns if name not in features[0]]:
             which = " (0 for a query, 1 for a passage)" if missing[0] == "expert" else ""
             raise UserError(f"the training data has no column {missing[0]!r}{which}: make it with build_contexts")
         batch = self.padding(len(features), self.width(features, "input_ids", "row"), "")

@@ -1,29 +1,22 @@
 """Trainer that pre-trains an encoder with a query and a passage expert (CoT-MoTE, arXiv 2304.10195)."""
 
+from functools import partial
 from typing import Any
 
-from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from revela_hub.data.sources.source import Source
 from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 from revela_hub.trainers.common.constructors import constructor
-from revela_hub.trainers.common.inputs import (
-    ModelLike,
-    default_arguments,
-    prepare_datasets,
-    prepared_rows,
-    tokenizer_of,
-)
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
-from revela_hub.trainers.cot_mote.collator import COLUMNS, CoTMoTECollator
+from revela_hub.trainers.cot_mote.collator import CoTMoTECollator
 from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
 
 
@@ -55,6 +48,7 @@ class CoTMoTETrainer(MaskedTrainer):
 
     method = COT_MOTE
     checkpoint = CoTMoTECheckpoint
+    collators = CoTMoTECollator
 
     losses = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
@@ -83,29 +77,13 @@ class CoTMoTETrainer(MaskedTrainer):
             start = load_cot_mote_start(model, pre_training=True, **own)
             assert isinstance(start.model, CoTMoTEForPreTraining)
             model, processing_class = start.model, start.tokenizer
-        tokenizer = tokenizer_of(model, processing_class)
-        config = model.config
-        length = min(max_length or config.max_seq_length, model.max_length)
-
-        def contexts(source: Source, *, streaming: bool = False) -> Dataset | IterableDataset:
-            config.max_seq_length = length  # the published encoder reads texts as long as those in training
-            queries = ExtractiveQueries()
-            return build_contexts(source, tokenizer, queries=queries, max_length=length, streaming=streaming)
-
-        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, COLUMNS, args, contexts))
-        self.collator = CoTMoTECollator(
-            tokenizer,
-            encoder_mask_ratio=encoder_mask_ratio,
-            decoder_mask_ratio=decoder_mask_ratio,
-            decoder=model.config.decoder,
-            switch_experts=switch_experts,
-            max_length=model.max_length,
-            seed=args.seed,
-            pad_to_multiple_of=8,
-        )
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True  # a batch may contain texts of one expert only
-        super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
+        tokenizer = tokenizer_of(model, processing_class)
+        build = partial(build_contexts, queries=ExtractiveQueries())
+        collating = {"encoder_mask_ratio": encoder_mask_ratio, "decoder_mask_ratio": decoder_mask_ratio}
+        collating["switch_experts"] = switch_experts
+        super().__init__(model, args, tokenizer, build, max_length=max_length, collating=collating, **kwargs)
 
     def retrieval_encoder(self) -> SentenceTransformer:
         """Return the current encoder, which returns the dense and the sparse vector as one."""

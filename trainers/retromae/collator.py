@@ -58,6 +58,7 @@ class RetroMAECollator(MaskedCollator):
     All are int64 of shape (B, L), but `decoder_attention_mask` with enhanced decoding: bool, (B, L, L).
     """
 
+    columns = ("span", "input_ids", "word_starts")
     decoders = ("enhanced", "basic", "none")
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:

@@ -2,30 +2,20 @@
 
 from typing import Any
 
-from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from revela_hub.data.sources.source import Source
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.common.inputs import (
-    ModelLike,
-    default_arguments,
-    prepare_datasets,
-    prepared_rows,
-    tokenizer_of,
-)
+from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.common.masked import MaskedTrainer
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, load_retromae_encoder
 from revela_hub.trainers.retromae.collator import RetroMAECollator
 from revela_hub.trainers.retromae.export import encoder_settings
-
-SPAN_COLUMNS = ("span", "input_ids", "word_starts")
 
 
 class RetroMAETrainer(MaskedTrainer):
@@ -55,6 +45,7 @@ class RetroMAETrainer(MaskedTrainer):
 
     method = RETROMAE
     checkpoint = RetroMAECheckpoint
+    collators = RetroMAECollator
 
     losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
     forward_options = {"return_logits": False}  # noqa: RUF012 (a class variable)
@@ -78,24 +69,8 @@ class RetroMAETrainer(MaskedTrainer):
             loaded = load_retromae_encoder(model, tokenizer=processing_class, **(model_init_kwargs or {}))
             model, processing_class = loaded.model, loaded.tokenizer
         tokenizer = tokenizer_of(model, processing_class)
-        config = model.config
-        length = min(max_length or config.max_seq_length, model.max_length)
-
-        def spans(source: Source, *, streaming: bool = False) -> Dataset | IterableDataset:
-            config.max_seq_length = length  # the published encoder reads texts as long as those in training
-            return build_spans(source, tokenizer, max_length=length, streaming=streaming)
-
-        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, SPAN_COLUMNS, args, spans))
-        self.collator = RetroMAECollator(
-            tokenizer,
-            encoder_mask_ratio=encoder_mask_ratio,
-            decoder_mask_ratio=decoder_mask_ratio,
-            decoder=model.config.decoder,
-            max_length=model.max_length,
-            seed=args.seed,
-            pad_to_multiple_of=8,
-        )
-        super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
+        collating = {"encoder_mask_ratio": encoder_mask_ratio, "decoder_mask_ratio": decoder_mask_ratio}
+        super().__init__(model, args, tokenizer, build_spans, max_length=max_length, collating=collating, **kwargs)
 
     def retrieval_encoder(self) -> EncoderInTraining:
         """Return the current encoder, which embeds texts with the state of the first token, as the published one does."""
