@@ -13,18 +13,14 @@ Examples:
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset, IterableDataset
-
-from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.passages import build_passages
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments
+from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments, text_rows
 from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
@@ -57,16 +53,10 @@ def run(arguments: Arguments) -> None:
 def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     """Train and export. The options are further arguments of `ContrieverTrainer`, such as `callbacks`."""
     held_out = hold_out_text(arguments, resumed=run.resumed)
-    rows, report = run.read("reading the text", lambda: _read(arguments, held_out.folder))
+    cut: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
+    rows, report = run.read("reading the text", lambda: text_rows(arguments, build_passages, held_out.folder, **cut))
     model = load_retriever(
         arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
     )
     trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=held_out.task, **trainer_options)
     run.complete(trainer, summary=report, sources=arguments.data)
-
-
-def _read(arguments: Arguments, held_out: Path | None) -> tuple[Dataset | IterableDataset, ReadReport]:
-    report = ReadReport()
-    kept: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
-    kept |= {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
-    return build_passages(arguments.sources(held_out), report=report, **kept), report

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -26,7 +26,6 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    set_seed,
 )
 from transformers.utils import logging
 
@@ -43,7 +42,7 @@ from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler
+from revela_hub.trainers.common.adapters import freeze_pooler
 from revela_hub.trainers.common.constructors import constructor, known
 from revela_hub.trainers.common.inputs import ModelLike, default_arguments, model_of_run, name_of, unwrapped
 from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
@@ -298,7 +297,7 @@ class RADITTrainer(RetrieverTrainer):
         self.candidates, self.log_likelihoods = found.passages_NC, found.log_likelihoods_NC
         self.queries = model.tokens(found.prompts["prompt"], max_length, query=True)
         self.passages = model.tokens(texts, max_passage_length, query=False)
-        self.adapters = _with_adapters(model, peft_config, args.seed)
+        self.adapters = with_adapters(model.retriever, peft_config, args.seed)
         args.ddp_find_unused_parameters = True  # a model may have parameters that its vectors do not use
         rows = _usable_rows(found, args)
         for name, tokens in (("prompts", self.queries), ("passages", self.passages)):
@@ -384,14 +383,6 @@ class RADITTrainer(RetrieverTrainer):
         if isinstance(self.retriever, PreTrainedModel):
             return load_whole(ImpRAGForCausalLM, folder, dtype=torch.float32)
         return super().saved_retriever(folder)
-
-
-def _with_adapters(model: Retriever, config: PeftConfig | None, seed: int) -> PeftModel | None:
-    """Add adapters to a sentence-transformers model or to the layers of a decoder."""
-    if config is None or not model.decoder:
-        return with_adapters(model.retriever, config, seed)
-    set_seed(seed)  # as the Trainer does, but before the adapters are drawn
-    return add_adapters(model.retriever, config)
 
 
 def _read_candidates(

@@ -13,19 +13,15 @@ Examples:
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset, IterableDataset
-
-from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.options import option, required
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments, load_chunk_encoder
-from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments
+from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments, text_rows
 from revela_hub.trainers.common.retriever import print_retriever
 from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
@@ -58,7 +54,10 @@ def run(arguments: Arguments) -> None:
 def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     """Train and export. The options are further arguments of `ReplugTrainer`, such as `callbacks`."""
     held_out = hold_out_text(arguments, resumed=run.resumed)
-    groups, report = run.read("reading and grouping the text", lambda: _read(arguments, held_out.folder))
+    cut = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
+    groups, report = run.read(
+        "reading and grouping the text", lambda: text_rows(arguments, build_groups, held_out.folder, settings=cut)
+    )
     model = load_chunk_encoder(arguments.retriever, arguments.max_length, trust_remote_code=arguments.trust_remote_code)
     lm = load_lm(arguments.lm, trust_remote_code=arguments.trust_remote_code)
     trainer = ReplugTrainer(
@@ -72,10 +71,3 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
         **trainer_options,
     )
     run.complete(trainer, summary=report, sources=arguments.data)
-
-
-def _read(arguments: Arguments, held_out: Path | None) -> tuple[Dataset | IterableDataset, ReadReport]:
-    settings = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
-    report = ReadReport()
-    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
-    return build_groups(arguments.sources(held_out), settings, report=report, **kept), report

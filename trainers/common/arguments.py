@@ -1,13 +1,15 @@
 """Training arguments shared by the methods: those of transformers, and options for adapters, text and evaluation."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from transformers import IntervalStrategy, TrainingArguments
 
+from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError, require
 from revela_hub.evaluation.retrieval import METRICS
@@ -16,6 +18,7 @@ from revela_hub.precision import bf16_is_fast
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
 from revela_hub.trainers.common.early import MEASURING_PACKAGES, METRIC, METRIC_SCHEDULES, check_early
 
+Rows = TypeVar("Rows")
 WARMUP = "Linear warm-up: number of steps, or a fraction below 1 of all steps."
 WEIGHT_DECAY = "Weight decay of AdamW, applied to all weights except biases and norms."
 
@@ -146,6 +149,15 @@ class StreamedTextArguments(TextArguments):
         if self.streaming and getattr(self, "max_steps", 1) <= 0:  # an option of the training arguments
             raise UserError("--streaming needs --max_steps N: the rows of a stream are not counted before training")
         return super().sources(held_out)
+
+
+def text_rows(
+    arguments: StreamedTextArguments, build: Callable[..., Rows], held_out: str | Path | None = None, **settings: Any
+) -> tuple[Rows, ReadReport]:
+    """Make rows of the text with `build`, such as `build_passages`, and its settings; return them with a report on the sources."""
+    report = ReadReport()
+    how = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming, "report": report}
+    return build(arguments.sources(held_out), **settings, **how), report
 
 
 @dataclass

@@ -117,12 +117,12 @@ def adapted_backbone(retriever: SentenceTransformer, *, query_only: bool = False
     return backbone
 
 
-def with_adapters(retriever: SentenceTransformer, config: PeftConfig | None, seed: int) -> PeftModel | None:
-    """Add adapters to a retriever in place, drawn with a seed; return None without a configuration."""
+def with_adapters(model: nn.Module, config: PeftConfig | None, seed: int) -> PeftModel | None:
+    """Add adapters to a retriever or a transformers model in place, drawn with a seed; return None without a configuration."""
     if config is None:
         return None
     set_seed(seed)  # as the Trainer does, but before the adapters are drawn
-    return add_adapters(adapted_backbone(retriever), config)
+    return add_adapters(adapted_backbone(model) if isinstance(model, SentenceTransformer) else model, config)
 
 
 def inputs_of(model: SentenceTransformer, texts: list[str], task: str) -> dict[str, Any]:

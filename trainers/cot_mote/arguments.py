@@ -9,16 +9,16 @@ from sentence_transformers.base.sampler import BatchSamplers
 
 from revela_hub.data.mixture.pairs import KnownPairs
 from revela_hub.data.row_cache import cached_rows, rows_fingerprint
-from revela_hub.data.sources.report import ReadReport, counted
+from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import parse_source
 from revela_hub.data.text.contexts import CONTEXTS, build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, PseudoQueries, Seq2SeqQueries
-from revela_hub.data.text.spans import MIN_TOKENS
+from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, values_of
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
-from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments
+from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -174,20 +174,8 @@ def load_contexts(
     queries = query_generator(arguments, seed)
     if not arguments.data:
         raise UserError("no data to pre-train on: give --data with folders, files or data sets of text")
-    report = ReadReport()
-    rows = build_contexts(
-        arguments.sources(),
-        tokenizer,
-        contexts=arguments.contexts,
-        queries=queries,
-        max_length=arguments.max_length,
-        min_tokens=arguments.min_tokens,
-        language=arguments.language,
-        max_spans=arguments.max_spans,
-        cache_dir=arguments.cache_dir,
-        report=report,
-        streaming=arguments.streaming,
-    )
+    settings: dict[str, Any] = {"tokenizer": tokenizer, "contexts": arguments.contexts, "queries": queries}
+    rows, report = text_rows(arguments, build_contexts, **settings, **values_of(SpanSettings, arguments))
     return rows, str(report) + (f"; pseudo-queries {queries.description}" if queries else "")
 
 

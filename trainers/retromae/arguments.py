@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.text.spans import MIN_TOKENS, build_spans
-from revela_hub.options import option
+from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings, build_spans
+from revela_hub.options import option, values_of
 from revela_hub.ranges import PositiveInt, Share
-from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments
+from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -52,16 +52,4 @@ def load_spans(
     Raises:
         UserError: `build_spans` raises an error.
     """
-    report = ReadReport()
-    spans = build_spans(
-        arguments.sources(held_out),
-        tokenizer,
-        max_length=arguments.max_length,
-        min_tokens=arguments.min_tokens,
-        language=arguments.language,
-        max_spans=arguments.max_spans,
-        cache_dir=arguments.cache_dir,
-        report=report,
-        streaming=arguments.streaming,
-    )
-    return spans, report
+    return text_rows(arguments, build_spans, held_out, tokenizer=tokenizer, **values_of(SpanSettings, arguments))

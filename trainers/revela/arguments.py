@@ -18,9 +18,15 @@ from revela_hub.data.text.groups import (
     mix_groups,
 )
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, values_of
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
-from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments, StreamedTextArguments
+from revela_hub.trainers.common.arguments import (
+    WARMUP,
+    AdapterArguments,
+    RunArguments,
+    StreamedTextArguments,
+    text_rows,
+)
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
 
 if TYPE_CHECKING:
@@ -111,11 +117,10 @@ def load_groups(
     Raises:
         UserError: the options conflict, or `build_groups` raises an error.
     """
-    sources = arguments.sources(held_out)
-    report = ReadReport()
-    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
     if arguments.weights is None:
-        return build_groups(sources, _settings(arguments), report=report, **kept), report
+        return text_rows(arguments, build_groups, held_out, settings=_settings(arguments))
+    sources, report = arguments.sources(held_out), ReadReport()
+    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
     check_weights(arguments.weights, len(sources))
     if len(sources) == 1:
         raise UserError("--weights needs two or more sources, but there is only one: leave it out")
@@ -136,11 +141,5 @@ def load_groups(
 
 def _settings(arguments: RevelaDataArguments, share: float = 1.0) -> GroupSettings:
     limit = arguments.max_groups
-    return GroupSettings(
-        group_size=arguments.group_size,
-        run_length=arguments.run_length,
-        max_words=arguments.max_words,
-        language=arguments.language,
-        max_groups=limit if limit is None or share == 1.0 else groups_needed(share, limit),
-        seed=arguments.group_seed,
-    )
+    groups = limit if limit is None or share == 1.0 else groups_needed(share, limit)
+    return GroupSettings(**values_of(GroupSettings, arguments) | {"max_groups": groups, "seed": arguments.group_seed})
