@@ -72,27 +72,14 @@ def read_pairs(
     return output
 
 
-def read_pairs_on_cpu(
-    query_NKTD: Tensor,
-    key_NKLD: Tensor,
-    value_NKLE: Tensor,
-    weight_P: Tensor,
-    pairs_2P: Tensor,
-    lengths_N: Tensor | None,
-    options: Options,
-) -> Tensor:
-    """Return the same as `read_pairs`, computed by `PairReads`; outputs of padded queries are 0."""
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        query_NKTD, key_NKLD, value_NKLE = (x.to(dtype) for x in (query_NKTD, key_NKLD, value_NKLE))
-    output: Tensor = _apply(query_NKTD, key_NKLD, value_NKLE, weight_P, pairs_2P, lengths_N, options)
-    return output
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a loop over pairs that differ from batch to batch
-def _apply(*args: Any) -> Tensor:
+def read_pairs_on_cpu(query_NKTD: Tensor, key_NKLD: Tensor, value_NKLE: Tensor, *rest: Any) -> Tensor:
+    """Return the same as `read_pairs`, with the same arguments, computed by `PairReads`; outputs of padded queries are 0."""
+    states: tuple[Tensor, ...] = (query_NKTD, key_NKLD, value_NKLE)
+    if torch.is_autocast_enabled("cpu"):
+        states = tuple(x.to(torch.get_autocast_dtype("cpu")) for x in states)
     with torch.autocast("cpu", enabled=False):
-        output: Tensor = PairReads.apply(*args)
+        output: Tensor = PairReads.apply(*states, *rest)
         return output
 
 

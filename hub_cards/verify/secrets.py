@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from .token_rules import found, long_words
+from .token_rules import found, long_words, places
 
 # Escapes such as %68 and \u0068.
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})|\\u00([0-9A-Fa-f]{2})")
@@ -111,14 +111,12 @@ def _line(data: bytes, place: int) -> int:
 
 def _homes(data: bytes) -> Iterator[re.Match[bytes]]:
     for word, rule in _HOMES.items():
-        at = data.find(word)
-        while at >= 0:
+        for at in places(data, word):
             # The expression begins at most three characters before the word.
             for start in range(max(0, at - 3), at + 1):
                 if match := rule.match(data, start):
                     yield match
                     break
-            at = data.find(word, at + len(word))
 
 
 def _home(data: bytes, match: re.Match[bytes], vocabulary: bool) -> str:

@@ -136,20 +136,21 @@ def found(data: bytes, words: bytes, *, by_name: bool) -> Iterator[tuple[str, in
     for rule in _EXACT:
         if b" " not in rule.prefix and rule.prefix not in words:
             continue
-        for at in _places(data, rule.prefix):
+        for at in places(data, rule.prefix):
             inside = rule.prefix[:1].isalnum() and data[at - 1 : at].isalnum()
             if not inside and rule.rest.match(data, at + len(rule.prefix)):
                 yield rule.kind, at
                 break
     lowered = data.lower()
     for rule in _ANY_CASE:
-        for at in _places(lowered, rule.prefix) if by_name or rule.kind != BY_NAME else ():
+        for at in places(lowered, rule.prefix) if by_name or rule.kind != BY_NAME else ():
             if rule.rest.match(data, at + len(rule.prefix)):
                 yield rule.kind, at
                 break
 
 
-def _places(data: bytes, part: bytes) -> Iterator[int]:
+def places(data: bytes, part: bytes) -> Iterator[int]:
+    """Yield the positions of a part."""
     at = data.find(part)
     while at >= 0:
         yield at
