@@ -1,10 +1,11 @@
 """Base classes of the collators and trainers that mask whole words."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.masking import (
@@ -22,9 +23,6 @@ from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.epochs import SharedEpoch
 from revela_hub.trainers.common.inputs import prepare_datasets, prepared_rows
 from revela_hub.trainers.common.trainer import MethodTrainer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
 SPECIAL_TOKENS = 2
@@ -56,7 +54,7 @@ class MaskedCollator(SharedEpoch):
 
     def __init__(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: PreTrainedTokenizerBase,
         *,
         decoder: str | None = None,
         encoder_mask_ratio: float = 0.3,
@@ -162,7 +160,7 @@ class MaskedTrainer(MethodTrainer):
         self,
         model: Any,
         args: RunArguments,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: PreTrainedTokenizerBase,
         build: Callable[..., Any],
         *,
         max_length: int | None,

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from datasets import Dataset, IterableDataset, Value
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import BatchSamplers
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.mixture.pairs import KnownPairs
 from revela_hub.data.row_cache import cached_rows, rows_fingerprint
@@ -19,11 +21,6 @@ from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
 from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
-
-if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
-    from transformers import PreTrainedTokenizerBase
-
 
 # Defaults of each stage. A step of pre-training has 2k rows: 32 per device x 64 accumulation steps.
 STAGES: dict[str, dict[str, Any]] = {
@@ -168,8 +165,8 @@ def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries
 
 
 def load_contexts(
-    arguments: CoTMoTEDataArguments, tokenizer: "PreTrainedTokenizerBase", seed: int
-) -> "tuple[Dataset | IterableDataset, str]":
+    arguments: CoTMoTEDataArguments, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> tuple[Dataset | IterableDataset, str]:
     """Read and tokenize the sources; return the rows, with the columns of `build_contexts`, and a summary of the sources."""
     queries = query_generator(arguments, seed)
     if not arguments.data:
@@ -179,15 +176,13 @@ def load_contexts(
     return rows, str(report) + (f"; pseudo-queries {queries.description}" if queries else "")
 
 
-def load_pairs(arguments: CoTMoTEDataArguments) -> "tuple[Dataset, str]":
+def load_pairs(arguments: CoTMoTEDataArguments) -> tuple[Dataset, str]:
     """Read the columns anchor, positive, negative_1 to negative_N; return them with a summary of the sources.
 
     Raises:
         UserError: the source is missing or cannot be read, or no row has all texts and negatives that differ from the
             positives of its anchor.
     """
-    from datasets import Value
-
     if arguments.pairs is None:
         raise UserError("no pairs to fine-tune on: give --pairs FILE, as revela-hub mine writes it")
     source = parse_source(arguments.pairs)

@@ -1,16 +1,14 @@
 """Collator of CoT-MoTE: texts and contextual spans to tensors (arXiv 2304.10195; masks as in CoT-MAE, 2208.07670)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.trainers.common.masked import MaskedCollator
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class CoTMoTECollator(MaskedCollator):
@@ -56,7 +54,7 @@ class CoTMoTECollator(MaskedCollator):
 
     def __init__(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: PreTrainedTokenizerBase,
         *,
         decoder_mask_ratio: float = 0.45,
         switch_experts: bool = False,

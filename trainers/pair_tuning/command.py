@@ -20,10 +20,11 @@ Examples:
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from datasets import Dataset
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
@@ -38,9 +39,6 @@ from revela_hub.trainers.pair_tuning import PAIR_TUNING
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
-
-if TYPE_CHECKING:
-    from revela_hub.data.sources.beir import RetrievalTask
 
 
 @dataclass(kw_only=True)
@@ -92,7 +90,7 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     run.complete(trainer, summary=report, sources=[arguments.pairs] if arguments.pairs else arguments.data)
 
 
-def _read(arguments: Arguments, run: Run) -> "tuple[Dataset, RetrievalTask | None, str]":
+def _read(arguments: Arguments, run: Run) -> tuple[Dataset, RetrievalTask | None, str]:
     """Return the rows to train on, the task to measure on, and the report of the data."""
     pairs = arguments.pairs
     if pairs:

@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings, build_spans
 from revela_hub.options import option, values_of
 from revela_hub.ranges import PositiveInt, Share
 from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
-
-if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass
@@ -42,8 +40,8 @@ class RetroMAEDataArguments(StreamedTextArguments):
 
 
 def load_spans(
-    arguments: RetroMAEDataArguments, tokenizer: "PreTrainedTokenizerBase", held_out: Path | None = None
-) -> "tuple[Dataset | IterableDataset, ReadReport]":
+    arguments: RetroMAEDataArguments, tokenizer: PreTrainedTokenizerBase, held_out: Path | None = None
+) -> tuple[Dataset | IterableDataset, ReadReport]:
     """Read the sources, and tokenize and pack them into spans; see `build_spans` for the columns.
 
     Returns:

@@ -6,7 +6,9 @@ command, --temperature and --v_normalization, whose help texts give the paper's 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.groups import (
@@ -28,9 +30,6 @@ from revela_hub.trainers.common.arguments import (
     text_rows,
 )
 from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
-
-if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
 
 
 @dataclass
@@ -108,7 +107,7 @@ class RevelaDataArguments(StreamedTextArguments):
 
 def load_groups(
     arguments: RevelaDataArguments, held_out: str | Path | None = None
-) -> "tuple[Dataset | IterableDataset, ReadReport]":
+) -> tuple[Dataset | IterableDataset, ReadReport]:
     """Read the sources, and cut them into chunks and groups; see `build_groups` for the columns.
 
     Returns:

@@ -9,19 +9,17 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+from datasets import Dataset
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.internals import fingerprint
 from revela_hub.trainers.common.epochs import SharedEpoch
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 Tokens: TypeAlias = NDArray[np.int64]
 _CALL_SETTINGS = ("truncation", "padding")  # keys of a tokenizer.json that only describe its last call
@@ -73,8 +71,8 @@ class RevelaCollator(SharedEpoch):
 
     def __init__(
         self,
-        retriever_tokenizer: "PreTrainedTokenizerBase",
-        lm_tokenizer: "PreTrainedTokenizerBase",
+        retriever_tokenizer: PreTrainedTokenizerBase,
+        lm_tokenizer: PreTrainedTokenizerBase,
         *,
         max_length: int = 160,
         passage_prompt: str = "Passage: ",
@@ -212,7 +210,7 @@ class RevelaCollator(SharedEpoch):
         counts = itertools.accumulate(of_chunk)
         return [token for token, own, count in zip(ids, of_chunk, counts, strict=True) if not own or count <= kept]
 
-    def _pad(self, rows: Sequence[Sequence[int]], tokenizer: "PreTrainedTokenizerBase") -> tuple[Tokens, Tokens]:
+    def _pad(self, rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> tuple[Tokens, Tokens]:
         """Return ids and attention mask, both (rows, width)."""
         lengths = np.array([len(row) for row in rows])
         width = max(int(lengths.max()), 1)
@@ -243,7 +241,7 @@ class RevelaCollator(SharedEpoch):
             )
 
 
-def tokenize_groups(groups: "Dataset", collator: RevelaCollator) -> "Dataset":
+def tokenize_groups(groups: Dataset, collator: RevelaCollator) -> Dataset:
     """Tokenize all groups once, into the cache of `datasets`.
 
     Args:

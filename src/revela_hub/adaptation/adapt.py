@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation import UNTRAINED, candidates, combined
 from revela_hub.adaptation.inspection import Inspection
@@ -45,9 +47,6 @@ from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
 from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
 from revela_hub.whole_files import whole_path, write_text, writing
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
 
 WORK, STATE, BASE, LABELS = "work", "state.json", "base", "labels.jsonl"
 PASSAGES, FEWEST_PASSAGES = 1000, 200
@@ -303,7 +302,7 @@ class Adaptation:
         tokens = self._rankings(kept, lambda: rerank_run(best, self.task, Reranker(self._load(system.folder))))
         return replace(system, tokens=tokens, token_weight=fit_weight(best, tokens, self.dev, prior, TOKEN_ERRORS))
 
-    def _load(self, folder: str) -> "SentenceTransformer":
+    def _load(self, folder: str) -> SentenceTransformer:
         return load_retriever(
             folder, max_length=self.max_length, trust_remote_code=self.inputs.options.get("trust_remote_code", False)
         )

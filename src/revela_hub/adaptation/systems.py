@@ -7,21 +7,17 @@ are in the same half.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from revela_hub.adaptation.labels import connected
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fuse_runs
-from revela_hub.evaluation.probe import MIN_QUERIES
+from revela_hub.evaluation.probe import MIN_QUERIES, Probe
 from revela_hub.evaluation.retrieval import Rankings, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.rerank import OWN_DEPTH
-
-if TYPE_CHECKING:
-    from revela_hub.evaluation.probe import Probe
 
 METRIC = "ndcg_at_10"
 Scores = Mapping[str, float]
@@ -119,7 +115,7 @@ def _gain(before: System, after: System, dev: RetrievalTask, weight: float | Non
 
 
 def split_by_document(
-    probe: "Probe", log: Callable[[str], None] = lambda line: None
+    probe: Probe, log: Callable[[str], None] = lambda line: None
 ) -> tuple[RetrievalTask, RetrievalTask]:
     """Split a probe's queries into a dev and a test task of about equal size.
 
