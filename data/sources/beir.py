@@ -174,7 +174,8 @@ def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: boo
         if not isinstance(id_, (str, int)) or isinstance(id_, bool):
             raise UserError(f'{row.where}: no "_id" (a string); it has: {", ".join(row.columns) or "nothing"}')
         if not isinstance(text, str):
-            has = f'its "text" is {_json_type(text)}' if "text" in row.columns else f"it has: {', '.join(row.columns)}"
+            kind = {type(None): "null", list: "a list", dict: "an object"}.get(type(text), "a number")
+            has = f'its "text" is {kind}' if "text" in row.columns else f"it has: {', '.join(row.columns)}"
             raise UserError(f'{row.where}: no "text" (a string); {has}')
         title = row.columns.get("title") or ""
         if not isinstance(title, str):
@@ -192,10 +193,6 @@ def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: boo
 def titled(title: object, text: str) -> str:
     """Join title and text with a space, as BEIR and mteb do."""
     return f"{title if isinstance(title, str) else ''} {text}".strip()
-
-
-def _json_type(value: object) -> str:
-    return {type(None): "null", list: "a list", dict: "an object"}.get(type(value), "a number")
 
 
 def _warn(files: BeirFiles, qrels: dict[str, dict[str, int]], queries: dict[str, str], corpus: dict[str, str]) -> None:

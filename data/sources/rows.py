@@ -145,7 +145,9 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     """
     name = printable_name(path.as_posix())
     try:
-        with open(path, encoding=_encoding(path), errors="replace", newline="") as file:
+        with open(path, "rb") as start_of_file:  # Excel writes "Unicode text" as UTF-16
+            encoding = "utf-16" if start_of_file.read(2) in UTF16 else "utf-8-sig"
+        with open(path, encoding=encoding, errors="replace", newline="") as file:
             header, start = file.readline(), 1
             named = re.fullmatch(r"sep=(.)\s*", header)
             delimiter = named[1] if named else max("\t;,", key=re.sub(r'"[^"]*"', "", header).count)
@@ -174,11 +176,6 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
         ) from error
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
-
-
-def _encoding(path: Path) -> str:
-    with open(path, "rb") as file:  # Excel writes "Unicode text" as UTF-16
-        return "utf-16" if file.read(2) in UTF16 else "utf-8-sig"
 
 
 def parquet_rows(path: Path) -> Iterator[Row]:

@@ -171,7 +171,7 @@ class BestWeights(TrainerCallback):
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Record an evaluation, and stop the run if it got significantly worse."""
         self.record(state.global_step, *self.latest())
-        best = self._best_so_far()
+        best = max({0, self.history.best} & self.history.scores.keys(), key=self._dev_mean)
         if not self._significantly_worse(best):
             return
         if state.global_step < state.max_steps and not control.should_training_stop:
@@ -251,10 +251,6 @@ class BestWeights(TrainerCallback):
         of_best, of_average = best.per_query[METRIC], average.per_query[METRIC]
         lost = np.array([of_best[query] - of_average[query] for query in sorted(self.dev)])
         return bool(lost.mean() <= lost.std(ddof=1) / len(lost) ** 0.5)
-
-    def _best_so_far(self) -> int:
-        """Return the best step, or 0 if the base model is better than all."""
-        return max({0, self.history.best} & self.history.scores.keys(), key=self._dev_mean)
 
     def _significantly_worse(self, reference: int) -> bool:
         """Whether the last evaluations are significantly worse than that of the step `reference`."""

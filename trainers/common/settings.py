@@ -67,11 +67,7 @@ def run_settings(arguments: Any, method: Method) -> dict[str, Any]:
 
 def shown(name: str, value: Any, method: Method) -> Any:
     """Return an argument's value for a model card: files and folders of this machine without their parent folders."""
-
-    def last_part(path: Path) -> str:
-        return printable_name(path.resolve().name)
-
-    return _map_paths(name, plain(value), method, last_part, missing=True)
+    return _map_paths(name, plain(value), method, lambda path: printable_name(path.resolve().name), missing=True)
 
 
 def _map_paths(name: str, value: Any, method: Method, replace: Callable[[Path], str], *, missing: bool = False) -> Any:

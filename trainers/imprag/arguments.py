@@ -126,7 +126,9 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, st
     if not arguments.corpus:
         raise UserError("there are no passages to retrieve: give a folder or file with --corpus")
     prompts = read_prompts(arguments.data, arguments.task)
-    passages = read_passage_texts(arguments.corpus, arguments.max_words)
+    collection = read_documents(arguments.corpus)
+    chunks = (chunk for document in collection for chunk in chunk_document(document, arguments.max_words))
+    passages = list(dict.fromkeys(chunk.text for chunk in chunks))
     fractions = {
         "plain_text": arguments.plain_text_fraction,
         "phrase_denoising": arguments.denoising_fraction,
@@ -143,9 +145,3 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, st
     counts = f"{counted(len(prompts), 'prompt')}, {counted(made, 'row')} made from raw text, {counted(len(passages), 'passage')}"
     report = "; ".join([counts, *skipped.remarks()])
     return ImpRAGData(mix(prompts, parts, seed), passages), report
-
-
-def read_passage_texts(sources: list[str], max_words: int) -> list[str]:
-    """Return the passages of a collection without duplicates."""
-    texts = (chunk.text for document in read_documents(sources) for chunk in chunk_document(document, max_words))
-    return list(dict.fromkeys(texts))

@@ -23,7 +23,7 @@ from revela_hub.output import command_line
 from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, ImpRAGTrainingArguments, load_data
-from revela_hub.trainers.imprag.checkpoint import load_imprag
+from revela_hub.trainers.imprag.checkpoint import OPTIONS, load_imprag
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 MODEL_FOLDER = "model"
@@ -76,11 +76,7 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     loaded = load_imprag(
         arguments.backbone,
         trust_remote_code=arguments.trust_remote_code,
-        retrieval_layer=arguments.retrieval_layer,
-        last_reading_layer=arguments.last_reading_layer,
-        num_passages=arguments.num_passages,
-        max_passage_length=arguments.max_passage_length,
-        passage_encoding=arguments.passage_encoding,
+        **{name: getattr(arguments, name) for name in OPTIONS.values()},
     )
     trainer = ImpRAGTrainer(
         loaded.model,
