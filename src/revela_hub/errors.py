@@ -48,7 +48,7 @@ _NAME = re.compile(r"(?<![\w./'\"`-])[a-z]+(?:_[a-z0-9]+)+(?![\w:]|\.\w)")
 # Failures of the Hub, by the name of an error's class or a part of its message, and the message to print.
 _HUB = {
     "GatedRepoError|gated repo": "its authors restrict access: accept the terms on its Hub page, and log in with `hf auth login`",
-    "RepositoryNotFoundError|is not a valid model identifier": (
+    "RepositoryNotFoundError|HFValidationError|is not a valid model identifier": (
         "it is neither a folder nor a model that you can access on the Hub: check the name, or log in with `hf auth login`"
     ),
     "LocalEntryNotFoundError|OfflineModeIsEnabled|couldn't connect to": (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
-from peft import LoraConfig
+from peft import LoraConfig, PromptTuningConfig
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import (
@@ -310,8 +310,9 @@ def test_what_is_in_a_data_set_and_what_is_needed(
         ImpRAGTrainer(str(llama_folder), ImpRAGTrainingArguments(**settings), train_dataset=bodies, passages=["a"])
     with pytest.raises(UserError, match="the language model is missing.*pass lm="):
         RevelaTrainer(str(retriever_folder), train_dataset=raw)
-    with pytest.raises(UserError, match="no such folder|cannot load"):
-        RetroMAETrainer("no/such/folder", train_dataset=raw)
+    for name in ("no/such/folder", "/no/such/folder", "my model"):
+        with pytest.raises(UserError, match=f"cannot load the encoder '{name}': it is neither a folder nor a model"):
+            RetroMAETrainer(name, train_dataset=raw)
 
 
 def test_activations_are_recomputed(
@@ -757,6 +758,33 @@ def test_retrievers_are_trained_with_adapters_of_peft(
             peft_config=LoraConfig(r=2),
             **makers[-1].keywords,
         )
+
+
+def test_configurations_of_adapters_are_those_of_other_trainers_or_an_error_is_raised(
+    raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+) -> None:
+    """The task that SFT needs and the form of a saved adapter change nothing, and the configuration stays as it is."""
+    pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["a dog", "a city"] * 4})
+    revela = {"lm": str(llama_folder), "max_length": 64, "train_dataset": raw}
+    makers: list[Callable[..., Any]] = [
+        partial(PairsTrainer, str(retriever_folder), PairsTrainingArguments(**settings), train_dataset=pairs),
+        partial(NVEmbedTrainer, str(llama_folder), NVEmbedTrainingArguments(**settings), train_dataset=pairs),
+        partial(RevelaTrainer, str(retriever_folder), RevelaTrainingArguments(**settings), **revela),
+    ]
+    for make in makers:
+        expected = run(make(peft_config=LoraConfig(r=2)))
+        for options in ({"task_type": "CAUSAL_LM"}, {"task_type": "FEATURE_EXTRACTION", "inference_mode": True}):
+            config = LoraConfig(r=2, **options)
+            before = config.to_dict()
+            equal(expected, run(make(peft_config=config)))
+            assert config.to_dict() == before
+        for wrong in ({"r": 2}, PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)):
+            with pytest.raises(
+                UserError, match=f"peft_config is of type {type(wrong).__name__}: pass adapters of layers"
+            ):
+                make(peft_config=wrong)
+        with pytest.raises(UserError, match="cannot add the adapters of peft_config: Target modules .*nope"):
+            make(peft_config=LoraConfig(r=2, target_modules=["nope"]))
 
 
 def test_arguments_have_the_names_of_trl_and_the_earlier_ones_are_accepted(

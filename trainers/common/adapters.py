@@ -1,7 +1,7 @@
 """LoRA adapters: added to a model in place, and merged into a copy of it for the export."""
 
 import os
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedConfig
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, first_line
 from revela_hub.trainers.common.arguments import AdapterArguments
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -70,14 +70,23 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     `linear_layers` lists.
 
     Raises:
-        UserError: the model has adapters already, or these do not fit into memory.
+        UserError: the model has adapters already, or these do not fit the model or into memory.
     """
     refuse_adapters(type(model).__name__, model)
     given: Any = model
+    if not isinstance(config, PeftConfig) or config.is_prompt_learning:
+        raise UserError(
+            f"peft_config is of type {type(config).__name__}: pass adapters of layers, such as LoraConfig(r=16)"
+        )
     if isinstance(config, LoraConfig) and config.target_modules is None:
         config = replace(config, target_modules=list(linear_layers(model)))
+    config = copy(config)
+    # The task would only choose the methods of the wrapper; the configuration of a saved adapter is for inference.
+    config.task_type, config.inference_mode = None, False
     try:
         adapted: Any = get_peft_model(given, config)
+    except ValueError as error:  # target_modules that the model does not have
+        raise UserError(f"cannot add the adapters of peft_config: {first_line(error)}") from error
     except (RuntimeError, MemoryError) as error:
         if "alloc" not in str(error).lower() and "memory" not in str(error).lower() and str(error):
             raise
