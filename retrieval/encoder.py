@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from revela_hub.data.sources.report import counted
 from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, reason
 from revela_hub.paths import local_path
@@ -315,6 +316,12 @@ def limit_length(model: Any, max_length: int, name: str) -> None:
         raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
     for module in input_modules(model):
         if _truncates(module):
+            count = getattr(getattr(module, "tokenizer", None), "num_special_tokens_to_add", int)
+            if max_length <= (special := count()):
+                raise UserError(
+                    f"--max_length {max_length} leaves no room for text: {name} adds {counted(special, 'special token')} to each"
+                    f" text; raise it to {special + 1} or more"
+                )
             module.max_seq_length = max_length
 
 

@@ -845,6 +845,12 @@ def test_arguments_have_the_names_of_trl_and_the_earlier_ones_are_accepted(
         masking[0](data_collator=list)
     with pytest.raises(UserError, match="train_dataset is missing: give a data set with the columns anchor"):
         PairsTrainer(tiny)
+    with pytest.raises(UserError, match="^RAITTrainer sets 'formatting_func' itself: leave it out"):
+        reading[1](formatting_func=str)
+    with pytest.raises(
+        UserError, match="--max_length 2 leaves no room for text: .* adds 2 special tokens to each text"
+    ):
+        PairsTrainer(tiny, train_dataset=pairs["train_dataset"], max_length=2)
     assert PairsTrainer(tiny, train_dataset=pairs["train_dataset"], max_length=8).retriever.max_seq_length == 8
 
 

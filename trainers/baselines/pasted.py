@@ -161,6 +161,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
             model=decoder if adapters is None else add_adapters(decoder, adapters),
             args=args,
             processing_class=tokenizer,
+            formatting_func=None,  # an error if it is given: the rows are tokenized
             **kwargs,
         )
 
