@@ -154,7 +154,7 @@ def export_parts(
     with ExitStack() as stack:
         wanted: dict[Path, Part] = {}
         for name, part in folders.items():
-            wanted[new := stack.enter_context(whole_path(output / name, "--output_dir"))] = part
+            wanted[new := stack.enter_context(whole_path(output / name, "--output_dir", only_writer=True))] = part
             (new / METADATA_FOLDER).mkdir(parents=True)  # lets a later export replace the folder
         assemble_parts(method, checkpoint, wanted, assembly or Assembly(), loaded)
         for name, new in zip(folders, wanted, strict=True):

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -17,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.own_folder import check_free, claim, expanded
-from revela_hub.whole_files import cannot_write, remove, writing
+from revela_hub.whole_files import cannot_write, is_temporary, remove, writing
 
 _STALE_SECONDS = 24 * 3600  # the age at which a temporary file must be left over from a killed process
-_TEMPORARY = re.compile(r".+\.[0-9a-f]{32}\.tmp")
 
 
 def key_of(*values: object) -> str:
@@ -47,9 +45,9 @@ def make_folder(folder: Path, option: str = "--cache_dir") -> Path:
     """Creates a folder, and removes temporary files of killed processes from it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.glob("*.tmp")):  # only those of `whole_file`: others may be the user's
+        for path in sorted(folder.glob("*.tmp")):
             with contextlib.suppress(FileNotFoundError):
-                if _TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                if is_temporary(path) and time.time() - path.stat().st_mtime > _STALE_SECONDS:
                     remove(path)
     except OSError as error:
         raise cannot_write(folder, error, option) from error

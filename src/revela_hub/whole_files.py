@@ -5,8 +5,10 @@ Everywhere, `option` is the command-line option that sets the folder, for messag
 
 import contextlib
 import errno
+import glob
 import io
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -28,11 +30,12 @@ def whole_file(path: Path, option: str = "--cache_dir") -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
+def whole_path(path: Path, option: str = "--cache_dir", *, only_writer: bool = False) -> Iterator[Path]:
     """Yields a temporary path for a file or folder, and renames it to `path` when the block ends without an exception.
 
     Several threads, processes and machines may write the same path: each uses its own temporary name, and the last one
     to finish replaces the others' files. An existing folder is replaced, so it must not hold anything else.
+    With `only_writer`, nothing else writes the path, so what killed processes have left of it is removed.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to. Existing files are left untouched.
@@ -40,6 +43,10 @@ def whole_path(path: Path, option: str = "--cache_dir") -> Iterator[Path]:
     # Not tempfile: its files are readable by one user only, and the cache may be shared. Not the process id: threads
     # share it, and so may machines that write to the same disk.
     temporary = _temporary_name(path)
+    if only_writer:
+        for left in sorted(path.parent.glob(f"{glob.escape(path.name)}.*")):
+            if is_temporary(left):
+                remove(left)
     try:
         yield temporary
         with writing(path.parent, option):
@@ -61,6 +68,11 @@ def write_text(path: Path, text: str, option: str = "--cache_dir") -> None:
 
 def _temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file or folder has a temporary name of `whole_path`; others may be the user's."""
+    return re.fullmatch(r".+\.[0-9a-f]{32}\.tmp", path.name) is not None
 
 
 def _replace_folder(new: Path, path: Path) -> None:

@@ -548,7 +548,9 @@ def test_a_finished_model_is_published_as_it_is(
 
 def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "exported"
+    (output / f"lm.{'0' * 32}.tmp").mkdir(parents=True)  # of a process that was killed
     assert cli.main(["export", str(checkpoint), "--output_dir", str(output), "--lm", "--max_length", "99"]) == 0
+    assert {path.name for path in output.iterdir()} == {"retriever", "lm"}
     assert f'SentenceTransformer("{output / "retriever"}")' in capsys.readouterr().out
     assert json.loads((output / "retriever" / "sentence_bert_config.json").read_text())["max_seq_length"] == 99
     from transformers import AutoModel, AutoModelForCausalLM

@@ -8,7 +8,7 @@ import pytest
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.disk import check_folder
-from revela_hub.whole_files import naming_full_disk, write_text
+from revela_hub.whole_files import naming_full_disk, whole_path, write_text
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,19 @@ def test_a_text_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(UserError, match="the disk is full at"):
             write_text(file, "after", "--output_dir")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_what_a_killed_process_left_is_removed_by_the_only_writer(tmp_path: Path) -> None:
+    left = tmp_path / f"model.{'0' * 32}.tmp"
+    for folder in (
+        left,
+        tmp_path / f"model-2.{'0' * 32}.tmp",
+        tmp_path / "model.old.tmp",
+    ):  # another path's; the user's
+        folder.mkdir()
+    with whole_path(tmp_path / "model") as folder:
+        folder.mkdir()
+    assert left.is_dir()
+    with whole_path(tmp_path / "model", only_writer=True) as folder:
+        folder.mkdir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", f"model-2.{'0' * 32}.tmp", "model.old.tmp"]

@@ -174,7 +174,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         with self.whole_model():
             if not self.args.should_save:
                 return []
-            with whole_path(target, "--output_dir") as folder:
+            with whole_path(target, "--output_dir", only_writer=True) as folder:
                 self.export(folder)
                 keep_other_files(target, folder)
             return [target]

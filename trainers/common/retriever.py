@@ -201,7 +201,7 @@ class RetrieverTrainer(MethodTrainer):
     def export(self, output: Path) -> Path:
         """Write `retriever/` to the output folder, as a whole."""
         make_folder(output, "--output_dir")
-        with whole_path(output / RETRIEVER, "--output_dir") as folder:
+        with whole_path(output / RETRIEVER, "--output_dir", only_writer=True) as folder:
             self.write_retriever(folder)
             keep_other_files(output / RETRIEVER, folder)
         return output / RETRIEVER

@@ -144,7 +144,10 @@ class Adaptation:
             # With all queries, although only some have judgements: runs train on no pair that asks one of them.
             measured = measured_in_training(self.dev)
             measured = replace(measured, queries=measured.queries | probe.task.queries)
-            with whole_path(self.inputs.probe, "--output_dir") as part, writing(self.work, "--output_dir"):
+            with (
+                whole_path(self.inputs.probe, "--output_dir", only_writer=True) as part,
+                writing(self.work, "--output_dir"),
+            ):
                 write_probe(replace(probe, task=measured), part)
         return probe
 

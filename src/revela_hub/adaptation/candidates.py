@@ -175,7 +175,7 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
             rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **asking)
             if not len(rows):
                 raise TooFewPairs(f"fewer than {PASSAGES_PER_QUESTION} passages are left for it")
-            with whole_path(folder, "--output_dir") as part, writing(run.output, "--output_dir"):
+            with whole_path(folder, "--output_dir", only_writer=True) as part, writing(run.output, "--output_dir"):
                 rows.save_to_disk(str(part))
         rows = Dataset.load_from_disk(str(folder))
         if inputs.length:  # the teacher read whole texts

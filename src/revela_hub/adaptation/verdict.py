@@ -195,7 +195,7 @@ class Verdict:
     def export(self, folder: Path, *, max_length: int | None, trust: bool) -> Path:
         """Write the retriever of the chosen system; replaces an earlier one."""
         model = load_retriever(self.chosen.folder, max_length=max_length, trust_remote_code=trust)
-        with whole_path(folder, "--output_dir") as part:
+        with whole_path(folder, "--output_dir", only_writer=True) as part:
             model.save_pretrained(str(part), create_model_card=False)
             make_readable(part)
         return folder

@@ -100,7 +100,7 @@ def store_states(
     folder.parent.mkdir(parents=True, exist_ok=True)
     starts = passages.starts - passages.starts[0]
     batches = range(0, len(passages), batch_size)
-    with whole_path(folder, "--output_dir") as temporary, writing(folder.parent, "--output_dir"):
+    with whole_path(folder, "--output_dir", only_writer=True) as temporary, writing(folder.parent, "--output_dir"):
         temporary.mkdir()
         # Not written through a memory map, which ends the process if the disk is full.
         with (temporary / "states.npy").open("wb") as stream:
