@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 # Before anything imports the libraries that read these. A separate cache, so that no test sees what an earlier run,
 # or the person's own work, left in theirs; subprocesses inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="revela-hub-tests-")
+if WORKER := os.environ.get("PYTEST_XDIST_WORKER"):  # which has the servers of `fork_server` in common with the others
+    os.environ |= {f"HF_{name}_CACHE": f"{os.environ['HF_HOME']}/{WORKER}/{name}" for name in ("HUB", "MODULES")}
+else:
+    os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="revela-hub-tests-")
+    os.environ["FORK_SERVER_PARENT"] = str(os.getpid())
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: several processes help, several threads do not
@@ -67,7 +71,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     """Leaves nothing behind in the temporary folder."""
-    shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True)
+    if not WORKER:
+        shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

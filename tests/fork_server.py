@@ -38,7 +38,15 @@ def python(kind: str) -> list[str]:
     """The command that replaces `[sys.executable]`; `kind` is "readers" or "trainers"."""
     if not hasattr(os, "pidfd_open"):
         return [sys.executable]
-    return [sys.executable, "-S", "-E", os.path.abspath(__file__), kind, os.environ["HF_HOME"], str(os.getpid())]
+    return [
+        sys.executable,
+        "-S",
+        "-E",
+        os.path.abspath(__file__),
+        kind,
+        os.environ["HF_HOME"],
+        os.environ.get("FORK_SERVER_PARENT", str(os.getpid())),
+    ]
 
 
 def launch(script: str, *words: str, processes: int, environment: dict[str, str] | None = None) -> list[str]:
