@@ -186,6 +186,7 @@ def test_cot_mote_pre_trains_and_is_fine_tuned(
     trainer = CoTMoTEFinetuner(start.encoder, tokenizer=start.tokenizer, max_length=128, **tuning)
     equal(tuned, run(trainer))
     assert trainer.retriever.encode_query(["fox"]).shape[0] == 1
+    equal(tuned, run(CoTMoTEFinetuner(names.model, max_length=128, **tuning)))
 
 
 @pytest.mark.parametrize("peft_config", [None, LoraConfig(r=2)])

@@ -20,7 +20,7 @@ from transformers.trainer_utils import TrainOutput
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
-from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
+from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.trainers.common.adapters import merged_copy
 from revela_hub.trainers.common.constructors import constructor
 from revela_hub.trainers.common.inputs import (
@@ -50,7 +50,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
 
     Args:
         model: folder or Hub id of a CoT-MoTE model or an encoder, a loaded encoder with its masked-LM head, or a
-            `CoTMoTEModel`, which is trained in place.
+            `CoTMoTEModel` or the model of a `CoTMoTETrainer`, which is trained in place.
         args: training arguments with `stage="finetune"`; by default the paper's, with an output folder named after the model.
         processing_class: tokenizer of the model, by default its own; saved with every checkpoint.
         train_dataset: columns anchor, positive, and for hard negatives negative, or negative_1 to negative_N; others are ignored.
@@ -70,7 +70,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     @constructor
     def __init__(
         self,
-        model: ModelLike | CoTMoTEModel,
+        model: ModelLike | CoTMoTEModel | CoTMoTEForPreTraining,
         args: CoTMoTETrainingArguments | None = None,
         *,
         processing_class: PreTrainedTokenizerBase | None = None,
@@ -94,6 +94,8 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         refuse_single_pair(train_dataset)
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method, stage="finetune")
         self.args: CoTMoTETrainingArguments
+        if isinstance(model, CoTMoTEForPreTraining):
+            model = model.encoder
         if not isinstance(model, CoTMoTEModel):
             set_seed(args.seed)  # as the Trainer does, but before new weights are initialised
             own = {"tokenizer": processing_class} | (model_init_kwargs or {})
