@@ -169,6 +169,7 @@ from dataclasses import dataclass, field
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.passages import build_passages
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.run import in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 from toy import TOY
@@ -194,7 +195,9 @@ def train(run, arguments, **options):
     rows, report = run.read("reading the text", lambda: _read(arguments, held_out.folder))
     loaded = load_toy(arguments.encoder)
     trainer = ToyTrainer(loaded, arguments, train_dataset=rows, retrieval_task=held_out.task, **options)
-    run.complete(trainer, summary=report, sources=arguments.data)
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)
 
 
 def _read(arguments, held_out):

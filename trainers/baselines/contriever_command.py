@@ -21,6 +21,7 @@ from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments, text_rows
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
@@ -59,4 +60,6 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
         arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
     )
     trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=held_out.task, **trainer_options)
-    run.complete(trainer, summary=report, sources=arguments.data)
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)

@@ -72,4 +72,6 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
         model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
         **trainer_options,
     )
-    run.complete(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+    run.train(trainer)
+    run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+    run.report(trainer)

@@ -22,6 +22,7 @@ from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments, load_chunk_encoder
 from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments, text_rows
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.retriever import print_retriever
 from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
@@ -70,4 +71,6 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
         retrieval_task=held_out.task,
         **trainer_options,
     )
-    run.complete(trainer, summary=report, sources=arguments.data)
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)

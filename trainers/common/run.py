@@ -22,7 +22,7 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.hub_cards.method import Method
 from revela_hub.interrupts import if_interrupted
-from revela_hub.trainers.common.arguments import ProbeArguments, RunArguments
+from revela_hub.trainers.common.arguments import RunArguments
 from revela_hub.trainers.common.card import card_metadata
 from revela_hub.trainers.common.checkpoints import (
     INCOMPLETE,
@@ -100,21 +100,14 @@ class Run:
         self.arguments.log(said)
         return rows, said
 
-    def complete(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
-        """Train, export with model cards that describe the data (arguments as in `card_metadata`), and print the results.
+    def train(self, trainer: MethodTrainer, best: BestWeights | None = None) -> None:
+        """Train. With `best`, keep the best weights; with fewer queries than that needs, evaluate before and after training.
 
         Raises:
             UserError: the data, the model or the settings of two processes differ; the trainer's errors.
         """
-        self._train(trainer)
-        self._export(trainer, summary=summary, sources=sources)
-        self._report(trainer)
-
-    def _train(self, trainer: MethodTrainer) -> None:
-        """Train. Commands with a probe keep the best weights, if it has enough queries; others evaluate before and after training."""
         trainer.check_processes()
-        probed = isinstance(self.arguments, ProbeArguments)
-        if probed and (best := BestWeights.of_trainer(trainer, self.output, resumed=self.resumed)) is not None:
+        if best is not None:
             self._train_measured(trainer, best)
         elif trainer.retrieval_task is None:
             trainer.train(resume_from_checkpoint=self.checkpoint)
@@ -141,8 +134,8 @@ class Run:
         values = ", ".join(f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS)
         self.arguments.log(f"{when} training: {values} (too few queries for a comparison)")
 
-    def _export(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
-        """Write the exported models with their cards, and publish them if requested."""
+    def export(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
+        """Write the exported models with their cards, and publish them if requested; arguments as in `card_metadata`."""
         from revela_hub.hub_cards import write_card
         from revela_hub.hub_cards.card import CARD_METADATA
 
@@ -163,7 +156,7 @@ class Run:
         if self.arguments.push_to_hub:
             trainer.push_to_hub()
 
-    def _report(self, trainer: MethodTrainer) -> None:
+    def report(self, trainer: MethodTrainer) -> None:
         """Plot the training curve, record that the run has finished, and print its results."""
         from revela_hub.hub_cards.figures import training_curve
 

@@ -118,7 +118,9 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     start = _load(arguments)
     rows, summary = _read(run, arguments, start.tokenizer)
     trainer = _trainer(arguments, start, rows, **trainer_options)
-    run.complete(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
+    run.train(trainer)
+    run.export(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
+    run.report(trainer)
 
 
 def _load(arguments: Arguments) -> CoTMoTECheckpoint:

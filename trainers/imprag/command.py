@@ -91,4 +91,6 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     )
     if trainer.tokens.cut:
         arguments.log(trainer.tokens.truncation_note)
-    run.complete(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+    run.train(trainer)
+    run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+    run.report(trainer)

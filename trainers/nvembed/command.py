@@ -30,6 +30,7 @@ from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_rows
 from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
@@ -122,7 +123,9 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
         retrieval_task=task,
         **trainer_options,
     )
-    run.complete(trainer, summary=report, sources=[task.source.path for task in mixture.tasks])
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=[task.source.path for task in mixture.tasks])
+    run.report(trainer)
 
 
 def _read(arguments: Arguments) -> tuple[Mixture, MixtureReport]:

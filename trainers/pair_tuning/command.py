@@ -31,6 +31,7 @@ from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeInt, TextLength
 from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.processes import from_main
 from revela_hub.trainers.common.retriever import load_retriever, print_retriever
 from revela_hub.trainers.common.run import Run, in_run
@@ -87,7 +88,9 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
         model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
         **trainer_options,
     )
-    run.complete(trainer, summary=report, sources=[arguments.pairs] if arguments.pairs else arguments.data)
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=[arguments.pairs] if arguments.pairs else arguments.data)
+    run.report(trainer)
 
 
 def _read(arguments: Arguments, run: Run) -> tuple[Dataset, RetrievalTask | None, str]:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from revela_hub.options import option, required
 from revela_hub.ranges import Layers, NonNegativeFloat
 from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 from revela_hub.trainers.retromae import RETROMAE
@@ -85,4 +86,6 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
         retrieval_task=held_out.task,
         **trainer_options,
     )
-    run.complete(trainer, summary=report, sources=arguments.data)
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)

@@ -32,6 +32,7 @@ from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones, load_groups
 from revela_hub.trainers.common.arguments import ProbeArguments
+from revela_hub.trainers.common.measuring import BestWeights
 from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.common.run_probe import hold_out_text
 from revela_hub.trainers.revela import REVELA
@@ -115,7 +116,9 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
         train_dataset=groups,
         **trainer_options,
     )
-    run.complete(trainer, summary=report, sources=arguments.data)
+    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+    run.export(trainer, summary=report, sources=arguments.data)
+    run.report(trainer)
 
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:

@@ -150,6 +150,7 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
     """Learn the base hybrid's scores of made queries."""
     from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_loss, distillation_rows
     from revela_hub.evaluation.probe_folder import read_probe_task
+    from revela_hub.trainers.common.measuring import BestWeights
     from revela_hub.trainers.common.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
     from revela_hub.trainers.pair_tuning.command import Arguments
@@ -188,7 +189,9 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
             retrieval_task=read_probe_task(inputs.probe),
             callbacks=[TimeLimit(run.output, seconds)],
         )
-        run.complete(trainer, summary=f"{counted(len(rows), 'made query')}", sources=inputs.data)
+        run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+        run.export(trainer, summary=f"{counted(len(rows), 'made query')}", sources=inputs.data)
+        run.report(trainer)
         return run.output / RETRIEVER
 
 
