@@ -640,6 +640,8 @@ def test_models_that_are_neither_names_nor_models(
                 make(None, args, **given)
             with pytest.raises(UserError, match="the model is of type list: pass a Hub id"):
                 make([str(llama_folder)], args, **given)
+            with pytest.raises(UserError, match="the model is of type Linear: pass a Hub id"):
+                make(torch.nn.Linear(2, 2), args, **given)
 
 
 def test_raw_text_that_is_none(retriever_folder: Path, settings: dict[str, Any]) -> None:

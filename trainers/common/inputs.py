@@ -49,7 +49,7 @@ def unwrapped(model: ModelLike) -> str | PreTrainedModel:
     if isinstance(model, str | Path):
         return model_folder(str(model))
     given: Any = model
-    if not isinstance(given, nn.Module):
+    if not isinstance(given, nn.Module) or not hasattr(given, "config"):  # such as the loss module of another trainer
         kind = "missing" if given is None else f"of type {type(given).__name__}"
         raise UserError(f"the model is {kind}: pass a Hub id, a folder or a loaded model")
     return model
