@@ -145,7 +145,7 @@ QUESTIONS = """
     --data emptyprompts.jsonl
     --data noanswer.jsonl
     --data numberanswers.jsonl
-    --data longprompts.jsonl  # left out
+    --data longprompts.jsonl  # dropped
     --data longprompts.jsonl --max_length 4
     --data empty.txt
     --data corpus.jsonl
@@ -156,7 +156,7 @@ QUESTIONS = """
     --pseudo_labels ./nowhere
     --pseudo_labels retriever-nan
     --max_steps 0  # nothing
-    --resume_from_checkpoint last  # from the beginning
+    --resume_from_checkpoint last  # training from scratch
     --resume_from_checkpoint nowhere
     --output_dir text
     --push_to_hub true --hub_model_id me/model
@@ -231,7 +231,7 @@ WRONG = {
         --output_dir text
         --output_dir text/out
         --output_dir ''
-        --resume_from_checkpoint last  # from the beginning
+        --resume_from_checkpoint last  # training from scratch
         --resume_from_checkpoint nowhere
         --resume_from_checkpoint text
         --resume_from_checkpoint done-revela-cut
@@ -291,7 +291,7 @@ WRONG = {
         --attn_implementation magic
         --output_dir text
         --output_dir text/rivers.txt
-        --resume_from_checkpoint last  # from the beginning
+        --resume_from_checkpoint last  # training from scratch
         --max_steps 0  # nothing
         --encoder done-revela
         --decoder enhanced --decoder_layers 2
@@ -327,7 +327,7 @@ WRONG = {
         --eval_corpus nowhere
         --eval_corpus beir-zero
         --max_steps 0  # nothing
-        --resume_from_checkpoint last  # from the beginning
+        --resume_from_checkpoint last  # training from scratch
         """,
     "cot-mote": """
         --encoder ./nowhere
@@ -366,7 +366,7 @@ WRONG = {
         --scores dense
         --resume_from_checkpoint nowhere
         --resume_from_checkpoint done-retromae
-        --resume_from_checkpoint last  # from the beginning
+        --resume_from_checkpoint last  # training from scratch
         --max_steps 0  # nothing
         --output_dir text
         --output_dir text/rivers.txt
@@ -412,7 +412,7 @@ WRONG = {
         --last_reading_layer 5
         --num_passages 1000
         --max_passage_length 4000
-        --max_passage_length 2  # are cut
+        --max_passage_length 2  # are truncated
         --max_length 4
         --data text
         --data numbers.jsonl
@@ -442,7 +442,7 @@ WRONG = {
         --pseudo_labels llama-nan
         --num_passages 1000
         --num_passages 60
-        --max_passage_length 1  # are cut
+        --max_passage_length 1  # are truncated
         --max_length 4
         --max_length 4096 --num_passages 20 --max_passage_length 400 --corpus unicode.txt --max_words 400
         --resume_from_checkpoint done-imprag
@@ -691,8 +691,8 @@ WRONG = {
         --corpus beir-noqrels
         --corpus beir-zero
         --corpus beir-contradict
-        --corpus beir-unknown  # not in
-        --corpus beir-emptyquery  # are empty
+        --corpus beir-unknown  # missing from
+        --corpus beir-emptyquery  # found nothing for
         --corpus beir-emptydoc  # empty
         --corpus beir-twice
         --corpus beir-badqrels
