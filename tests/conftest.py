@@ -45,18 +45,9 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 LONGEST = (
-    *(
-        "test_ray",
-        "test_ray_engine",
-        "test_publish",
-        "test_sessions",
-        "test_site",
-        "test_api",
-        "test_adapt",
-        "test_onnx",
-    ),
-    *("test_nvembed_trainer", "test_revela_trainer", "test_imprag_trainer", "test_families", "test_hash_seeds"),
-)
+    "test_ray test_ray_engine test_publish test_sessions test_site test_api test_adapt test_onnx test_nvembed_trainer "
+    "test_revela_trainer test_imprag_trainer test_families test_hash_seeds"
+).split()
 """The files with the tests that take longest."""
 
 TEXTS = (
