@@ -44,12 +44,6 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-LONGEST = (
-    "test_ray test_ray_engine test_publish test_sessions test_site test_api test_adapt test_onnx test_nvembed_trainer "
-    "test_revela_trainer test_imprag_trainer test_families test_hash_seeds"
-).split()
-"""The files with the tests that take longest."""
-
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     "A retriever learns from raw text which chunks of a document help to predict the others.",
@@ -62,7 +56,7 @@ TEXTS = (
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the exhaustive cases, unless -m asks for them or a test is named with ::."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)  # first, so that at the end no process works alone
+    items.sort(key=lambda item: "ray_cluster" not in getattr(item, "fixturenames", ()))  # in one process of xdist
     if "exhaustive" in config.option.markexpr or any("::" in argument for argument in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("exhaustive")]
@@ -140,7 +134,7 @@ def quick_verification(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """Two cores as a Ray cluster."""
+    """Two cores as a Ray cluster. The tests with it are the first, one after the other; the last of them ends it."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # by default, other tests come first
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
