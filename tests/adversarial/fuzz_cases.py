@@ -223,7 +223,7 @@ WRONG = {
         --eval_corpus nowhere
         --eval_corpus beir --eval_split dev
         --eval_corpus beir-noqrels
-        --eval_strategy steps  # nothing is measured
+        --eval_strategy steps  # no evaluation
         --eval_strategy sometimes
         --output_dir text/rivers.txt
         --output_dir text/rivers.txt/out
