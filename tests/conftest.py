@@ -27,14 +27,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: several processes help, several threads do not
 
-# No test cuts the power: waiting for the disk takes 5 ms per file, and a run writes dozens of files.
-os.fsync = lambda fd: None
-
 gc.disable()  # until the tests are collected: a sixth of the time of the imports
 
 import pytest
 import torch
-from fork_server import python
+from fork_server import python, quicken
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
@@ -42,6 +39,7 @@ from tokenizers.processors import TemplateProcessing
 if TYPE_CHECKING:
     from transformers import BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerFast
 
+quicken()
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 TEXTS = (
@@ -137,7 +135,8 @@ def ray_cluster() -> Iterator[None]:
     """Two cores as a Ray cluster. The tests with it are the first, one after the other; the last of them ends it."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # by default, other tests come first
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    quick = {"py_executable": " ".join(python("trainers"))}
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False, runtime_env=quick)
     yield
     ray.shutdown()
 

@@ -89,6 +89,20 @@ def launch(script: str, *words: str, processes: int, environment: dict[str, str]
     return written
 
 
+def quicken() -> None:
+    """What libraries repeat for each client, seed and file, in this process: it takes more time than some tests."""
+    import functools
+    import ssl
+
+    import torch
+
+    os.fsync = lambda fd: None  # no test cuts the power; 5 ms, and a run writes dozens of files
+    ssl.create_default_context = functools.cache(ssl.create_default_context)  # reads 140 certificates in 20 ms
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        if not device.is_available():  # then it keeps the stack of each call, for errors when it is initialized
+            device.manual_seed_all = lambda seed: None
+
+
 # --- the client
 
 
@@ -165,7 +179,7 @@ def serve(kind: str, folder: str, pytest: int) -> None:
     {"readers": _import_as_readers, "trainers": _import_for_training}[kind]()
     gc.enable()
     gc.freeze()  # garbage collections of the processes skip what has been imported
-    os.fsync = lambda fd: None  # as in conftest.py
+    quicken()
     place = os.path.join(folder, kind)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place + ".part")
@@ -232,6 +246,10 @@ def _import_for_training() -> None:
 
     assert all((accelerate, datasets, peft, pytest, sentence_transformers, transformers.Trainer, revela_hub.cli.main))
     assert all(getattr(trainers, name) for name in trainers.__all__)
+    with suppress(ImportError):  # its actors are such processes, too
+        import ray.data
+
+        assert ray.data
 
 
 def _supervise(connection: socket.socket) -> None:

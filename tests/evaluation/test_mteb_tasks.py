@@ -1,6 +1,7 @@
 """mteb: names are found without network, mistakes are named, and its scores of a local task are ours."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from revela_hub.retrieval.encoder import load_encoder
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
 
-pytest.importorskip("mteb", reason="needs the extra mteb")
+pytestmark = pytest.mark.skipif(find_spec("mteb") is None, reason="needs the extra mteb")
 
 
 def test_names_of_tasks_and_benchmarks_are_resolved() -> None:

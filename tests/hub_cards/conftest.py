@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
 from loopback_hub import WRITER, LoopbackHub
 from tokenizers import Tokenizer
 
@@ -45,6 +45,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
         }
         for name, value in in_process.items():
             monkeypatch.setattr(constants, name, value)
+        monkeypatch.setattr(hf_api.api, "endpoint", hub.endpoint)
         in_environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
         for name, text in (in_environment | {"HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(tmp_path / "cache")}).items():
             monkeypatch.setenv(name, text)
