@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -50,6 +51,12 @@ TEXTS = (
     "def area(width, height):\n    return width * height\n",
     "def perimeter(width, height):\n    return 2 * (width + height)\n",
 )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Starts a fork server before the processes of xdist: Python compiles what all of them import, once."""
+    if session.config.getoption("numprocesses", None):
+        subprocess.run([*python("trainers"), "-c", ""], check=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -151,9 +151,10 @@ def transformer_around(model: "PreTrainedModel", tokenizer_folder: str) -> "Tran
 def option_group(title: str, fields: "Iterable[dataclasses.Field[Any]]") -> type:
     """Return a dataclass with these fields, whose options `HfArgumentParser` puts under a title."""
     columns = [(field.name, field.type, field) for field in map(copy.copy, fields)]
-    own = {"_argument_group_name": title}
     # Nothing makes an instance, and the methods would take a quarter of the time of the whole parser.
-    return dataclasses.make_dataclass("Options", columns, namespace=own, init=False, repr=False, eq=False)
+    made: Any = dataclasses.make_dataclass("Options", columns, init=False, repr=False, eq=False)
+    made._argument_group_name = title
+    return cast(type, made)
 
 
 def fingerprint(dataset: "Dataset") -> str:
