@@ -7,6 +7,7 @@ import gc
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,13 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from fork_server import python, quicken, take_environment
+
 # Before anything imports the libraries that read these. A separate cache, so that no test sees what an earlier run,
 # or the person's own work, left in theirs; subprocesses inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
 if WORKER := os.environ.get("PYTEST_XDIST_WORKER"):  # which has the servers of `fork_server` in common with the others
-    os.environ |= {f"HF_{name}_CACHE": f"{os.environ['HF_HOME']}/{WORKER}/{name}" for name in ("HUB", "MODULES")}
+    take_environment({f"HF_{name}_CACHE": f"{os.environ['HF_HOME']}/{WORKER}/{name}" for name in ("HUB", "MODULES")})
 else:
     os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="revela-hub-tests-")
     os.environ["FORK_SERVER_PARENT"] = str(os.getpid())
@@ -32,7 +35,6 @@ gc.disable()  # until the tests are collected: a sixth of the time of the import
 
 import pytest
 import torch
-from fork_server import python, quicken
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
@@ -54,9 +56,10 @@ TEXTS = (
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Starts a fork server before the processes of xdist: Python compiles what all of them import, once."""
-    if session.config.getoption("numprocesses", None):
+    """The processes of xdist come from a fork server: Python compiles and imports what all of them need, once."""
+    if number := session.config.getoption("numprocesses", None):
         subprocess.run([*python("trainers"), "-c", ""], check=True)
+        session.config.option.tx = [f"popen//python={shlex.join(python('trainers'))}"] * number
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ pytest. Where it cannot help (another system than Linux, other variables that li
 the client becomes an ordinary Python.
 
 There are two servers: "readers" has the packages of a user who loads a model from the Hub without this package;
-"trainers" has imported all that training needs.
+"trainers" has imported all that training needs, and what else takes long. The processes of xdist and of Ray are its forks.
 """
 
 import json
@@ -234,6 +234,8 @@ def _import_as_readers() -> None:
 
 
 def _import_for_training() -> None:
+    import importlib
+
     import accelerate
     import datasets
     import peft
@@ -246,10 +248,9 @@ def _import_for_training() -> None:
 
     assert all((accelerate, datasets, peft, pytest, sentence_transformers, transformers.Trainer, revela_hub.cli.main))
     assert all(getattr(trainers, name) for name in trainers.__all__)
-    with suppress(ImportError):  # its actors are such processes, too
-        import ray.data
-
-        assert ray.data
+    for optional in ("gradio", "mteb"):
+        with suppress(ImportError):
+            importlib.import_module(optional)
 
 
 def _supervise(connection: socket.socket) -> None:
@@ -304,7 +305,9 @@ def _run(task: dict[str, Any], files: list[int]) -> int:
     )
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.chdir(task["folder"])
-    _take_environment(task["environment"])
+    os.environ.clear()
+    take_environment(task["environment"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     random.seed()
     status: int | None = 1
     try:
@@ -323,8 +326,12 @@ def _run(task: dict[str, Any], files: list[int]) -> int:
     return status
 
 
-def _take_environment(environment: dict[str, str]) -> None:
-    """Replaces the environment, and what libraries have read from it already: folders, and the address of the Hub."""
+def take_environment(variables: dict[str, str]) -> None:
+    """Sets variables, also where libraries have read them already: folders, and the address of the Hub."""
+    os.environ.update(variables)
+    if "transformers" not in sys.modules:
+        return
+    environment = os.environ
     from huggingface_hub import constants, hf_api
     from transformers.utils import hub
 
@@ -339,16 +346,13 @@ def _take_environment(environment: dict[str, str]) -> None:
     constants.HF_HUB_OFFLINE = environment.get("HF_HUB_OFFLINE") == "1"
     for name in ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         setattr(constants, name, environment.get(name) == "1")
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
 
 
 def _run_as_main(words: list[str]) -> None:
     import runpy
     from types import ModuleType
 
-    kind, *rest = words
+    kind, *rest = words if words[0] != "-u" else words[1:]
     if kind == "-c":
         sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
         main = sys.modules["__main__"] = ModuleType("__main__")
