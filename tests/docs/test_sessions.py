@@ -129,6 +129,7 @@ def run(step: Any, names: dict[str, str]) -> str:
         else:
             words = shlex.split(text)[1:]
             extra = EXTRA.get(words[0], []) + (["--retriever_start_step", "0"] if words[1] == "revela" else [])
+            extra += ["--rerank_depth", "4"] if words[0] == "mine" and "--rerank" in words else []
             assert cli.main([*words, *extra]) == 0, printed.getvalue()
     output = printed.getvalue()
     for name, stand_in in names.items():
