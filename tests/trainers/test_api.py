@@ -644,6 +644,23 @@ def test_models_that_are_neither_names_nor_models(
                 make(torch.nn.Linear(2, 2), args, **given)
 
 
+def test_the_folder_of_a_model_to_train_is_not_overwritten(
+    raw: Dataset, retriever_folder: Path, llama_folder: Path, masked_folder: Path, settings: dict[str, Any]
+) -> None:
+    retriever, lm, masked = map(str, (retriever_folder, llama_folder, masked_folder))
+    for trainer, arguments, models, folder in (
+        (ContrieverTrainer, ContrieverTrainingArguments, {"model": retriever}, retriever),
+        (RevelaTrainer, RevelaTrainingArguments, {"model": retriever, "lm": lm}, retriever),
+        (RevelaTrainer, RevelaTrainingArguments, {"model": retriever, "lm": lm}, lm),
+        (RetroMAETrainer, RetroMAETrainingArguments, {"model": masked}, f"{masked}/../{masked_folder.name}"),
+    ):
+        args: Any = arguments(**settings | {"output_dir": folder})
+        with pytest.raises(
+            UserError, match=f"^--output_dir {folder} is the folder of the model to train: choose another"
+        ):
+            trainer(**models, args=args, train_dataset=raw, max_length=40)
+
+
 def test_raw_text_that_is_none(retriever_folder: Path, settings: dict[str, Any]) -> None:
     args = ContrieverTrainingArguments(**settings)
     for values, message in (

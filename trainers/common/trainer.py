@@ -118,6 +118,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
             _disable_evaluation(given)
         super().__init__(*args, **kwargs)
+        self._check_folder()
         self._check_weights()
         self._check_noise()
         self._check_sampling()
@@ -152,6 +153,13 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             raise UserError(f"{type(self).__name__} has its own loss: leave out compute_loss_func")
         if any(isinstance(given, RunArguments) and given.label_smoothing_factor for given in arguments):
             raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
+
+    def _check_folder(self) -> None:
+        """Raise a `UserError` if the result would overwrite one of the models that are trained."""
+        output = Path(self.args.output_dir)
+        for name in {name_in(module.config) for module in self.model.modules() if hasattr(module, "config")}:
+            if name and output.is_dir() and Path(name).is_dir() and output.samefile(name):
+                raise UserError(f"--output_dir {output} is the folder of the model to train: choose another folder")
 
     def _check_weights(self) -> None:
         """Raise a `UserError` if all weights are frozen, or a given optimizer is not for those to train."""
