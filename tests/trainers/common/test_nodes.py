@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from fork_server import launch
+from packaging.version import Version
 from safetensors.torch import load_file
 
 from revela_hub.evaluation.probe_folder import read_probe_task
@@ -72,6 +74,10 @@ class Nodes:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.18"),
+    reason="transformers 5.17 cannot load the optimizer of several processes without GPUs",
+)
 def test_two_nodes_without_a_shared_disk_are_killed_and_resume(tmp_path: Path, retriever_folder: Path) -> None:
     nodes = Nodes(tmp_path, retriever_folder)
     one = nodes.make("one")
