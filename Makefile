@@ -25,7 +25,7 @@ PACKAGE_FILES := find src modeling data retrieval trainers evaluation hub_cards 
 quickstart: $(VENV)/.installed-eval
 	$(BIN)/revela-hub quickstart $(ARGS)
 
-# mypy has one core busy for a minute or two: it runs beside the tests, and what it finds is shown after theirs.
+# mypy needs one core for half a minute or more: it runs during the tests, and its output is shown after theirs.
 test: style
 	@$(BIN)/mypy -p revela_hub >$(VENV)/.types 2>&1 & types=$$!; trap "kill $$types" INT; \
 	$(BIN)/pytest $(PYTEST_ARGS); tests=$$?; \

@@ -57,9 +57,10 @@ TEXTS = (
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """The processes of xdist come from a fork server: Python compiles and imports what all of them need, once."""
-    if number := session.config.getoption("numprocesses", None):
+    if not WORKER and "popen" in (session.config.getoption("tx", None) or ()):
         subprocess.run([*python("trainers"), "-c", ""], check=True)
-        session.config.option.tx = [f"popen//python={shlex.join(python('trainers'))}"] * number
+        forked = f"popen//python={shlex.join(python('trainers'))}"
+        session.config.option.tx = [forked if spec == "popen" else spec for spec in session.config.option.tx]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
