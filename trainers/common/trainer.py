@@ -156,8 +156,9 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
 
     def _check_folder(self) -> None:
         """Raise a `UserError` if the result would overwrite one of the models that are trained."""
-        output = Path(self.args.output_dir)
-        for name in {name_in(module.config) for module in self.model.modules() if hasattr(module, "config")}:
+        model: Any = self.model
+        output = Path(self.args.output_dir or "")
+        for name in (name_in(module.config) for module in model.modules() if hasattr(module, "config")):
             if name and output.is_dir() and Path(name).is_dir() and output.samefile(name):
                 raise UserError(f"--output_dir {output} is the folder of the model to train: choose another folder")
 
