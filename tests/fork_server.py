@@ -90,7 +90,7 @@ def launch(script: str, *words: str, processes: int, environment: dict[str, str]
 
 
 def quicken() -> None:
-    """What libraries repeat for each client, seed and file, in this process: it takes more time than some tests."""
+    """Leaves out what libraries repeat for each client, seed and file: it takes more time than some tests."""
     import functools
     import ssl
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from fork_server import python
-from packaging.version import Version
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from revela_hub import gguf_files
@@ -19,10 +17,6 @@ from revela_hub.errors import UserError
 from revela_hub.gguf_files import hub_repository, is_gguf, model_folder
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
-pytestmark = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.18"),
-    reason="transformers 5.17 cannot read a tokenizer without a token for the start, as in the file of these tests",
-)
 
 
 @pytest.fixture(autouse=True)

@@ -146,8 +146,8 @@ def test_marks_of_code_and_front_matter_take_linear_time() -> None:
     ]
     began = time.process_time()
     for mark in marks:
-        list(passages_of_each([Document("a", mark * (100_000 // len(mark)), None, "text")], lambda _: Random(0)))
-    assert time.process_time() - began < 7
+        list(passages_of_each([Document("a", mark * (300_000 // len(mark)), None, "text")], lambda _: Random(0)))
+    assert time.process_time() - began < 20
 
 
 @pytest.fixture
