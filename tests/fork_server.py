@@ -342,6 +342,7 @@ def take_environment(variables: dict[str, str]) -> None:
                 setattr(module, name, environment[name])
     endpoint = environment.get("HF_ENDPOINT", constants.ENDPOINT)
     constants.ENDPOINT = hf_api.api.endpoint = endpoint
+    hub._hf_api = None  # the client of transformers, which keeps the address that it had first
     constants.HUGGINGFACE_CO_URL_TEMPLATE = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     constants.HF_HUB_OFFLINE = environment.get("HF_HUB_OFFLINE") == "1"
     for name in ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_IMPLICIT_TOKEN"):

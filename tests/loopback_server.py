@@ -39,6 +39,8 @@ class LoopbackServer:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
+            disable_nagle_algorithm = True  # or a body waits up to 40 ms for the acknowledgement of the headers
+
             def do_GET(self) -> None:
                 self.reply(outer.on_get(self.path))
 

@@ -87,6 +87,7 @@ class Handler(BaseHTTPRequestHandler):
     """Routes by regular expression; the name in `do` is a method of this class."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or a body waits up to 40 ms for the acknowledgement of the headers
     server: LoopbackHub
 
     ROUTES = (
