@@ -39,7 +39,7 @@ RUNS = {
     "ra-dit-llama": f"ra-dit --reader ra-it-out/model --backbone llama --retrieval_layer 0 {READ} --num_candidates 3"
     f" --num_positives 1 {BATCH}",
 }
-SAMPLE = ("revela", "cot-mote", "cot-mote-ft", "nvembed", "imprag")
+SAMPLE = ("revela", "nvembed", "imprag")
 TIMES = ("trainer_state.json", "run.json")  # they say how long the run took
 SCRIPT = """
 import gc, json, os, sys, torch
