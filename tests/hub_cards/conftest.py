@@ -46,7 +46,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
         for name, value in in_process.items():
             monkeypatch.setattr(constants, name, value)
         monkeypatch.setattr(hf_api.api, "endpoint", hub.endpoint)
-        # Its client, which keeps the address that it had when the first model was loaded.
+        # transformers has its own client, which keeps the address that it had when the first model was loaded.
         monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
         in_environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
         for name, text in (in_environment | {"HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(tmp_path / "cache")}).items():

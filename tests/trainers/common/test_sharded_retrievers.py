@@ -184,8 +184,8 @@ def assert_equal(one: Path, two: Path) -> None:
         torch.testing.assert_close(found[name], value, atol=2e-6, rtol=1e-5, msg=name)
 
 
-SAMPLE = ["pairs-lora", "replug", "nvembed-cached"]
-RETRIEVERS = ["contriever", "cotmote", "radit", "pairs", "pairs-cached", "replug-absent"]
+SAMPLE = ["pairs-lora", "replug", "cotmote", "nvembed-cached"]
+RETRIEVERS = ["contriever", "radit", "pairs", "pairs-cached", "replug-absent"]
 DECODERS = ["rait-lora", "nvembed-full", "nvembed", "rait"]
 PARTS = {"cotmote": "dense", "nvembed": "embedder", "rait": "model"}
 
