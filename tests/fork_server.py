@@ -235,6 +235,7 @@ def _import_as_readers() -> None:
 
 def _import_for_training() -> None:
     import importlib
+    from unittest.mock import patch
 
     import accelerate
     import datasets
@@ -248,6 +249,8 @@ def _import_for_training() -> None:
 
     assert all((accelerate, datasets, peft, pytest, sentence_transformers, transformers.Trainer, revela_hub.cli.main))
     assert all(getattr(trainers, name) for name in trainers.__all__)
+    with suppress(ImportError), patch("atexit.register"):  # at its end, polars 2.0 waits for a thread that no fork has
+        importlib.import_module("polars")
     for optional in ("gradio", "mteb"):
         with suppress(ImportError):
             importlib.import_module(optional)
