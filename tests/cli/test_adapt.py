@@ -84,7 +84,9 @@ def test_a_verdict_a_retriever_and_a_weight(
     settings = json.loads((output / "settings.json").read_text())
     del settings["bm25_stemmer"], settings["bm25_stopwords"]
     (output / "settings.json").write_text(json.dumps(settings))
-    times = {file: file.stat().st_mtime_ns for file in (output / "work").rglob("*") if file.is_file()}
+    # Locking changes the time of the lock in older versions of filelock.
+    written = [file for file in (output / "work").rglob("*") if file.is_file() and file.name != ".lock"]
+    times = {file: file.stat().st_mtime_ns for file in written}
     assert main(words) == 0
     again = capsys.readouterr().out
     assert again.strip().splitlines()[-1] == last
