@@ -32,7 +32,7 @@ nitpicky = False
 
 # Markdown
 myst_enable_extensions = ["attrs_inline", "dollarmath"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 smartquotes = False
 html_math_renderer = "mathml"
 

@@ -5,13 +5,11 @@ import runpy
 import shlex
 import subprocess
 from html.parser import HTMLParser
-from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
 from fork_server import python
-from packaging.version import Version
 
 from revela_hub.trainers.methods import METHODS
 
@@ -35,10 +33,6 @@ class Page(HTMLParser):
                 self.anchors.add(value)
 
 
-@pytest.mark.skipif(
-    Version(version("myst-parser")) < Version("5"),
-    reason="myst-parser 4, the last for Python 3.10, does not find targets such as (name)= in other pages",
-)
 def test_the_site(repository: Path, tmp_path: Path) -> None:
     recipe = re.search(r"^docs:.*\n((?:\t.*\n)+)", (repository / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None

@@ -84,8 +84,10 @@ def trainer_of(name: str, folders: dict[str, str], settings: dict[str, Any]) -> 
     "name",
     [
         *("revela-adapters", "imprag-adapters", "retromae", "finetuned_cot_mote"),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("revela", "nvembed", "imprag")),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("nvembed-adapters", "cot_mote")),
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("revela", "nvembed", "nvembed-adapters", "imprag", "cot_mote")
+        ),
     ],
 )
 def test_the_export_from_memory_is_that_of_the_checkpoint(
