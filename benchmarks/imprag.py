@@ -43,11 +43,11 @@ from transformers.utils import logging as transformers_logging
 
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.precision import bf16_is_fast
+from revela_hub.trainers.base.passages import tokenize_passages
+from revela_hub.trainers.base.retrieval_loss import multi_label_nce
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer, shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
-from revela_hub.trainers.common.passages import tokenize_passages
-from revela_hub.trainers.common.retrieval_loss import multi_label_nce
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
 from revela_hub.trainers.imprag.inference.stored_states import store_states
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer

@@ -67,7 +67,7 @@ LAYERS = {
 METHODS = sorted(
     folder.name
     for folder in (REPOSITORY / "trainers").iterdir()
-    if folder.is_dir() and folder.name not in ("common", "__pycache__")
+    if folder.is_dir() and folder.name not in ("base", "__pycache__")
 )
 
 
@@ -153,7 +153,7 @@ def test_methods_do_not_import_each_other() -> None:
         for name, others in graph().items()
         if name.startswith(f"{PACKAGE}.trainers.") and name != f"{PACKAGE}.trainers.methods"
         for other in others
-        if other.startswith(f"{PACKAGE}.trainers.") and other.split(".")[2] not in (name.split(".")[2], "common")
+        if other.startswith(f"{PACKAGE}.trainers.") and other.split(".")[2] not in (name.split(".")[2], "base")
         # RA-IT and RA-DIT take the data of the method that they are compared with.
         if not (name.startswith(f"{PACKAGE}.trainers.baselines.") and other.startswith(f"{PACKAGE}.trainers.imprag."))
     ]
@@ -164,7 +164,7 @@ def test_what_is_shared_and_the_data_know_no_method() -> None:
     against = [
         f"{name} imports {other}"
         for name, others in graph().items()
-        if name.startswith((f"{PACKAGE}.data", f"{PACKAGE}.retrieval", f"{PACKAGE}.trainers.common."))
+        if name.startswith((f"{PACKAGE}.data", f"{PACKAGE}.retrieval", f"{PACKAGE}.trainers.base."))
         for other in others
         if any(method in other.split(".") for method in METHODS)
     ]

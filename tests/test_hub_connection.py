@@ -18,8 +18,8 @@ from revela_hub.gguf_files import model_folder
 from revela_hub.hub_connection import prefer_cache, reconnect
 from revela_hub.pickles import model_kind, refuse_pickles
 from revela_hub.retrieval.encoder import load_encoder
+from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.common.retriever import load_retriever
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -12,8 +12,8 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError, refuse_missing_folder
 from revela_hub.hub_cards import ModelCardMetadata, describe
 from revela_hub.paths import local_path
+from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.common.retriever import load_retriever
 
 LOCK = "~$report.txt"  # of Office, next to an open document
 

@@ -20,8 +20,8 @@ from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.pickles import module_types, refuse_pickles
 from revela_hub.retrieval.encoder import load_encoder, load_sparse_encoder
+from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
 from revela_hub.trainers.revela.checkpoint import load_backbones
 

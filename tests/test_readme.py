@@ -88,7 +88,7 @@ def bound(words: list[str]) -> dict[str, Any] | None:
 def test_the_commands_that_are_shown_are_read(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     # The trackers that a page installs first.
-    monkeypatch.setattr("revela_hub.trainers.common.early.get_available_reporting_integrations", lambda: ["trackio"])
+    monkeypatch.setattr("revela_hub.trainers.base.early.get_available_reporting_integrations", lambda: ["trackio"])
     shown = list(commands(PAGES[page]))
     assert shown or not re.match(r"README|examples/.*README|[a-z -]+$", page)
     for words in shown:

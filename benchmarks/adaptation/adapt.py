@@ -38,7 +38,7 @@ from revela_hub.evaluation import compare_queries  # noqa: E402
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs  # noqa: E402
 from revela_hub.evaluation.probe import ProbeSettings, build_probe  # noqa: E402
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run  # noqa: E402
-from revela_hub.trainers.common.measuring import BestWeights  # noqa: E402
+from revela_hub.trainers.base.measuring import BestWeights  # noqa: E402
 
 LM = REPOSITORY / "examples" / "quickstart" / "lm"
 QUERIES, PASSAGES = 200, 300

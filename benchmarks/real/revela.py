@@ -210,7 +210,7 @@ def smollm2(work: Path) -> Path:
 
 def starting_point(given: argparse.Namespace) -> Path:
     """Return the folder of the retriever that all arms start from: `--start`, or SmolLM2 with mean pooling."""
-    from revela_hub.trainers.common.retriever import load_retriever
+    from revela_hub.trainers.base.retriever import load_retriever
 
     folder: Path = given.start or given.work / "start"
     if not (folder / "modules.json").exists():

@@ -18,8 +18,8 @@ from revela_hub.hub_cards.upload import publish as publish_assembled
 from revela_hub.hub_cards.verify.contents import read_json
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json
-from revela_hub.trainers.common.checkpoints import RECORD
-from revela_hub.trainers.common.retriever import RETRIEVER
+from revela_hub.trainers.base.checkpoints import RECORD
+from revela_hub.trainers.base.retriever import RETRIEVER
 from revela_hub.trainers.methods import METHODS as METHODS
 
 

@@ -27,8 +27,8 @@ from revela_hub.evaluation.probe_folder import read_probe_task
 from revela_hub.interrupts import Interrupted, status_of
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.disk import claim_folder
-from revela_hub.trainers.common.retriever import load_retriever
-from revela_hub.trainers.common.run import LOCK, lock_output
+from revela_hub.trainers.base.retriever import load_retriever
+from revela_hub.trainers.base.run import LOCK, lock_output
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
 
 VERDICT = re.compile(

@@ -16,7 +16,7 @@ from revela_hub.cli.outline import outline
 from revela_hub.cli.parser import LIBRARIES, build_arguments
 from revela_hub.errors import UserError
 from revela_hub.options import old_names
-from revela_hub.trainers.common.settings import changes
+from revela_hub.trainers.base.settings import changes
 from revela_hub.trainers.imprag import IMPRAG
 
 # Names that must not be used, besides the old names: the option that has another name for the same thing.

@@ -15,7 +15,7 @@ from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.retrieval import BM25, TextList
 from revela_hub.retrieval.rerank import RerankedRanker, Reranker, has_tokens
-from revela_hub.trainers.common.retriever import load_retriever
+from revela_hub.trainers.base.retriever import load_retriever
 
 
 @pytest.fixture

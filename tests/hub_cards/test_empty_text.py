@@ -13,8 +13,8 @@ from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaFor
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.hub_cards.tokenizers import never_without_token
 from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining
+from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.nvembed.export import export_nvembed
 from revela_hub.trainers.revela.checkpoint import load_backbones
 

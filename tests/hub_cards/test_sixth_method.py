@@ -68,10 +68,10 @@ from toy import TOY
 from toy.modeling_toy import ToyConfig, ToyModel
 from transformers import AutoTokenizer
 
-from revela_hub.trainers.common.adapters import merged_copy
-from revela_hub.trainers.common.arguments import RunArguments
-from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.base.adapters import merged_copy
+from revela_hub.trainers.base.arguments import RunArguments
+from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
+from revela_hub.trainers.base.trainer import MethodTrainer
 
 
 @dataclass
@@ -168,10 +168,10 @@ from dataclasses import dataclass, field
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.passages import build_passages
-from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
-from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.run import in_run
-from revela_hub.trainers.common.run_probe import hold_out_text
+from revela_hub.trainers.base.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.base.measuring import BestWeights
+from revela_hub.trainers.base.run import in_run
+from revela_hub.trainers.base.run_probe import hold_out_text
 from toy import TOY
 from toy.trainer import ToyTrainer, ToyTrainingArguments, load_toy
 

@@ -27,7 +27,7 @@ from revela_hub.retrieval.encoder import (
     model_identity,
     similarity_of,
 )
-from revela_hub.trainers.common.retriever import load_retriever
+from revela_hub.trainers.base.retriever import load_retriever
 
 
 def test_loads_a_folder(retriever_folder: Path) -> None:

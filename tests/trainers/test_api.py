@@ -40,14 +40,14 @@ from revela_hub.trainers import (
     RevelaTrainingArguments,
     load_backbones,
 )
+from revela_hub.trainers.base.inputs import default_arguments, tokenizer_of
+from revela_hub.trainers.base.pseudo_labels import rank_passages
+from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
-from revela_hub.trainers.common.inputs import default_arguments, tokenizer_of
-from revela_hub.trainers.common.pseudo_labels import rank_passages
-from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
 from revela_hub.trainers.imprag.checkpoint import load_imprag
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed

@@ -21,11 +21,11 @@ from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining, RevelaForCausalLM
 from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.trainers import ImpRAGTrainer, ImpRAGTrainingArguments, load_backbones
+from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer
-from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.nvembed.export import export_nvembed
 
 

@@ -7,7 +7,7 @@ from trl import SFTConfig
 
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
-from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
+from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 
 UNUSED_SFT_OPTIONS = {
     *("chat_template_path", "dataset_text_field", "dataset_num_proc", "eos_token", "pad_token", "truncation_mode"),

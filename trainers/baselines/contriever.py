@@ -32,22 +32,22 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
-from revela_hub.trainers.baselines import CONTRIEVER
-from revela_hub.trainers.common.adapters import freeze_pooler
-from revela_hub.trainers.common.arguments import WARMUP, RunArguments
-from revela_hub.trainers.common.constructors import constructor, known
-from revela_hub.trainers.common.epochs import SharedEpoch
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
-from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
-from revela_hub.trainers.common.processes import is_distributed, rank
-from revela_hub.trainers.common.query_route import refuse_frozen_documents
-from revela_hub.trainers.common.retriever import (
+from revela_hub.trainers.base.adapters import freeze_pooler
+from revela_hub.trainers.base.arguments import WARMUP, RunArguments
+from revela_hub.trainers.base.constructors import constructor, known
+from revela_hub.trainers.base.epochs import SharedEpoch
+from revela_hub.trainers.base.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
+from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
+from revela_hub.trainers.base.processes import is_distributed, rank
+from revela_hub.trainers.base.query_route import refuse_frozen_documents
+from revela_hub.trainers.base.retriever import (
     WrappedRetriever,
     WrappedRetrieverTrainer,
     inputs_of,
     load_retriever,
     with_adapters,
 )
+from revela_hub.trainers.baselines import CONTRIEVER
 
 View = Literal["cropping", "inverse_cloze"]
 

@@ -18,13 +18,13 @@ from typing import Any, Literal
 from revela_hub.data.text.passages import build_passages
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt, TextLength
+from revela_hub.trainers.base.arguments import ProbeArguments, StreamedTextArguments, text_rows
+from revela_hub.trainers.base.measuring import BestWeights
+from revela_hub.trainers.base.retriever import load_retriever, print_retriever
+from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments, text_rows
-from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.retriever import load_retriever, print_retriever
-from revela_hub.trainers.common.run import Run, in_run
-from revela_hub.trainers.common.run_probe import hold_out_text
 
 
 @dataclass(kw_only=True)

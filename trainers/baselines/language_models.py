@@ -9,8 +9,8 @@ from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.reading_checks import check_backbone
 from revela_hub.pickles import refuse_pickles
-from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.weights import is_encoder
+from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.base.weights import is_encoder
 
 
 @dataclass

@@ -21,16 +21,16 @@ from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
+from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
+from revela_hub.trainers.base.constructors import constructor, known
+from revela_hub.trainers.base.inputs import ModelLike, default_arguments, prepare_datasets
+from revela_hub.trainers.base.passages import PassageTokens, token_rows, tokenize_passages
+from revela_hub.trainers.base.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
+from revela_hub.trainers.base.pseudo_labels import rank_passages
+from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
-from revela_hub.trainers.common.adapters import add_adapters, lora_config, merged_copy
-from revela_hub.trainers.common.constructors import constructor, known
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, prepare_datasets
-from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
-from revela_hub.trainers.common.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
-from revela_hub.trainers.common.pseudo_labels import rank_passages
-from revela_hub.trainers.common.trainer import MethodTrainer
 from revela_hub.whole_files import whole_path
 
 READER_FOLDER = "model"  # folder of the reader

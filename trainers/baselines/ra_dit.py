@@ -38,26 +38,26 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating, load_backbone
 from revela_hub.pickles import refuse_pickles
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.baselines import RA_DIT
-from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
-from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
-from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
-from revela_hub.trainers.common.adapters import freeze_pooler
-from revela_hub.trainers.common.constructors import constructor, known
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, model_of_run, name_of, unwrapped
-from revela_hub.trainers.common.passages import PassageTokens, tokenize_passages
-from revela_hub.trainers.common.prompts import (
+from revela_hub.trainers.base.adapters import freeze_pooler
+from revela_hub.trainers.base.constructors import constructor, known
+from revela_hub.trainers.base.inputs import ModelLike, default_arguments, model_of_run, name_of, unwrapped
+from revela_hub.trainers.base.passages import PassageTokens, tokenize_passages
+from revela_hub.trainers.base.prompts import (
     as_prompts,
     as_texts,
     refuse_eval_dataset,
     refuse_excluded_prompts,
     tokenize_prompts,
 )
-from revela_hub.trainers.common.pseudo_labels import rank_passages, top_rows
-from revela_hub.trainers.common.query_route import refuse_routes
-from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, multi_label_nce
-from revela_hub.trainers.common.retriever import RetrieverTrainer, WrappedRetriever, load_retriever, with_adapters
-from revela_hub.trainers.common.weights import load_whole
+from revela_hub.trainers.base.pseudo_labels import rank_passages, top_rows
+from revela_hub.trainers.base.query_route import refuse_routes
+from revela_hub.trainers.base.retrieval_loss import kl_from_retrieval, multi_label_nce
+from revela_hub.trainers.base.retriever import RetrieverTrainer, WrappedRetriever, load_retriever, with_adapters
+from revela_hub.trainers.base.weights import load_whole
+from revela_hub.trainers.baselines import RA_DIT
+from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
+from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
+from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
 
 MASKED_SCORE = -1e30

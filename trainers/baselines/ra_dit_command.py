@@ -22,11 +22,11 @@ from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
+from revela_hub.trainers.base.retriever import RETRIEVER
+from revela_hub.trainers.base.run import Run, in_run
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer
-from revela_hub.trainers.common.retriever import RETRIEVER
-from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 
 

@@ -18,10 +18,10 @@ from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
+from revela_hub.trainers.base.run import Run, in_run
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import READER_FOLDER, RAITTrainer
-from revela_hub.trainers.common.run import Run, in_run
 from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 
 

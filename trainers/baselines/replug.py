@@ -29,23 +29,23 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import text_positions, truncates
-from revela_hub.trainers.baselines import REPLUG
-from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.common.adapters import freeze_pooler
-from revela_hub.trainers.common.arguments import WARMUP, RunArguments
-from revela_hub.trainers.common.constructors import constructor, known
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, name_of, prepare_datasets, prepared_rows
-from revela_hub.trainers.common.passages import token_rows
-from revela_hub.trainers.common.processes import gathered
-from revela_hub.trainers.common.query_route import refuse_routes
-from revela_hub.trainers.common.retriever import (
+from revela_hub.trainers.base.adapters import freeze_pooler
+from revela_hub.trainers.base.arguments import WARMUP, RunArguments
+from revela_hub.trainers.base.constructors import constructor, known
+from revela_hub.trainers.base.inputs import ModelLike, default_arguments, name_of, prepare_datasets, prepared_rows
+from revela_hub.trainers.base.passages import token_rows
+from revela_hub.trainers.base.processes import gathered
+from revela_hub.trainers.base.query_route import refuse_routes
+from revela_hub.trainers.base.retriever import (
     WrappedRetriever,
     WrappedRetrieverTrainer,
     inputs_of,
     load_retriever,
     with_adapters,
 )
-from revela_hub.trainers.common.sharding import is_sharded
+from revela_hub.trainers.base.sharding import is_sharded
+from revela_hub.trainers.baselines import REPLUG
+from revela_hub.trainers.baselines.language_models import load_lm
 
 
 @dataclass

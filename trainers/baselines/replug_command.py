@@ -18,14 +18,14 @@ from typing import Any, Literal
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.options import option, required
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
+from revela_hub.trainers.base.arguments import ProbeArguments, StreamedTextArguments, text_rows
+from revela_hub.trainers.base.measuring import BestWeights
+from revela_hub.trainers.base.retriever import print_retriever
+from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments, load_chunk_encoder
-from revela_hub.trainers.common.arguments import ProbeArguments, StreamedTextArguments, text_rows
-from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.retriever import print_retriever
-from revela_hub.trainers.common.run import Run, in_run
-from revela_hub.trainers.common.run_probe import hold_out_text
 
 
 @dataclass(kw_only=True)

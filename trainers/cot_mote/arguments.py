@@ -20,7 +20,7 @@ from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
-from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
+from revela_hub.trainers.base.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
 
 # Defaults of each stage. A step of pre-training has 2k rows: 32 per device x 64 accumulation steps.
 STAGES: dict[str, dict[str, Any]] = {

@@ -13,9 +13,9 @@ from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.common.constructors import config_fields, known
-from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.weights import checkpoint_config, load_whole
+from revela_hub.trainers.base.constructors import config_fields, known
+from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.base.weights import checkpoint_config, load_whole
 
 PRE_TRAINING = CoTMoTEForPreTraining.__name__
 

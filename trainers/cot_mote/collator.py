@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.masked import MaskedCollator
+from revela_hub.trainers.base.masked import MaskedCollator
 
 
 class CoTMoTECollator(MaskedCollator):

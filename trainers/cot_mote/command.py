@@ -31,8 +31,8 @@ from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
-from revela_hub.trainers.common.arguments import check_positions
-from revela_hub.trainers.common.run import Run, in_run
+from revela_hub.trainers.base.arguments import check_positions
+from revela_hub.trainers.base.run import Run, in_run
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import (
     CoTMoTEDataArguments,

@@ -21,9 +21,9 @@ from transformers.trainer_utils import TrainOutput
 from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
-from revela_hub.trainers.common.adapters import merged_copy
-from revela_hub.trainers.common.constructors import constructor
-from revela_hub.trainers.common.inputs import (
+from revela_hub.trainers.base.adapters import merged_copy
+from revela_hub.trainers.base.constructors import constructor
+from revela_hub.trainers.base.inputs import (
     ModelLike,
     as_dataset,
     default_arguments,
@@ -32,8 +32,8 @@ from revela_hub.trainers.common.inputs import (
     refuse_single_pair,
     tokenizer_of,
 )
-from revela_hub.trainers.common.trainer import MethodTrainer
-from revela_hub.trainers.common.weights import load_in_place
+from revela_hub.trainers.base.trainer import MethodTrainer
+from revela_hub.trainers.base.weights import load_in_place
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start

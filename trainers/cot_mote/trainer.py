@@ -10,9 +10,9 @@ from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
-from revela_hub.trainers.common.constructors import constructor
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
-from revela_hub.trainers.common.masked import MaskedTrainer
+from revela_hub.trainers.base.constructors import constructor
+from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
+from revela_hub.trainers.base.masked import MaskedTrainer
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start

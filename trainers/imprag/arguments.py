@@ -15,7 +15,7 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
 from revela_hub.retrieval.index_options import IndexArguments
-from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
+from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 
 
 @dataclass

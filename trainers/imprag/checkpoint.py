@@ -12,9 +12,9 @@ from revela_hub.errors import UserError, loading, refuse_missing_folder
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.common.constructors import config_fields, known
-from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.weights import is_encoder, load_adapters, load_whole
+from revela_hub.trainers.base.constructors import config_fields, known
+from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.base.weights import is_encoder, load_adapters, load_whole
 
 OPTIONS = {
     "b": "retrieval_layer",

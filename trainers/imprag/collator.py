@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from revela_hub.trainers.common.passages import token_rows
+from revela_hub.trainers.base.passages import token_rows
 
 
 @dataclass

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from revela_hub.options import option, required
 from revela_hub.output import command_line
-from revela_hub.trainers.common.run import Run, in_run
+from revela_hub.trainers.base.run import Run, in_run
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, ImpRAGTrainingArguments, load_data
 from revela_hub.trainers.imprag.checkpoint import OPTIONS, load_imprag

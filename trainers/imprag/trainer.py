@@ -34,16 +34,16 @@ from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.encoding import divided
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.stored_vectors import VectorsInMemory
-from revela_hub.trainers.common.adapters import add_adapters, lora_config, merged_copy
-from revela_hub.trainers.common.constructors import constructor
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
-from revela_hub.trainers.common.passages import PassageTokens, token_rows, tokenize_passages
-from revela_hub.trainers.common.processes import from_main
-from revela_hub.trainers.common.prompts import as_prompts, as_texts, refuse_eval_dataset, tokenize_prompts
-from revela_hub.trainers.common.pseudo_labels import rank_passages
-from revela_hub.trainers.common.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
-from revela_hub.trainers.common.settings import rows_digest
-from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
+from revela_hub.trainers.base.constructors import constructor
+from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
+from revela_hub.trainers.base.passages import PassageTokens, token_rows, tokenize_passages
+from revela_hub.trainers.base.processes import from_main
+from revela_hub.trainers.base.prompts import as_prompts, as_texts, refuse_eval_dataset, tokenize_prompts
+from revela_hub.trainers.base.pseudo_labels import rank_passages
+from revela_hub.trainers.base.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
+from revela_hub.trainers.base.settings import rows_digest
+from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
 from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag

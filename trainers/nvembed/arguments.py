@@ -6,7 +6,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
-from revela_hub.trainers.common.arguments import WEIGHT_DECAY, AdapterArguments, RunArguments
+from revela_hub.trainers.base.arguments import WEIGHT_DECAY, AdapterArguments, RunArguments
 
 QUERY_INSTRUCTION = "Given a question, retrieve passages that answer the question"
 

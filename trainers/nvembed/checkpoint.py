@@ -15,10 +15,10 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.common.adapters import add_adapters
-from revela_hub.trainers.common.constructors import known
-from revela_hub.trainers.common.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.common.weights import is_encoder, load_whole, raise_for_names
+from revela_hub.trainers.base.adapters import add_adapters
+from revela_hub.trainers.base.constructors import known
+from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.base.weights import is_encoder, load_whole, raise_for_names
 from revela_hub.trainers.nvembed import EMBEDDER
 from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION
 

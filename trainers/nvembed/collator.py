@@ -11,7 +11,7 @@ from torch import Tensor
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_nvembed import check_pool_mask, exclude_instruction
-from revela_hub.trainers.common.inputs import check_texts, in_order, pair_columns
+from revela_hub.trainers.base.inputs import check_texts, in_order, pair_columns
 
 ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK = "anchor_prompt", "document_prompt", "task"
 

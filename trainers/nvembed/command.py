@@ -29,10 +29,10 @@ from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
-from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.run import Run, in_run
-from revela_hub.trainers.common.run_probe import hold_out_rows
+from revela_hub.trainers.base.arguments import ProbeArguments, check_positions
+from revela_hub.trainers.base.measuring import BestWeights
+from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run_probe import hold_out_rows
 from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
 from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION, NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart, load_nvembed

@@ -28,8 +28,8 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 
-from revela_hub.trainers.common.processes import gathered, is_distributed, rank
-from revela_hub.trainers.common.sharding import is_sharded
+from revela_hub.trainers.base.processes import gathered, is_distributed, rank
+from revela_hub.trainers.base.sharding import is_sharded
 
 SIMILAR_LENGTH = 0.75
 """Texts of at least this fraction of the longest text's length are embedded in the same batch."""

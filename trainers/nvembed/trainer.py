@@ -32,9 +32,9 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder, text_positions
-from revela_hub.trainers.common.adapters import add_adapters, lora_config, merged_copy, refuse_frozen, saving_merged
-from revela_hub.trainers.common.constructors import constructor
-from revela_hub.trainers.common.inputs import (
+from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy, refuse_frozen, saving_merged
+from revela_hub.trainers.base.constructors import constructor
+from revela_hub.trainers.base.inputs import (
     ModelLike,
     as_dataset,
     default_arguments,
@@ -43,10 +43,10 @@ from revela_hub.trainers.common.inputs import (
     prepare_datasets,
     refuse_single_pair,
 )
-from revela_hub.trainers.common.query_route import trained_backbone
-from revela_hub.trainers.common.sharding import is_sharded
-from revela_hub.trainers.common.trainer import MethodTrainer
-from revela_hub.trainers.common.weights import load_in_place
+from revela_hub.trainers.base.query_route import trained_backbone
+from revela_hub.trainers.base.sharding import is_sharded
+from revela_hub.trainers.base.trainer import MethodTrainer
+from revela_hub.trainers.base.weights import load_in_place
 from revela_hub.trainers.nvembed import NVEMBED
 from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed

@@ -30,12 +30,12 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeInt, TextLength
-from revela_hub.trainers.common.arguments import ProbeArguments, TextArguments
-from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.processes import from_main
-from revela_hub.trainers.common.retriever import load_retriever, print_retriever
-from revela_hub.trainers.common.run import Run, in_run
-from revela_hub.trainers.common.run_probe import HeldOutText, hold_out_rows, hold_out_text
+from revela_hub.trainers.base.arguments import ProbeArguments, TextArguments
+from revela_hub.trainers.base.measuring import BestWeights
+from revela_hub.trainers.base.processes import from_main
+from revela_hub.trainers.base.retriever import load_retriever, print_retriever
+from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run_probe import HeldOutText, hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs

@@ -33,10 +33,10 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, lora_config
-from revela_hub.trainers.common.arguments import WARMUP, AdapterArguments, RunArguments
-from revela_hub.trainers.common.constructors import constructor, known
-from revela_hub.trainers.common.inputs import (
+from revela_hub.trainers.base.adapters import add_adapters, freeze_pooler, lora_config
+from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
+from revela_hub.trainers.base.constructors import constructor, known
+from revela_hub.trainers.base.inputs import (
     ModelLike,
     checked_stream,
     default_arguments,
@@ -46,8 +46,8 @@ from revela_hub.trainers.common.inputs import (
     refuse_single_pair,
     training_rows,
 )
-from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
-from revela_hub.trainers.common.query_route import (
+from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
+from revela_hub.trainers.base.query_route import (
     DOCUMENT,
     QUERY,
     frozen_route,
@@ -57,7 +57,7 @@ from revela_hub.trainers.common.query_route import (
     trained_backbone,
     with_query_route,
 )
-from revela_hub.trainers.common.retriever import RetrieverTrainer, adapted_backbone, load_retriever
+from revela_hub.trainers.base.retriever import RetrieverTrainer, adapted_backbone, load_retriever
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 
 LABELS = ("label", "labels", "score", "scores")

@@ -10,7 +10,7 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings, build_spans
 from revela_hub.options import option, values_of
 from revela_hub.ranges import PositiveInt, Share
-from revela_hub.trainers.common.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
+from revela_hub.trainers.base.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
 
 
 @dataclass

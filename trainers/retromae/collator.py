@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from revela_hub.data.text.masking import visibility
-from revela_hub.trainers.common.masked import MaskedCollator
+from revela_hub.trainers.base.masked import MaskedCollator
 
 MASK_SETS = 128
 """Number of sets of hidden tokens that the rows of a passage share (the original: 128, later 256)."""

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from revela_hub.options import option, required
 from revela_hub.ranges import Layers, NonNegativeFloat
-from revela_hub.trainers.common.arguments import ProbeArguments, check_positions
-from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.run import Run, in_run
-from revela_hub.trainers.common.run_probe import hold_out_text
+from revela_hub.trainers.base.arguments import ProbeArguments, check_positions
+from revela_hub.trainers.base.measuring import BestWeights
+from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, RetroMAETrainingArguments, load_spans
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder

@@ -7,10 +7,10 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.common.constructors import constructor
-from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.common.inputs import ModelLike, default_arguments, tokenizer_of
-from revela_hub.trainers.common.masked import MaskedTrainer
+from revela_hub.trainers.base.constructors import constructor
+from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
+from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
+from revela_hub.trainers.base.masked import MaskedTrainer
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, load_retromae_encoder

@@ -22,14 +22,14 @@ from revela_hub.data.text.groups import (
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
-from revela_hub.trainers.common.arguments import (
+from revela_hub.trainers.base.arguments import (
     WARMUP,
     AdapterArguments,
     RunArguments,
     StreamedTextArguments,
     text_rows,
 )
-from revela_hub.trainers.common.matryoshka import MatryoshkaArguments
+from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
 
 
 @dataclass

@@ -18,9 +18,9 @@ from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
-from revela_hub.trainers.common.adapters import refuse_adapters
-from revela_hub.trainers.common.constructors import config_fields, known
-from revela_hub.trainers.common.inputs import (
+from revela_hub.trainers.base.adapters import refuse_adapters
+from revela_hub.trainers.base.constructors import config_fields, known
+from revela_hub.trainers.base.inputs import (
     ModelLike,
     model_of_run,
     name_of,
@@ -28,8 +28,8 @@ from revela_hub.trainers.common.inputs import (
     tokenizer_of,
     unwrapped,
 )
-from revela_hub.trainers.common.prompts import refuse_excluded_prompts
-from revela_hub.trainers.common.weights import (
+from revela_hub.trainers.base.prompts import refuse_excluded_prompts
+from revela_hub.trainers.base.weights import (
     checkpoint_config,
     is_encoder,
     load_adapters,

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.internals import fingerprint
-from revela_hub.trainers.common.epochs import SharedEpoch
+from revela_hub.trainers.base.epochs import SharedEpoch
 
 Tokens: TypeAlias = NDArray[np.int64]
 _CALL_SETTINGS = ("truncation", "padding")  # keys of a tokenizer.json that only describe its last call

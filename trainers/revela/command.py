@@ -31,10 +31,10 @@ from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones, load_groups
-from revela_hub.trainers.common.arguments import ProbeArguments
-from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.run import Run, in_run
-from revela_hub.trainers.common.run_probe import hold_out_text
+from revela_hub.trainers.base.arguments import ProbeArguments
+from revela_hub.trainers.base.measuring import BestWeights
+from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.revela import REVELA
 
 

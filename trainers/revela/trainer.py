@@ -24,11 +24,11 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.common.adapters import add_adapters, freeze_pooler, lora_config, merged_copy, refuse_frozen
-from revela_hub.trainers.common.arguments import check_positions
-from revela_hub.trainers.common.constructors import constructor
-from revela_hub.trainers.common.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.common.inputs import (
+from revela_hub.trainers.base.adapters import add_adapters, freeze_pooler, lora_config, merged_copy, refuse_frozen
+from revela_hub.trainers.base.arguments import check_positions
+from revela_hub.trainers.base.constructors import constructor
+from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
+from revela_hub.trainers.base.inputs import (
     ModelLike,
     default_arguments,
     prepare_datasets,
@@ -36,8 +36,8 @@ from revela_hub.trainers.common.inputs import (
     tokenizer_of,
     training_rows,
 )
-from revela_hub.trainers.common.sharding import is_sharded
-from revela_hub.trainers.common.trainer import MethodTrainer
+from revela_hub.trainers.base.sharding import is_sharded
+from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_backbones, with_padding

@@ -45,7 +45,7 @@ from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
-from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
+from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
 from revela_hub.whole_files import whole_path, write_text, writing
 
 WORK, STATE, BASE, LABELS = "work", "state.json", "base", "labels.jsonl"

@@ -18,7 +18,7 @@ from revela_hub.pickles import module_types
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
-from revela_hub.trainers.common.retriever import RETRIEVER, load_retriever
+from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.pair_tuning.labelled_pairs import PairReport, read_labelled_pairs
 from revela_hub.whole_files import whole_path, writing
 
@@ -150,8 +150,8 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
     """Learn the base hybrid's scores of made queries."""
     from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_loss, distillation_rows
     from revela_hub.evaluation.probe_folder import read_probe_task
-    from revela_hub.trainers.common.measuring import BestWeights
-    from revela_hub.trainers.common.run import open_run
+    from revela_hub.trainers.base.measuring import BestWeights
+    from revela_hub.trainers.base.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
     from revela_hub.trainers.pair_tuning.command import Arguments
     from revela_hub.trainers.pair_tuning.text_pairs import TooFewPairs, build_text_pairs

@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
+from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import (
     Contriever,
     ContrieverTrainer,
@@ -23,7 +24,6 @@ from revela_hub.trainers.baselines.contriever import (
     ViewCollator,
 )
 from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.common.retriever import load_retriever
 
 
 def passages(number: int = 24) -> Dataset:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer, paste, pasted_log_likelihoods, pasted_prompts
 from revela_hub.trainers.baselines.ra_dit import (
@@ -21,7 +22,6 @@ from revela_hub.trainers.baselines.ra_dit import (
     open_retriever,
     reader_likelihoods,
 )
-from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.imprag.inference.encoder import load_imprag_encoder
 
 PASSAGES = ["The river Dart.", "The river Esk is long.", "A fox.", "Paris."]

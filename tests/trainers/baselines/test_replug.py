@@ -13,8 +13,8 @@ from sentence_transformers.base.modules import Router
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from revela_hub.errors import UserError
+from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.replug import GroupCollator, Replug, ReplugTrainer, ReplugTrainingArguments
-from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed
 
 sys.path.insert(0, str(Path(__file__).parent))

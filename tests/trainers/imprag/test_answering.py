@@ -17,8 +17,8 @@ from revela_hub.cli.commands import evaluate
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.trainers.common.passages import tokenize_passages
-from revela_hub.trainers.common.pseudo_labels import top_rows
+from revela_hub.trainers.base.passages import tokenize_passages
+from revela_hub.trainers.base.pseudo_labels import top_rows
 from revela_hub.trainers.imprag.inference import answer_command
 from revela_hub.trainers.imprag.inference.answering import Answer, Answerer, PassageRead
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder

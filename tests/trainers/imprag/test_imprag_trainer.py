@@ -19,8 +19,8 @@ from revela_hub.hub_cards.assemble import Assembly
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.dense import FaissIndex
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.trainers.common.pseudo_labels import rank_passages
-from revela_hub.trainers.common.retrieval_loss import kl_from_retrieval, kl_to_retrieval, multi_label_nce
+from revela_hub.trainers.base.pseudo_labels import rank_passages
+from revela_hub.trainers.base.retrieval_loss import kl_from_retrieval, kl_to_retrieval, multi_label_nce
 from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
 from revela_hub.trainers.imprag.checkpoint import load_imprag, load_imprag_checkpoint
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer

@@ -13,8 +13,8 @@ from sentence_transformers.base.modules import Router
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoder import document_identity, load_encoder, model_identity
+from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.common.retriever import load_retriever
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
 ROWS = Dataset.from_dict(

@@ -22,7 +22,7 @@ from revela_hub.data.sources.beir import write_beir
 from revela_hub.data.synthesis.store import TASK_PREFIX
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly
-from revela_hub.trainers.common.encoder_in_training import rank_together
+from revela_hub.trainers.base.encoder_in_training import rank_together
 from revela_hub.trainers.pair_tuning import command
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
@@ -153,7 +153,7 @@ def test_retrieval_is_measured_once_next_to_the_loss(
         ranked.append(None)
         return rank_together(*given)
 
-    monkeypatch.setattr("revela_hub.trainers.common.trainer.rank_together", rank)
+    monkeypatch.setattr("revela_hub.trainers.base.trainer.rank_together", rank)
     corpus = {str(number): text for number, text in enumerate(pairs()["positive"])}
     task = RetrievalTask(corpus, {"q": corpus["1"]}, {"q": {"1": 1}}, "tiny")
     args = PairsTrainingArguments(str(tmp_path), report_to=[], bf16=False, eval_strategy="steps", eval_steps=1)
@@ -286,7 +286,7 @@ def test_an_interrupted_export_leaves_no_folder(
     def interrupted(folder: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("revela_hub.trainers.common.retriever.make_readable", interrupted)
+    monkeypatch.setattr("revela_hub.trainers.base.retriever.make_readable", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer(tmp_path, retriever_folder, pairs()).export(tmp_path / "out")
     assert not any((tmp_path / "out").iterdir())

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela_hub.cli.main import main
 from revela_hub.errors import UserError
-from revela_hub.trainers.common.query_route import with_query_route
+from revela_hub.trainers.base.query_route import with_query_route
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
 WORDS = "the quick brown fox jumps over a lazy dog and rivers carry sediment from mountains to the sea".split()

@@ -29,8 +29,8 @@ import torch
 from safetensors.torch import load_file
 from test_revela_trainer import RevelaTrainer, losses, trainer
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.trainers.common.measuring import BestWeights
-from revela_hub.trainers.common.processes import full_weight
+from revela_hub.trainers.base.measuring import BestWeights
+from revela_hub.trainers.base.processes import full_weight
 initialise = RevelaTrainer.create_accelerator_and_postprocess
 def with_cpus(self):  # accelerate shards on GPUs only; FSDP2 itself does not mind CPUs
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU

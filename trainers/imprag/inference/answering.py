@@ -17,7 +17,7 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.output import note
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
-from revela_hub.trainers.common.passages import tokenize_passages
+from revela_hub.trainers.base.passages import tokenize_passages
 from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder, on_device
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.modeling import ImpRAGForCausalLM, ImpRAGModel
 from revela_hub.modeling.backbones import evaluating
 from revela_hub.precision import in_fast_precision
-from revela_hub.trainers.common.passages import token_rows, tokenize_passages
+from revela_hub.trainers.base.passages import token_rows, tokenize_passages
 
 
 class ImpRAGEncoder:

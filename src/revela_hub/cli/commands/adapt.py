@@ -84,7 +84,7 @@ def run(arguments: Arguments) -> None:
     """Inspect the text, measure, train, select, and print the verdict."""
     from revela_hub.adaptation.adapt import Adaptation
     from revela_hub.retrieval.disk import claim_folder, make_folder
-    from revela_hub.trainers.common.run import LOCK, lock_output
+    from revela_hub.trainers.base.run import LOCK, lock_output
     from revela_hub.whole_files import naming_full_disk
 
     output = Path(arguments.output_dir)
@@ -204,7 +204,7 @@ def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
     """Return the settings; check that the output folder is not in the text, and that an earlier run in it had the same."""
     from revela_hub.data.own_folder import check_apart, is_ours
     from revela_hub.data.sources.source import parse_sources
-    from revela_hub.trainers.common.settings import content_identity
+    from revela_hub.trainers.base.settings import content_identity
 
     check_apart(parse_sources(arguments.data, **arguments.reading()), output, "--output_dir")
     file = output / SETTINGS

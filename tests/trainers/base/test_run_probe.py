@@ -1,0 +1,185 @@
+"""A run writes to its own folders only, and every node has the same probe and the same weights."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from fork_server import launch
+from parsed_arguments import parse_arguments
+
+from revela_hub.data.sources.beir import RetrievalTask, write_beir
+from revela_hub.data.sources.documents import HELD_OUT
+from revela_hub.errors import UserError
+from revela_hub.trainers.base.checkpoints import Record
+from revela_hub.trainers.base.run import open_run
+from revela_hub.trainers.base.run_probe import hold_out_rows, hold_out_text
+from revela_hub.trainers.baselines import CONTRIEVER
+from revela_hub.trainers.baselines import contriever_command as train_contriever
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    words = "river sea mountain valley boat captain harbour wind rain stone bridge market bread apple garden".split()
+    rows = []
+    for n in range(60):
+        sentences = (
+            " ".join(words[(n * (3 + 2 * i + part) + i * i) % 15] + f"{n % 7}" for i in range(11)) for part in range(4)
+        )
+        rows.append({"_id": f"r{n}", "text": " ".join(f"{each.capitalize()} {n}." for each in sentences)})
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
+def arguments(text: Path, output: Path, *more: str) -> Any:
+    words = ["--data", str(text), "--retriever", "none/such", "--output_dir", str(output), "--report_to", "none", *more]
+    words += ["--use_cpu", "true", "--bf16", "false", "--quiet", "true", "--probe_queries", "20"]
+    return parse_arguments(train_contriever.Arguments, words)
+
+
+def test_a_probe_that_no_run_wrote_stays(text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    (output / "probe").mkdir(parents=True)
+    (output / "probe" / "precious.txt").write_text("mine")
+    given = arguments(text, output)
+    task, folder = hold_out_text(given)
+    assert [path.name for path in (output / "probe").iterdir()] == ["precious.txt"]
+    assert folder == output / "run_probe" and len(task.queries) == 20
+    # It is the run's, so the next run may replace it; a file of the user's in it stays all the same.
+    (output / "run_probe" / "note.txt").write_text("mine, too")
+    assert hold_out_text(arguments(text, output)).task == task
+    assert hold_out_text(arguments(text, output), resumed=True).task == task
+    assert (output / "run_probe" / "note.txt").is_file()
+    (output / "run_probe" / ".of-a-run").unlink()
+    with pytest.raises(UserError, match="probe and run_probe, which were not written by a training run"):
+        hold_out_text(arguments(text, output))
+
+
+def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path) -> None:
+    from revela_hub.evaluation.probe import ProbeSettings, build_probe
+    from revela_hub.evaluation.probe_folder import write_probe
+
+    folder = write_probe(build_probe(str(text), ProbeSettings(30, 60)), tmp_path / "out" / "probe")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    given = arguments(text, tmp_path / "out")
+    options = dict(vars(given))
+    assert hold_out_text(given).folder == tmp_path / "out" / "run_probe" and vars(given) == options
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    # Its purpose: a run that names it.
+    named = arguments(text, tmp_path / "other", "--probe", str(folder))
+    assert len(hold_out_text(named).task.queries) == 30 and hold_out_text(named).folder == folder
+    (folder / HELD_OUT).unlink()
+    with pytest.raises(UserError, match="has no held_out.jsonl, so the run would train on its queries.*--eval_corpus"):
+        hold_out_text(named)
+
+
+def test_a_resumed_run_has_its_probe(text: Path, tmp_path: Path) -> None:
+    found = hold_out_text(arguments(text, tmp_path / "out"))
+    text.write_text(text.read_text()[: len(text.read_text()) // 2])
+    given = arguments(text, tmp_path / "out")
+    assert hold_out_text(given, resumed=True) == found and found.folder == tmp_path / "out" / "probe"
+
+
+def test_a_run_does_not_write_into_its_data(text: Path, tmp_path: Path) -> None:
+    given = arguments(tmp_path, tmp_path / "out")
+    with pytest.raises(UserError, match="is inside the data folder.*--exclude out"), open_run(CONTRIEVER, given):
+        pass
+
+
+FOREIGN = ["config.json", "model.safetensors", "retriever/a", "measured/a", "checkpoint-3/a"]
+FOREIGN += ["run.json", ".lock", ".incomplete/a", "training_curve.png"]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_that_no_run_wrote_are_not_overwritten(text: Path, tmp_path: Path, name: str) -> None:
+    output = tmp_path / "out"
+    (output / name).parent.mkdir(parents=True)
+    (output / name).write_text("mine")
+    (output / "notes.txt").write_text("unrelated")
+    with pytest.raises(UserError, match="not written by a training run"), open_run(CONTRIEVER, arguments(text, output)):
+        pass
+    with (
+        pytest.raises(UserError, match="not written by a training run"),
+        open_run(CONTRIEVER, arguments(text, output, "--overwrite", "true")),
+    ):
+        pass
+    assert (output / name).read_text() == "mine"
+    assert {path.name for path in output.iterdir()} == {"notes.txt", Path(name).parts[0]}
+    Record({}).write(output)  # of a run of an earlier version
+    with pytest.raises(UserError, match="already contains a run"), open_run(CONTRIEVER, arguments(text, output)):
+        pass
+
+
+_PROCESS = """
+import json, os, sys
+from pathlib import Path
+from torch import distributed as dist
+sys.path.insert(0, {tests!r})
+import test_measuring
+from test_run_probe import arguments
+from revela_hub.trainers.base.processes import from_main
+from revela_hub.trainers.base.run_probe import hold_out_text
+rank = int(os.environ["RANK"])
+own = Path({folder!r}) / f"node-{{rank}}"
+task = hold_out_text(arguments(Path({text!r}), own)).task  # starts the process group
+model, words = test_measuring.Model(10), test_measuring.words_task()
+measured = test_measuring.measuring(model, words, own, averages=True, main=rank == 0)
+for step, skill in ((0, 10), (5, 60), (10, 50)):
+    model.skill.data.fill_(skill - 3 * rank)  # the main process's counts
+    measured.record(step, *from_main(measured.latest))
+outcome = measured.finish(10)
+found = dict(queries=task.queries, held_out=(own / "probe" / "held_out.jsonl").read_text(), step=outcome.step,
+             skill=model.skill.item(), ndcg=outcome.chosen.ndcg_at_10, kept=(own / "measured").exists())
+Path({folder!r}, f"found-{{rank}}.json").write_text(json.dumps(found))
+try:
+    from_main(lambda: 1 / 0)
+except Exception as error:
+    assert "division by zero" in str(error), error
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_nodes_without_a_disk_in_common_have_one_probe_and_one_result(text: Path, tmp_path: Path) -> None:
+    script = tmp_path / "process.py"
+    script.write_text(_PROCESS.format(tests=str(Path(__file__).parent), folder=str(tmp_path), text=str(text)))
+    launch(str(script), processes=2, environment={"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
+    assert first.pop("kept") and not second.pop("kept")
+    assert first == second and first["skill"] == 60 and len(first["queries"]) == 20 and first["held_out"]
+
+
+def test_rows_whose_queries_are_evaluated_are_left_out_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(queries: int) -> RetrievalTask:
+        asked = {f"q{n}": f"question {n}" for n in range(queries)}
+        return RetrievalTask({"p": "passage"}, asked, {name: {"p": 1} for name in asked}, "labels")
+
+    rows = Dataset.from_list([{"anchor": f"question {n}", "positive": "a"} for n in range(4)])
+    said: list[str] = []
+    given: Any = SimpleNamespace(eval_corpus="beir", probe="auto", log=said.append)
+    monkeypatch.setattr("revela_hub.trainers.base.run_probe._given_task", lambda _: task(2))
+    assert hold_out_rows(given, rows).rows["anchor"][:] == ["question 2", "question 3"]
+    assert said == ["2 of 4 training rows are left out: --eval_corpus asks their queries"]
+    monkeypatch.setattr("revela_hub.trainers.base.run_probe._given_task", lambda _: task(3))
+    with pytest.raises(UserError, match="--eval_corpus asks 3 of the 4 training queries: too few are left"):
+        hold_out_rows(given, rows)
+
+
+def test_labelled_pairs_that_ask_any_query_of_a_probe_are_left_out(tmp_path: Path) -> None:
+    """Also a query without judgements: `adapt` measures its runs on some of its queries."""
+    task = RetrievalTask({"p": "passage"}, {"q0": "question 0", "q1": "question 1"}, {"q0": {"p": 1}}, "probe")
+    write_beir(task, tmp_path)
+    held = {"document": "a.md", "text": "The Dart flows to the sea."}
+    (tmp_path / "held_out.jsonl").write_text(json.dumps(held) + "\n")
+    passages = ["a", "b", f"{held['text']} It is long.", "c"]
+    rows = Dataset.from_list([{"anchor": f"question {n}", "positive": text} for n, text in enumerate(passages)])
+    said: list[str] = []
+    given: Any = SimpleNamespace(eval_corpus=None, probe=str(tmp_path), log=said.append)
+    left, found = hold_out_rows(given, rows, rows)
+    assert left["anchor"][:] == ["question 2", "question 3"] and left["positive"][:] == ["  It is long.", "c"]
+    assert said[1:] == ["1 text of the probe held out of the training rows"]
+    assert found is not None and found.queries == {"q0": "question 0"}

@@ -1,0 +1,352 @@
+"""Streamed training data: written to disk, or, if the number of steps is set, read during training."""
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from fork_server import launch
+
+from revela_hub.cli.main import main
+from revela_hub.data import GroupSettings, build_groups, build_spans
+from revela_hub.data.row_cache import stream_rows
+from revela_hub.data.sources.source import HUB_PREFIX, Source
+from revela_hub.errors import UserError
+from revela_hub.evaluation import probe
+from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_groups
+from revela_hub.trainers.base.inputs import as_dataset, endless, training_rows
+from revela_hub.trainers.base.trainer import MethodTrainer
+from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
+from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
+from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
+from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
+from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
+from revela_hub.trainers.retromae.trainer import RetroMAETrainer
+
+Rows = datasets.Dataset | datasets.IterableDataset
+Make = Callable[..., MethodTrainer]
+METHODS = ("revela", "retromae", "cot-mote", "contriever", "replug")
+SAMPLE = ("revela", "retromae")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "revela_hub"
+
+
+def pairs() -> Iterator[dict[str, str]]:
+    for number in range(8):
+        yield {"anchor": f"where is river {number}", "positive": f"River {number} flows to the sea."}
+
+
+def texts(number: int | None = None) -> Iterator[dict[str, str]]:
+    """Documents of three sentences, without end unless their number is given."""
+    words = "river sea mountain valley boat captain harbour wind rain stone bridge market bread apple garden".split()
+    for n in islice(count(), number):
+        each = [[words[(n * (3 + 2 * i + k) + i * i) % 15] for i in range(12)] for k in range(3)]
+        yield {"text": " ".join(f"{' '.join(sentence).capitalize()} {n}." for sentence in each)}
+
+
+def text_stream(number: int | None = None) -> datasets.IterableDataset:
+    return datasets.IterableDataset.from_generator(texts, gen_kwargs={"number": number})
+
+
+@pytest.fixture
+def make(retriever_folder: Path, llama_folder: Path, mlm_folder: Path, tmp_path: Path) -> Make:
+    """(method, rows, name of the output folder, further arguments) -> trainer."""
+
+    def made(method: str, rows: Rows, name: str, **settings: Any) -> MethodTrainer:
+        given = {"output_dir": str(tmp_path / name), "max_steps": 4, "per_device_train_batch_size": 2} | settings
+        given |= {"use_cpu": True, "bf16": False, "report_to": [], "logging_steps": 1, "quiet": True}
+        given |= {"learning_rate": 1e-2, "warmup_steps": 0} | ({} if "save_steps" in given else {"save_strategy": "no"})
+        retriever, lm, encoder = str(retriever_folder), str(llama_folder), str(mlm_folder)
+        if method == "revela":
+            args: Any = RevelaTrainingArguments(gradient_accumulation_steps=2, lora_rank=4, lora_dropout=0.1, **given)
+            options = {"model_init_kwargs": {"group_size": 4, "temperature": 0.1}, "max_length": 24}
+            return RevelaTrainer(retriever, args, lm=lm, train_dataset=rows, **options)
+        if method == "retromae":
+            return RetroMAETrainer(encoder, RetroMAETrainingArguments(**given), train_dataset=rows)
+        if method == "cot-mote":
+            args = CoTMoTETrainingArguments(**given | {"gradient_accumulation_steps": 1})
+            return CoTMoTETrainer(encoder, args, train_dataset=rows, max_length=40)
+        if method == "contriever":
+            return ContrieverTrainer(retriever, ContrieverTrainingArguments(**given), train_dataset=rows)
+        args = ReplugTrainingArguments(**given | {"gradient_accumulation_steps": 1})
+        return ReplugTrainer(retriever, lm, args, group_size=3, max_length=32, train_dataset=rows)
+
+    return made
+
+
+def weights(trainer: MethodTrainer) -> dict[str, torch.Tensor]:
+    assert trainer.model is not None
+    return {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
+
+
+def written(cache: Path) -> set[Path]:
+    """The files in the cache of `datasets`, which also puts empty lock files there."""
+    return {file for file in cache.parent.rglob("*") if file.is_file() and file.stat().st_size}
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert not [name for name in a if not torch.equal(a[name], b[name])]
+
+
+def test_a_stream_is_written_to_disk_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = datasets.Dataset.from_list(list(pairs()))
+    first = as_dataset(rows.to_iterable_dataset())
+    assert first.to_list() == rows.to_list()
+    assert "train_dataset.take(N) limits their number\n" in caplog.text and "8 rows in " in caplog.text
+    second = as_dataset(datasets.IterableDataset.from_generator(pairs))  # without features
+    assert second.to_list() == rows.to_list()
+    assert len(list(cache.glob("stream-*"))) == 1
+    assert len(as_dataset(rows.to_iterable_dataset().take(3))) == 3
+    with pytest.raises(UserError, match="has the splits train"):
+        as_dataset(datasets.IterableDatasetDict({"train": rows.to_iterable_dataset()}))
+
+
+def test_streams_that_fail_leave_nothing(cache: Path) -> None:
+    def broken() -> Iterator[dict[str, str]]:
+        yield {"anchor": "a"}
+        raise ConnectionError("no answer")
+
+    with pytest.raises(UserError, match="data set rows: cannot be read: .*no answer"):
+        stream_rows(datasets.IterableDataset.from_generator(broken), "rows")
+    with pytest.raises(UserError, match="rows is a stream without rows"):
+        stream_rows(datasets.IterableDataset.from_generator(lambda: iter(())), "rows")
+    assert not list(cache.glob("stream-*"))
+
+
+@pytest.mark.parametrize(
+    "method", [m if m in SAMPLE else pytest.param(m, marks=pytest.mark.exhaustive) for m in METHODS]
+)
+def test_training_on_a_stream_equals_training_on_its_rows(make: Make, cache: Path, method: str) -> None:
+    """In the stream's order; the rows are those that are written to the cache without a stream."""
+    whole = datasets.Dataset.from_list(list(texts(120)))
+    rows = make(method, whole, "rows", train_sampling_strategy="sequential")
+    rows.train()
+    assert len(rows.train_dataset) >= 8 * rows.args.gradient_accumulation_steps  # nothing is repeated
+    before = written(cache)
+    stream = make(method, whole.to_iterable_dataset(), "stream", shuffle_buffer=1)
+    assert isinstance(stream.train_dataset, datasets.IterableDataset)
+    stream.train()
+    assert_equal(weights(stream), weights(rows))
+    assert written(cache) == before
+
+
+@pytest.mark.parametrize("method", ["revela", pytest.param("retromae", marks=pytest.mark.exhaustive), "contriever"])
+def test_endless_text_is_read_as_far_as_it_is_needed(make: Make, cache: Path, method: str) -> None:
+    furthest = 0
+
+    def endless() -> Iterator[dict[str, str]]:
+        nonlocal furthest
+        for number, row in enumerate(texts(), 1):
+            furthest = max(furthest, number)
+            yield row
+
+    trainer = make(method, datasets.IterableDataset.from_generator(endless), "out", shuffle_buffer=20)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    # A row has up to four documents, and the tokenizer reads a million characters at a time.
+    assert furthest < (6_000 if method == "retromae" else 4 * (20 + 64 + 16))
+    assert not written(cache)
+
+
+def test_prepared_rows_pass_through(make: Make, cache: Path) -> None:
+    documents = datasets.Dataset.from_list(list(texts(120)))
+    groups = build_groups(Source(f"{HUB_PREFIX}texts", rows=documents), GroupSettings(group_size=4))
+    rows = make("revela", groups, "rows", train_sampling_strategy="sequential")
+    rows.train()
+    before = written(cache)
+    stream = make("revela", groups.to_iterable_dataset(), "stream", train_sampling_strategy="sequential")
+    stream.train()
+    assert_equal(weights(stream), weights(rows))
+    assert written(cache) == before
+
+
+@pytest.mark.parametrize(
+    ("method", "documents"), [pytest.param("revela", 120, marks=pytest.mark.exhaustive), ("retromae", 9)]
+)
+def test_a_killed_run_on_a_stream_resumes_with_the_same_weights(
+    make: Make, caplog: pytest.LogCaptureFixture, method: str, documents: int
+) -> None:
+    """With shuffling, and with a stream that has fewer rows than the run needs and is repeated."""
+    run = make(method, text_stream(documents), "run", save_steps=3, shuffle_buffer=8)
+    run.train()
+    other = make(method, text_stream(documents), "other", save_steps=3, shuffle_buffer=8, seed=run.args.seed)
+    other.train(resume_from_checkpoint=f"{run.args.output_dir}/checkpoint-3")
+    assert_equal(weights(other), weights(run))
+    unshuffled = make(method, text_stream(documents), "unshuffled", shuffle_buffer=1)
+    unshuffled.train()
+    assert any(not torch.equal(value, weights(run)[name]) for name, value in weights(unshuffled).items())
+    ended = make(method, text_stream(documents), "ended", save_steps=3, shuffle_buffer=8)
+    ended.train(resume_from_checkpoint=f"{run.args.output_dir}/checkpoint-4")  # killed before its export
+    assert ended.state.global_step == 4
+    assert_equal(weights(ended), weights(run))
+    changed = make(method, datasets.IterableDataset.from_generator(lambda: islice(texts(), 1, None)), "changed")
+    with pytest.raises(UserError, match="different settings: .*shuffle_buffer 8 -> 10000, train_dataset '.* rows, "):
+        changed.train(resume_from_checkpoint=f"{run.args.output_dir}/checkpoint-3")
+
+
+def test_a_stream_is_repeated_in_another_order_with_other_numbers(wordpiece_tokenizer: Any) -> None:
+    """The numbers seed the masks."""
+    source = Source(f"{HUB_PREFIX}texts", rows=datasets.Dataset.from_list(list(texts(5))))
+    whole = build_spans(source, wordpiece_tokenizer, max_length=40).to_list()
+    stream = build_spans(source, wordpiece_tokenizer, max_length=40, streaming=True)
+    assert list(stream) == whole
+    twice = list(endless(stream, 0, 1).take(2 * len(whole)))
+    assert twice[: len(whole)] == whole
+    assert [row["input_ids"] for row in twice[len(whole) :]] == [row["input_ids"] for row in whole]
+    assert [row["span"] for row in twice] == list(range(len(twice)))
+    shuffled = [row["span"] for row in endless(stream, 0, 100).take(2 * len(whole))]
+    first, second = shuffled[: len(whole)], [number - len(whole) for number in shuffled[len(whole) :]]
+    assert sorted(first) == sorted(second) == list(range(len(whole)))
+    assert first != second != list(range(len(whole))) != first
+
+
+def test_a_mixture_of_sources_is_streamed(tmp_path: Path, cache: Path) -> None:
+    rows = [json.dumps(row) + "\n" for row in texts(80)]
+    for name, part in (("a", rows[:40]), ("b", rows[40:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+    sources = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    given: dict[str, Any] = {"data": sources, "weights": [1.0, 3.0], "group_size": 4, "max_groups": 8}
+    mixed, _ = load_groups(RevelaDataArguments(**given, streaming=True))
+    before = written(cache)
+    streamed = [row["text"] for row in mixed]
+    assert not before and not written(cache)
+    stored, report = load_groups(RevelaDataArguments(**given))
+    assert report.groups == 8
+    assert streamed == [row["text"] for row in stored]
+
+
+def test_pairs_are_trained_from_a_stream(
+    retriever_folder: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With all pairs in each batch, the loss does not depend on their order."""
+    rows = datasets.Dataset.from_list(list(pairs()))
+
+    def loss(rows: Rows, name: str) -> float:
+        given = {"output_dir": str(tmp_path / name), "max_steps": 3, "per_device_train_batch_size": 8}
+        args = PairsTrainingArguments(**given, use_cpu=True, bf16=False, report_to=[])
+        trainer = PairsTrainer(str(retriever_folder), args, train_dataset=rows)
+        for module in trainer.retriever.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        return trainer.train().training_loss
+
+    without_features = datasets.IterableDataset.from_generator(pairs)
+    assert loss(without_features, "stream") == pytest.approx(loss(rows, "rows"), rel=1e-4)
+    assert "a batch may contain equal texts" in capsys.readouterr().out
+    assert not list(cache.glob("stream-*"))
+
+
+def test_mistakes_with_streams(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UserError, match="train_dataset is a stream without rows"):
+        make("retromae", text_stream(0), "empty")
+    with pytest.raises(UserError, match="train_dataset has the columns body; it needs text"):
+        make("retromae", text_stream(3).rename_column("text", "body"), "body")
+    short = datasets.Dataset.from_list([{"text": "one"}]).to_iterable_dataset()
+    with pytest.raises(UserError, match="the data contain no span of at least 8 tokens"):
+        make("retromae", short, "short").train()
+    make("retromae", text_stream(9), "no-steps", max_steps=-1)
+    assert "max_steps=N trains from the stream without writing it" in caplog.text
+
+
+_PROCESS = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from datasets import IterableDataset
+from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
+from revela_hub.trainers.retromae.trainer import RetroMAETrainer
+from test_streams import text_stream
+
+args = RetroMAETrainingArguments({out!r}, max_steps=3, per_device_train_batch_size=2, use_cpu=True, bf16=False, report_to=[],
+    save_strategy="no", shuffle_buffer=1)
+stream = text_stream(40)
+if {shards}:
+    from revela_hub.data import build_spans
+    from transformers import AutoTokenizer
+    rows = build_spans({data!r}, AutoTokenizer.from_pretrained({model!r}), max_length=40)
+    stream = rows.to_iterable_dataset(num_shards={shards})
+    args.shuffle_buffer = 10
+trainer = RetroMAETrainer({model!r}, args, train_dataset=stream, max_length=40)
+trainer.check_processes()
+seen, collate = [], trainer.data_collator
+def recorded(rows):
+    seen.append([row["span"] for row in rows])
+    return collate(rows)
+trainer.data_collator = recorded
+trainer.train()
+weight = next(iter(trainer.model.state_dict().values())).sum().item()
+Path({out!r}, f"process-{{args.process_index}}.json").write_text(json.dumps([seen[1:4], weight]))  # the first: a sample
+"""
+
+
+@pytest.mark.parametrize("shards", [0, 4])
+def test_two_processes_train_on_different_rows_of_a_stream(tmp_path: Path, mlm_folder: Path, shards: int) -> None:
+    """Also with streams of several shards, of which each process reads some."""
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in texts(40)))
+    script = tmp_path / "process.py"
+    tests = str(Path(__file__).parent)
+    given = {"tests": tests, "out": str(tmp_path), "model": str(mlm_folder), "data": str(data), "shards": shards}
+    script.write_text(_PROCESS.format(**given))
+    launch(str(script), processes=2)
+    (one, weight), (two, other) = (json.loads((tmp_path / f"process-{n}.json").read_text()) for n in (0, 1))
+    rows = [row for batches in zip(one, two, strict=True) for batch in batches for row in batch]
+    assert len(rows) == len(set(rows)) == 12
+    assert shards or rows == list(range(12))
+    assert weight == other
+
+
+def test_a_probe_reads_a_bounded_part_of_endless_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SCANNED_CHARACTERS", 100_000)
+    made = probe.build_probe([Source(f"{HUB_PREFIX}texts", rows=text_stream())], probe.ProbeSettings(20, 50))
+    assert not made.complete and made.characters <= 100_000 and len(made.task.queries) == 20
+
+
+@pytest.mark.parametrize("command", [pytest.param("revela", marks=pytest.mark.exhaustive), "contriever"])
+def test_the_command_line_trains_from_the_sources(
+    tmp_path: Path,
+    retriever_folder: Path,
+    llama_folder: Path,
+    cache: Path,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in texts(200)))
+    options = (
+        f"train {command} --data {data} --retriever {retriever_folder} --streaming true --output_dir {tmp_path / 'out'}"
+    )
+    options += (
+        " --report_to none --use_cpu true --bf16 false --probe_queries 20 --learning_rate 1e-3 --shuffle_buffer 10"
+    )
+    options += f" --cache_dir {tmp_path / 'cache'}"
+    if command == "revela":
+        options += f" --lm {llama_folder} --group_size 4 --max_length 24 --lora_rank 4"
+    assert main(options.split()) == 2
+    assert "--streaming needs --max_steps N" in capsys.readouterr().err
+    assert main([*options.split(), "--max_steps", "2", "--overwrite", "true"]) == 0
+    said = capsys.readouterr().out
+    assert "text that is read during training" in said and "probe: " in said
+    assert (tmp_path / "out" / "probe" / "held_out.jsonl").is_file()
+    assert not written(cache)
+
+
+def test_labels_of_a_stream_are_not_cut_to_whole_numbers(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield from ({"text": "a river", "label": 1} for _ in range(150))
+        yield {"text": "the sea", "label": 0.75}
+
+    args = RevelaTrainingArguments(str(tmp_path), max_steps=3, use_cpu=True, report_to="none")
+    stream = training_rows(datasets.IterableDataset.from_generator(rows), args)
+    with pytest.raises(UserError, match=r"label is 0.75, but whole numbers in the first rows"):
+        list(stream)

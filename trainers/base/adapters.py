@@ -1,0 +1,158 @@
+"""LoRA adapters: added to a model in place, and merged into a copy of it for the export."""
+
+import os
+from copy import copy, deepcopy
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from transformers import PreTrainedConfig
+
+from revela_hub.errors import UserError, first_line
+from revela_hub.trainers.base.arguments import AdapterArguments
+
+Model = TypeVar("Model", bound=nn.Module)
+UNFREEZE_REMEDY = "perhaps by an earlier trainer: call requires_grad_(True) on it, or load it again"
+
+
+def refuse_adapters(name: str, model: nn.Module) -> None:
+    """Raise a `UserError` for a model that has adapters, below which it is frozen."""
+    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+        raise UserError(
+            f"cannot train {name}: it has adapters already, of an earlier trainer or as it was loaded: load the model again, or"
+            " merge them first (merge_and_unload of PEFT)"
+        )
+
+
+def refuse_frozen(part: str, model: nn.Module) -> None:
+    """Raise a `UserError` if all weights of a part that is to be trained are frozen."""
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise UserError(f"all weights of {part} are frozen, {UNFREEZE_REMEDY}")
+
+
+def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
+    """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0.
+
+    Raises:
+        UserError: the model has adapters, such as those of an earlier trainer, or the new ones do not fit into memory.
+    """
+    refuse_adapters(type(model).__name__, model)
+    if not args.lora_rank:
+        return None
+    layers = linear_layers(model)
+    size = args.lora_rank * sum(layer.in_features + layer.out_features for layer in layers.values())
+    try:
+        memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # unknown
+        memory = float("inf")
+    if 4 * size > memory:
+        raise UserError(
+            f"adapters of --lora_rank {args.lora_rank} need {4 * size / 2**30:,.0f} GiB for {size:,} weights, but the machine has"
+            f" {memory / 2**30:,.0f} GiB: lower the rank, or train all weights with --lora_rank 0"
+        )
+    return LoraConfig(
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha or args.lora_rank,
+        lora_dropout=args.lora_dropout,
+        target_modules=list(layers),
+    )
+
+
+def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
+    """Add float32 adapters to a model in place and freeze its other weights.
+
+    The model keeps its structure and parameter names, and `save_pretrained` saves it with merged adapters (`saving_merged`). The
+    returned wrapper is for saving and merging. A LoRA configuration without `target_modules` applies to the layers that
+    `linear_layers` lists.
+
+    Raises:
+        UserError: the model has adapters already, or these do not fit the model or into memory.
+    """
+    refuse_adapters(type(model).__name__, model)
+    given: Any = model
+    if not isinstance(config, PeftConfig) or config.is_prompt_learning:
+        raise UserError(
+            f"peft_config is of type {type(config).__name__}: pass adapters of layers, such as LoraConfig(r=16)"
+        )
+    if isinstance(config, LoraConfig) and config.target_modules is None:
+        config = replace(config, target_modules=list(linear_layers(model)))
+    config = copy(config)
+    # The task would only choose the methods of the wrapper; the configuration of a saved adapter is for inference.
+    config.task_type, config.inference_mode = None, False
+    try:
+        adapted: Any = get_peft_model(given, config)
+    except ValueError as error:  # target_modules that the model does not have
+        raise UserError(f"cannot add the adapters of peft_config: {first_line(error)}") from error
+    except (RuntimeError, MemoryError) as error:
+        if "alloc" not in str(error).lower() and "memory" not in str(error).lower() and str(error):
+            raise
+        rank = getattr(config, "r", "")
+        raise UserError(f"adapters of rank {rank} do not fit into memory: lower --lora_rank") from error
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+    for own in adapted.peft_config.values():  # a set would be written in a different order in every run
+        if isinstance(own.target_modules, set):
+            own.target_modules = sorted(own.target_modules)
+    wrapped: PeftModel = adapted
+    saving_merged(model, wrapped)
+    return wrapped
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the layers that get adapters: all linear layers that are not frozen, without output projections and BERT's pooler.
+
+    They are listed by name because PEFT's "all-linear" skips the output projections of the models it knows.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and module.weight.requires_grad
+        and not {"lm_head", "pooler"} & set(name.split("."))
+    }
+
+
+def freeze_pooler(model: nn.Module) -> None:
+    """Freeze BERT's pooler, which gets no gradient from the token states; DDP would raise an error."""
+    for name, parameter in model.named_parameters():
+        if "pooler" in name.split("."):
+            parameter.requires_grad_(False)
+
+
+def saving_merged(model: nn.Module, adapters: PeftModel) -> None:
+    """Let `save_pretrained` of a transformers model save a copy with merged adapters, because weights below them have other names.
+
+    Its `push_to_hub` and the methods of a sentence-transformers model around it call `save_pretrained`.
+    """
+    given: Any = model
+    given.save_pretrained = partial(_save_merged, model, adapters)
+
+
+def _save_merged(model: nn.Module, adapters: PeftModel, *args: Any, **kwargs: Any) -> None:
+    merged: Any = merged_copy(model, adapters)
+    merged.save_pretrained(*args, **kwargs)
+
+
+def merged_copy(model: Model, adapters: object = None) -> Model:
+    """Return a copy of a model on the CPU and in eval mode, with its adapters merged; the model itself is not changed.
+
+    Weights that are on the CPU already are shared with the model unless an adapter changes them. `adapters` is the return value
+    of `add_adapters`; anything else means that the model has none.
+    """
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu(), requires_grad=False) for p in model.parameters()}
+    copied, wrapper = deepcopy((model, adapters if isinstance(adapters, PeftModel) else None), memo)
+    for name in ("forward", "_original_forward"):  # accelerate's wrappers, which call the original model
+        copied.__dict__.pop(name, None)
+    for module in copied.modules():
+        module.__dict__.pop("save_pretrained", None)  # of `saving_merged`: there is nothing left to merge
+    config: Any = getattr(copied, "config", None)
+    if isinstance(config, PreTrainedConfig) and "use_cache" not in {field.name for field in fields(config)}:
+        vars(config).pop("use_cache", None)  # set by the Trainer; not a field of this configuration
+    if wrapper is not None:
+        wrapper.merge_and_unload(safe_merge=True)  # otherwise the merge would change the shared weights
+    return copied.cpu().eval()

@@ -1,0 +1,212 @@
+"""Training arguments shared by the methods: those of transformers, and options for adapters, text and evaluation."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from transformers import IntervalStrategy, TrainingArguments
+
+from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.source import Source, parse_sources
+from revela_hub.errors import UserError, require
+from revela_hub.evaluation.retrieval import METRICS
+from revela_hub.options import option
+from revela_hub.precision import bf16_is_fast
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
+from revela_hub.trainers.base.early import MEASURING_PACKAGES, METRIC, METRIC_SCHEDULES, check_early
+
+Rows = TypeVar("Rows")
+WARMUP = "Linear warm-up: number of steps, or a fraction below 1 of all steps."
+WEIGHT_DECAY = "Weight decay of AdamW, applied to all weights except biases and norms."
+
+
+@dataclass
+class RunArguments(TrainingArguments):
+    """`TrainingArguments` of all trainers; each method has a subclass."""
+
+    option_group = "run"
+    basic_options: ClassVar[tuple[str, ...]] = (
+        *("output_dir", "overwrite", "resume_from_checkpoint", "learning_rate", "num_train_epochs", "max_steps"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "lora_rank", "temperature", "max_length"),
+        *("seed", "trust_remote_code"),
+    )
+
+    bf16: bool | None = option(  # type: ignore[assignment]
+        None, "Train under bf16 autocast (default: true if the hardware supports it)."
+    )
+    logging_steps: PositiveFloat = option(10, "Log every N steps.")
+    logging_nan_inf_filter: bool = False  # a run stops at a NaN loss
+    remove_unused_columns: bool = False  # the collators read all columns
+    shuffle_buffer: PositiveInt = option(
+        10_000, "Number of rows that are shuffled together when training from a stream; 1 keeps their order."
+    )
+    overwrite: bool = option(False, "Start over in a non-empty --output_dir, deleting its checkpoints.")
+    allow_changes: bool = option(False, "Allow resuming with settings that differ from the checkpoint's.")
+    quiet: bool = option(False, "Print only the final result.")
+
+    def __post_init__(self) -> None:
+        """Set defaults that depend on the hardware and the terminal; raise a `ValueError` for a value out of range."""
+        check_ranges(self)
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and bf16_is_fast()
+        if not torch.accelerator.is_available():
+            if self.fp16:
+                raise ValueError("fp16 needs a GPU: remove the option")
+            self.use_cpu = True  # required by transformers for bf16 on a CPU
+        if self.disable_tqdm is None:
+            self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # progress bars would fill log files
+        super().__post_init__()
+        checkpointing: Any = self.gradient_checkpointing_kwargs or {}  # JSON has been parsed above
+        if checkpointing.get("use_reentrant"):
+            raise ValueError("reentrant gradient checkpointing would lose a part of the gradient: remove use_reentrant")
+        check_early(self)
+
+    def card_settings(self) -> dict[str, str]:
+        """Return settings that a model card lists even if they have their default values."""
+        return {}
+
+    def sources(self) -> list[Source]:
+        """Return the text that the run reads, for the check that it does not contain the output folder."""
+        return []
+
+    def log(self, text: object) -> None:
+        """Log a line to standard output, on the main process only and not with `quiet`."""
+        if self.should_log and not self.quiet:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+
+
+@dataclass
+class AdapterArguments:
+    """Whether to train all weights or LoRA adapters. Methods have different default ranks."""
+
+    option_group = "LoRA"
+
+    lora_rank: NonNegativeInt = option(16, "Rank of the LoRA adapters; 0 trains all weights.")
+    lora_alpha: PositiveInt | None = option(None, "LoRA alpha (default: equal to the rank).")
+    lora_dropout: Probability = option(0.0, "Dropout of the LoRA adapters.")
+
+
+def check_positions(name: str, positions: int | None, max_length: int) -> None:
+    """Raise a `UserError` if a model has fewer positions than `max_length`; None means no limit."""
+    if positions is not None and max_length > positions:
+        raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
+
+
+@dataclass
+class TextArguments:
+    """Raw text to train on, and the cache for data prepared from it."""
+
+    option_group = "data"
+    basic_options: ClassVar[tuple[str, ...]] = ("data", "exclude")
+
+    data: list[str] = option(
+        [],
+        "Text to train on: folders, files, glob patterns, JSON lines, data sets (hf:owner/name[:configuration][:split]), or mappings in a YAML file.",
+    )
+    text_column: str = option("text", "Column or JSON field that holds the text.")
+    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
+    language: str = option("en", "ISO 639-1 code of the text's language, used to split sentences.")
+    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
+    cache_dir: str | None = option(None, "Cache folder for prepared data (default: the cache of datasets).")
+
+    def sources(self, held_out: str | Path | None = None) -> list[Source]:
+        """Return the sources that `data` names; raise a `UserError` if a value is out of range.
+
+        `held_out` is the folder of a probe, whose queries are excluded from the text.
+        """
+        try:
+            check_ranges(self)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        if not self.data:
+            return []
+        kind = getattr(self, "kind", "auto")  # an option of commands that read text and code differently
+        return parse_sources(
+            self.data,
+            kind=None if kind == "auto" else kind,
+            text_column=self.text_column,
+            exclude=tuple(self.exclude),
+            max_documents=self.max_documents,
+            held_out=None if held_out is None else str(held_out),
+        )
+
+
+@dataclass
+class StreamedTextArguments(TextArguments):
+    """Raw text that may be larger than the disk."""
+
+    option_group = "data"
+    streaming: bool = option(
+        False, "Prepare the text during training instead of writing it to the cache first; needs --max_steps."
+    )
+
+    def sources(self, held_out: str | Path | None = None) -> list[Source]:
+        """Return the sources that `data` names; the length of a run on a stream has to be set."""
+        if self.streaming and getattr(self, "max_steps", 1) <= 0:  # an option of the training arguments
+            raise UserError("--streaming needs --max_steps N: the rows of a stream are not counted before training")
+        return super().sources(held_out)
+
+
+def text_rows(
+    arguments: StreamedTextArguments, build: Callable[..., Rows], held_out: str | Path | None = None, **settings: Any
+) -> tuple[Rows, ReadReport]:
+    """Make rows of the text with `build`, such as `build_passages`, and its settings; return them with a report on the sources."""
+    report = ReadReport()
+    how = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming, "report": report}
+    return build(arguments.sources(held_out), **settings, **how), report
+
+
+@dataclass
+class ProbeArguments:
+    """Evaluation of a run: a BEIR folder, a probe made from raw text, or queries held out of labelled rows (`run_probe`).
+
+    Must come before `TextArguments` and the training arguments in a command's list of base classes.
+    """
+
+    option_group = "evaluation"
+    basic_options: ClassVar[tuple[str, ...]] = ("eval_corpus", "probe")
+
+    eval_corpus: str | None = option(None, "BEIR folder to evaluate on before, during and after training.")
+    eval_split: str = option("test", "Split of the BEIR folder to evaluate on.")
+    eval_strategy: Literal["no", "steps", "epoch"] | None = option(
+        None, "When to evaluate during training (default: steps if there is something to evaluate on)."
+    )
+    eval_steps: float | None = option(
+        None, "Evaluate every N steps, or every fraction N < 1 of the run (default: 0.25)."
+    )
+    probe: str = option(
+        "auto",
+        "Evaluation set if there is no --eval_corpus: auto makes one from the text, or from up to a tenth of the labelled"
+        " queries, and holds it out of training.",
+    )
+    probe_queries: PositiveInt = option(200, "Maximum number of queries in the evaluation set that --probe auto makes.")
+    probe_passages: PositiveInt = option(500, "Number of passages in the evaluation set that --probe auto makes.")
+    keep_worse: bool = option(False, "Export the trained model even if the base model scores better.")
+
+    def __post_init__(self) -> None:
+        """Evaluate during training if there is a task."""
+        if self.eval_strategy is None:
+            self.eval_strategy = "steps" if self.eval_corpus or self.probe != "none" else "no"
+        if self.eval_strategy == "steps" and self.eval_steps is None:
+            self.eval_steps = 0.25
+        of: Any = self
+        if self.eval_strategy != "no":
+            require(*MEASURING_PACKAGES)
+            # Select the best checkpoint by a retrieval metric instead of the loss, transformers' default.
+            if of.load_best_model_at_end or of.save_strategy == "best" or of.lr_scheduler_type in METRIC_SCHEDULES:
+                name = METRIC if of.metric_for_best_model is None else of.metric_for_best_model.removeprefix("eval_")
+                if name not in METRICS:
+                    raise ValueError(
+                        f"metric_for_best_model {name} is not a metric: choose one of {', '.join(METRICS)}"
+                    )
+                of.metric_for_best_model, of.greater_is_better = name, True
+        super().__post_init__()  # type: ignore[misc] # of the training arguments
+
+    def disable_evaluation(self) -> None:
+        """Do not evaluate during training, because there is no task."""
+        of: Any = self
+        of.eval_strategy, of.load_best_model_at_end = IntervalStrategy.NO, False

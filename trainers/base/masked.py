@@ -1,0 +1,201 @@
+"""Base classes of the collators and trainers that mask whole words."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from revela_hub.data.sources.source import Source
+from revela_hub.data.text.masking import (
+    Bools,
+    Tokens,
+    Vocabulary,
+    check_mask_ratio,
+    masked_tokens,
+    replace_chosen,
+    whole_word_masks,
+)
+from revela_hub.errors import UserError
+from revela_hub.trainers.base.adapters import merged_copy
+from revela_hub.trainers.base.arguments import RunArguments
+from revela_hub.trainers.base.epochs import SharedEpoch
+from revela_hub.trainers.base.inputs import prepare_datasets, prepared_rows
+from revela_hub.trainers.base.trainer import MethodTrainer
+
+IGNORED = -100
+SPECIAL_TOKENS = 2
+"""Number of special tokens around a text: the first and the last."""
+
+
+class MaskedCollator(SharedEpoch):
+    """Base of the collators that mask whole words.
+
+    Random numbers depend only on `(seed, epoch, row)`: they differ between epochs, but not between batches, processes or
+    workers, or after a run is resumed. The epoch is kept in shared memory, so that persistent workers see it, too.
+
+    Args:
+        tokenizer: tokenizer that the rows were made with.
+        decoder: one of the class's `decoders`, as in the model's configuration; by default the first.
+        encoder_mask_ratio: fraction of tokens that the encoder predicts, special tokens included in the total.
+        decoder_mask_ratio: fraction of tokens hidden from the decoder.
+        max_length: maximum tokens per row, for which the model has positions; None to skip the check.
+        pad_to_multiple_of: widths are rounded up to a multiple of this (8 suits tensor cores), up to `max_length`.
+        seed: seed of the random numbers.
+        epoch: epoch of the random numbers.
+
+    Raises:
+        UserError: a ratio is outside (0, 1), the decoder is unknown, or the tokenizer is not that of a masked language model.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    decoders: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        decoder: str | None = None,
+        encoder_mask_ratio: float = 0.3,
+        decoder_mask_ratio: float = 0.5,
+        max_length: int | None = None,
+        pad_to_multiple_of: int = 1,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> None:
+        super().__init__(epoch)
+        decoder = self.decoders[0] if decoder is None else decoder
+        if decoder not in self.decoders:
+            raise UserError(f"decoder must be one of {', '.join(self.decoders)}, got {decoder}")
+        check_mask_ratio("encoder_mask_ratio", encoder_mask_ratio)
+        check_mask_ratio("decoder_mask_ratio", decoder_mask_ratio)
+        self.vocabulary = Vocabulary.of(tokenizer)
+        self.decoder = decoder
+        self.encoder_mask_ratio, self.decoder_mask_ratio = encoder_mask_ratio, decoder_mask_ratio
+        self.max_length, self.pad_to_multiple_of = max_length, pad_to_multiple_of
+        self.seed = seed
+
+    def width(self, features: Sequence[dict[str, Any]], ids: str, number: str) -> int:
+        """Return the number of tokens of the longest text of a batch, special tokens included, rounded up.
+
+        `ids` is the column with the tokens, and `number` that with the number of a row, for the message.
+
+        Raises:
+            UserError: a text is longer than `max_length`.
+        """
+        longest = max(features, key=lambda row: len(row[ids]))
+        length = len(longest[ids]) + SPECIAL_TOKENS
+        if self.max_length is not None and length > self.max_length:
+            raise UserError(
+                f"{number} {longest[number]} has {length} tokens including special tokens, but the encoder has only"
+                f" {self.max_length} positions: prepare the {number}s with a smaller max_length"
+            )
+        width = -(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        return width if self.max_length is None else min(width, self.max_length)
+
+    def padding(self, rows: int, width: int, prefix: str, *, labels: bool = True) -> dict[str, np.ndarray]:
+        """Return the tensors `<prefix>input_ids`, `_attention_mask` and `_labels` of a batch that is all padding."""
+        batch = {
+            f"{prefix}input_ids": np.full((rows, width), self.vocabulary.padding, dtype=np.int64),
+            f"{prefix}attention_mask": np.zeros((rows, width), dtype=np.int64),
+        }
+        return batch | ({f"{prefix}labels": np.full((rows, width), IGNORED, dtype=np.int64)} if labels else {})
+
+    def tokens(self, row: dict[str, Any], ids: str, number: str) -> Tokens:
+        """Return the tokens of a text with the first and last special token; arguments as in `width`.
+
+        Raises:
+            UserError: a token is not in the tokenizer's vocabulary.
+        """
+        tokens_L: Tokens = np.array([self.vocabulary.first, *row[ids], self.vocabulary.last], dtype=np.int64)
+        if tokens_L.max() >= self.vocabulary.size:
+            raise UserError(
+                f"{number} {row[number]} has token {tokens_L.max()}, but the tokenizer has {self.vocabulary.size} tokens: make"
+                f" the {number}s with the tokenizer of the model"
+            )
+        return tokens_L
+
+    def mask_words(
+        self, tokens_L: Tokens, word_starts: Sequence[int], ratios: Sequence[float], generator: np.random.Generator
+    ) -> tuple[Tokens, np.ndarray]:
+        """Draw masks of whole words, one for each ratio, and apply the first of them.
+
+        `tokens_L` includes the special tokens, `word_starts` does not.
+
+        Returns:
+            The tokens with the first mask applied (80% `[MASK]`, 10% random tokens that are not special, 10% unchanged), and
+            the masks (ratios, L).
+        """
+        vocabulary, length = self.vocabulary, len(tokens_L)
+        word_starts_L: Bools = np.ones(length, dtype=np.bool_)
+        word_starts_L[1:-1] = word_starts
+        # Drawn before the masks, so that they are the same for every decoder.
+        draws_L = generator.random(length)
+        random_L = vocabulary.ordinary[generator.integers(len(vocabulary.ordinary), size=length)]
+        sizes = np.array([masked_tokens(length, ratio) for ratio in ratios])
+        masks_NL = whole_word_masks(word_starts_L, ~vocabulary.is_special[tokens_L], sizes, generator)
+        return replace_chosen(tokens_L, masks_NL[0], draws_L, random_L, vocabulary.mask), masks_NL
+
+
+class MaskedTrainer(MethodTrainer):
+    """Base of the trainers of models that return several losses; logs each of them.
+
+    Raw text is prepared with `build(source, tokenizer, max_length=..., streaming=...)`; `collating` are further arguments of the
+    collator.
+
+    Attributes:
+        collators: class of the collator.
+        losses: names of the losses in the model's output.
+        checkpoint: what the method's loader returns, made of a model and a tokenizer.
+        forward_options: further arguments of the model in training and evaluation.
+    """
+
+    collators: ClassVar[type[MaskedCollator]]
+    losses: ClassVar[tuple[str, ...]] = ()
+    checkpoint: ClassVar[Callable[..., Any]]
+    forward_options: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        model: Any,
+        args: RunArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        build: Callable[..., Any],
+        *,
+        max_length: int | None,
+        collating: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        config = model.config
+        length = min(max_length or config.max_seq_length, model.max_length)
+
+        def built(source: Source, *, streaming: bool = False) -> Any:
+            config.max_seq_length = length  # the published encoder reads texts as long as those in training
+            return build(source, tokenizer, max_length=length, streaming=streaming)
+
+        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, self.collators.columns, args, built))
+        common = {"decoder": config.decoder, "max_length": model.max_length, "seed": args.seed, "pad_to_multiple_of": 8}
+        self.collator = self.collators(tokenizer, **common, **collating)
+        super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
+        self.label_names = []  # a batch has those of some decoders only; an evaluation computes the loss anyway
+        if self.is_fsdp_enabled:
+            raise UserError(
+                "FSDP does not work for masked pre-training, whose encoders fit on one GPU: use accelerate launch --multi_gpu,"
+                " or ZeRO-2"
+            )
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the sum of the losses, and keep each of them for the next log."""
+        loss, outputs = super().compute_loss(model, inputs | self.forward_options, True, num_items_in_batch)
+        if model.training:
+            for name in self.losses:
+                if outputs.get(name) is not None:
+                    self.add_metric(name, outputs[name].mean())
+        return (loss, outputs) if return_outputs else loss
+
+    def exportable(self) -> Any:
+        """Return the encoder with its decoder, as the method's loader does."""
+        return self.checkpoint(merged_copy(self.accelerator.unwrap_model(self.model)), self.processing_class)

@@ -1,0 +1,268 @@
+"""Load and train a retriever without a second model: any sentence-transformers model, saved in its own format."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from peft import PeftConfig, PeftModel
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import is_sentence_transformer_model
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from revela_hub.errors import UserError, first_line, loading, refuse_missing_folder
+from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
+from revela_hub.hub_cards.card import METADATA_FOLDER
+from revela_hub.hub_cards.export import make_readable
+from revela_hub.hub_cards.tokenizers import never_without_token
+from revela_hub.output import command_line
+from revela_hub.paths import local_path
+from revela_hub.pickles import encoder
+from revela_hub.retrieval.disk import make_folder
+from revela_hub.retrieval.encoder import (
+    limit_length,
+    limit_to_positions,
+    refuse_other_kind,
+    similarity_of,
+    without_chat_template,
+)
+from revela_hub.scratch import scratch_folder
+from revela_hub.trainers.base.adapters import add_adapters, refuse_adapters
+from revela_hub.trainers.base.inputs import ModelLike, name_of, retriever_of_run
+from revela_hub.trainers.base.query_route import refuse_other_routes, trained_backbone, trained_transformer
+from revela_hub.trainers.base.sharding import is_sharded
+from revela_hub.trainers.base.trainer import MethodTrainer
+from revela_hub.trainers.base.weights import refuse_fused, refuse_remote_code
+from revela_hub.whole_files import whole_path
+
+EXTRA_WEIGHTS = "beside_the_model.safetensors"
+"""File in a checkpoint with the weights of a run that are not part of the retriever."""
+RETRIEVER = "retriever"
+
+
+def load_retriever(
+    retriever: ModelLike, *, max_length: int | None = None, trust_remote_code: bool = False
+) -> SentenceTransformer:
+    """Load a sentence-transformers model, or any other model with mean pooling, in float32.
+
+    If the tokenizer of a model that is not a sentence-transformers folder adds no token to a text, it is made to append EOS,
+    so that an empty text has a vector, and its chat template is not used. A sentence-transformers model is not changed.
+
+    Args:
+        retriever: Hub id, folder or GGUF file, or a loaded sentence-transformers model.
+        max_length: maximum number of tokens of a text; by default the model's own.
+        trust_remote_code: run code from the model's repository.
+
+    Raises:
+        UserError: the model cannot be loaded, uses a distance instead of a similarity, contains custom modules (remote
+            code), or has fewer than `max_length` positions.
+    """
+    retriever = retriever_of_run(retriever)
+    name = name_of(retriever)
+    model = retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code)
+    similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
+    refuse_other_routes(model, name)
+    refuse_adapters(name, model)
+    backbones = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    saved = {part for backbone in backbones for part in backbone.modules()}  # transformers saves their code, too
+    refuse_remote_code(name, set(model.modules()) - saved)
+    limit_to_positions(model, name)
+    if max_length is not None:
+        limit_length(model, max_length, name)
+    return model.float()
+
+
+def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code: bool) -> SentenceTransformer:
+    if isinstance(retriever, nn.Module):
+        kind = type(retriever).__name__
+        raise UserError(
+            f"a loaded retriever must be a SentenceTransformer, not a {kind}: pass its folder or id instead"
+        )
+    refuse_missing_folder(name, "the retriever")
+    refuse_other_kind(name)
+    refuse_fused(name)
+    code = {"trust_remote_code": trust_remote_code}
+    weights: dict[str, Any] = {"dtype": torch.float32}
+    with loading(f"cannot load the retriever {name!r}", name, trusted=trust_remote_code):
+        if is_sentence_transformer_model(name):
+            return encoder(SentenceTransformer, name, device="cpu", model_kwargs=weights, **code)
+        own = {"processor_kwargs": dict(code), "config_kwargs": dict(code)}
+        transformer = encoder(Transformer, name, model_kwargs=weights | code, **own)
+        if isinstance(transformer.processor, PreTrainedTokenizerBase):
+            transformer.processor = never_without_token(transformer.processor)  # an empty text has a vector, too
+        without_chat_template(transformer)
+        pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+        return SentenceTransformer(modules=[transformer, pooling], device="cpu")
+
+
+def adapted_backbone(retriever: SentenceTransformer, *, query_only: bool = False) -> PreTrainedModel:
+    """Return the transformers model that gets adapters; raise a `UserError` without one, or if another route is trained, too."""
+    backbone = trained_backbone(retriever)
+    if backbone is None:
+        kind = type(trained_transformer(retriever)).__name__
+        raise UserError(
+            f"LoRA adapters need a transformer, but {kind} has no linear layers: train all weights (--lora_rank 0, no"
+            " peft_config)"
+        )
+    if isinstance(retriever[0], Router) and not query_only:
+        raise UserError(
+            "LoRA would adapt only the query route: pass --query_only true (train pairs), or train all weights (--lora_rank 0,"
+            " no peft_config)"
+        )
+    return backbone
+
+
+def with_adapters(model: nn.Module, config: PeftConfig | None, seed: int) -> PeftModel | None:
+    """Add adapters to a retriever or a transformers model in place, drawn with a seed; return None without a configuration."""
+    if config is None:
+        return None
+    set_seed(seed)  # as the Trainer does, but before the adapters are drawn
+    return add_adapters(adapted_backbone(model) if isinstance(model, SentenceTransformer) else model, config)
+
+
+def inputs_of(model: SentenceTransformer, texts: list[str], task: str) -> dict[str, Any]:
+    """Return the inputs of a model's forward pass, with the prompt and for the route of the task, `query` or `document`."""
+    return model.preprocess(texts, prompt=model.prompts.get(task) or None, task=task)
+
+
+def print_retriever(folder: Path, arguments: Any) -> None:
+    """Print where the exported retriever is, and a command that searches with it."""
+    if arguments.should_save:
+        trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
+        search = command_line("search", folder / RETRIEVER, "your query", *trust, "--corpus", "PATH")
+        sys.stdout.write(f"\nretriever: {folder / RETRIEVER}\ntry it:  {search}\n")
+
+
+class WrappedRetriever(nn.Module):
+    """A retriever in training: the base of modules that compute a loss with it."""
+
+    def __init__(self, retriever: nn.Module) -> None:
+        super().__init__()
+        self.retriever: Any = retriever
+        encoder = retriever if isinstance(retriever, SentenceTransformer) else None
+        self.cosine = encoder is not None and similarity_of(encoder, "the retriever") == "cosine"
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Recompute the retriever's activations in the backward pass (`--gradient_checkpointing`)."""
+        self.retriever.gradient_checkpointing_enable(*args, **kwargs)
+
+    def extra_weights(self) -> dict[str, Tensor]:
+        """Return the weights that checkpoints need in addition to the retriever."""
+        return {}
+
+
+class RetrieverTrainer(MethodTrainer):
+    """Trainer of a retriever, or of a `WrappedRetriever`.
+
+    A checkpoint is a sentence-transformers folder and a file with the module's other buffers (a queue, a momentum encoder).
+    """
+
+    model: nn.Module
+    adapts_retriever = True
+    saves_copy = True
+
+    def trained_config(self) -> PreTrainedConfig:
+        """Return the configuration of the transformers model inside the sentence-transformers one; empty for static embeddings."""
+        backbone = trained_backbone(self.retriever)
+        return PreTrainedConfig() if backbone is None else backbone.config
+
+    @property
+    def retriever(self) -> Any:
+        """The sentence-transformers model in training."""
+        return self.accelerator.unwrap_model(self.model).retriever
+
+    def retrieval_encoder(self) -> SentenceTransformer:
+        """Return the retriever."""
+        return self.retriever  # type: ignore[no-any-return]
+
+    def model_names(self) -> str:
+        """Return the retriever's name."""
+        return name_of(self.retriever) or "a retriever"
+
+    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+        """Write the retriever with the card of the exported folder, for `push_to_hub`."""
+        exported = checkpoint / RETRIEVER
+        if is_sharded(self.model):  # only all processes together could write it
+            return copy_finished(exported, folder, assembly)
+        with scratch_folder("push") as scratch:
+            written = self.export(scratch)
+            for name in ("README.md", "figures", METADATA_FOLDER):
+                if (path := exported / name).is_dir():
+                    shutil.copytree(path, written / name)
+                elif path.is_file():
+                    shutil.copyfile(path, written / name)
+            return copy_finished(written, folder, assembly)
+
+    def export(self, output: Path) -> Path:
+        """Write `retriever/` to the output folder, as a whole."""
+        make_folder(output, "--output_dir")
+        with whole_path(output / RETRIEVER, "--output_dir", only_writer=True) as folder:
+            self.write_retriever(folder)
+            keep_other_files(output / RETRIEVER, folder)
+        return output / RETRIEVER
+
+    def write_retriever(self, folder: Path) -> None:
+        """Write the exported folder."""
+        self.retriever.save_pretrained(str(folder), create_model_card=False)
+        make_readable(folder)
+
+    def saved_retriever(self, folder: Path) -> nn.Module:
+        """Load what `write_retriever` wrote."""
+        return encoder(SentenceTransformer, str(folder), device="cpu")
+
+    def write_models(self, output: str | Path) -> list[Path]:
+        """Write `retriever/` only; checkpoints are for resuming."""
+        with self.whole_model():
+            return [self.export(local_path(output))] if self.args.should_save else []
+
+    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write a sentence-transformers folder, and the weights that are not part of the retriever."""
+        with self.whole_model(state_dict):
+            self.write_retriever(folder)
+            if extra := self._extra_weights():
+                copies = {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()}
+                save_file(copies, folder / EXTRA_WEIGHTS)
+
+    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
+        """Load the weights that `write_weights` wrote; sharded ones from the file of FSDP."""
+        if is_sharded(self.model):
+            super().read_weights(folder, model)
+            return
+        try:
+            if self.adapters is None:  # otherwise only adapters are read
+                self.retriever.load_state_dict(self.saved_retriever(folder).state_dict())
+            if extra := self._extra_weights():
+                weights = load_file(folder / EXTRA_WEIGHTS)
+                for name, value in extra.items():
+                    value.data.copy_(weights[name])
+        except (KeyError, OSError, RuntimeError) as error:
+            raise UserError(f"{folder} is not a checkpoint of this run ({first_line(error)})") from error
+
+    def _extra_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the run that the exported retriever does not have, such as adapters before they are merged."""
+        model = self.accelerator.unwrap_model(self.model)
+        extra = model.extra_weights() if isinstance(model, WrappedRetriever) else {}
+        if self.adapters is not None:
+            extra |= {name: weight for name, weight in self.retriever.named_parameters() if weight.requires_grad}
+        return extra
+
+
+class WrappedRetrieverTrainer(RetrieverTrainer):
+    """Trainer of a module around a retriever, whose `forward` returns a dict with the scalars `loss` and `metric`."""
+
+    metric: ClassVar[str]
+    """Name of the metric to log, which `forward` computes without gradient."""
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the loss, and log the metric."""
+        outputs = model(**inputs)
+        if model.training:
+            self.add_metric(self.metric, outputs[self.metric])
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]

@@ -1,0 +1,117 @@
+"""Load a checkpoint's weights from safetensors, raising an error if any are missing, and check models before a run."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from revela_hub.errors import UserError
+from revela_hub.pickles import model_json, pretrained, refuse_pickles
+from revela_hub.trainers.base.processes import copy_from_main
+from revela_hub.trainers.base.sharding import is_sharded
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def checkpoint_config(folder: str | Path, model_type: str, title: str) -> dict[str, Any]:
+    """Return the fields of a checkpoint's config.json; raise a `UserError` if it is missing or of another model type."""
+    if not (Path(folder) / "config.json").is_file():
+        raise UserError(f"{folder} is not a checkpoint: it has no config.json")
+    fields: dict[str, Any] = PreTrainedConfig.get_config_dict(folder)[0]
+    if fields.get("model_type") != model_type:
+        raise UserError(f"{Path(folder) / 'config.json'} is not of a {title} checkpoint")
+    return fields
+
+
+def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
+    """Load a model from a folder or Hub id with `from_pretrained(folder, **options)`.
+
+    Raises:
+        UserError: weights are missing, which transformers would initialise at random, or have the wrong shape.
+    """
+    # With `output_loading_info`, `from_pretrained` returns a pair, contrary to its annotation.
+    loaded: Any = pretrained(kind, folder, output_loading_info=True, **options)
+    model: Model = loaded[0]
+    report = loaded[1]
+    raise_for_names(folder, "missing weight", report["missing_keys"])
+    raise_for_names(folder, "weight with the wrong shape:", [key[0] for key in report["mismatched_keys"]])
+    return model
+
+
+def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -> bool:
+    """Load weights from safetensors files into a model; return whether they are its own, and all that are `expected`.
+
+    If the weights are sharded, all processes must call it.
+    """
+    own = model.state_dict()
+    for file in sorted(files):
+        weights = load_file(file)
+        if weights.keys() - own.keys():
+            return False
+        if is_sharded(model):
+            for name, value in weights.items():
+                copy_from_main(own[name], value)
+        else:
+            model.load_state_dict(weights, strict=False)
+        expected = expected - weights.keys()
+    return not expected
+
+
+def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """Load all adapters of `folder/adapter_model.safetensors` into the model; PEFT would only warn about mismatches.
+
+    Raises:
+        UserError: adapters are missing or belong to another model.
+    """
+    refuse_pickles(folder)
+    adapted = PeftModel.from_pretrained(model, folder)
+    expected = set(get_peft_model_state_dict(adapted))
+    with safe_open(folder / "adapter_model.safetensors", framework="pt") as weights:
+        found = set(weights.keys())
+    raise_for_names(folder, "missing adapter", expected - found)
+    raise_for_names(folder, "the model has no layer for the adapter", found - expected)
+    return adapted
+
+
+def raise_for_names(folder: str | Path, fault: str, names: Any) -> None:
+    """Raise a `UserError` for the first of the names, if any."""
+    if first := sorted(map(str, names)):
+        more = f" and {len(first) - 1} more" if len(first) > 1 else ""
+        raise UserError(f"cannot load {folder}: {fault} {first[0]}{more}")
+
+
+def refuse_remote_code(name: str, modules: Iterable[nn.Module]) -> None:
+    """Raise a `UserError` if modules of a model are remote code, so that its checkpoints cannot be loaded."""
+    if remote := sorted({type(m).__name__ for m in modules if type(m).__module__.startswith("transformers_modules")}):
+        raise UserError(
+            f"{name} requires remote code ({remote[0]}), so the trained model could not be saved, exported or published:"
+            " choose a model whose architecture is part of transformers"
+        )
+
+
+def refuse_fused(name: str) -> None:
+    """Raise a `UserError` for a pre-training checkpoint with encoder and decoder, where an encoder is needed."""
+    try:
+        fields = model_json(name, "config.json") or {}
+    except (OSError, ValueError):
+        return  # loading it reports the error
+    kind = ", ".join(fields.get("architectures") or [])
+    if "auto_map" in fields and "ForPreTraining" in kind:
+        raise UserError(
+            f"{name} is a {kind} checkpoint with encoder and decoder: use the encoder exported from it instead"
+        )
+
+
+def is_encoder(model: str | PreTrainedModel, *, trust_remote_code: bool = False) -> bool:
+    """Whether a model is bidirectional, as BERT is; transformers would load it as a causal model without an error."""
+    config = (
+        AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        if isinstance(model, str)
+        else model.config
+    )
+    return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
