@@ -64,7 +64,6 @@ def write_files(
             ("vector", pa.list_(pa.float16() if half else pa.float32())),
             *[(field.name, field.type) for field in _PLACE],
             ("copies", pa.list_(_PLACE)),
-            *([("metadata", pa.string())] if "metadata" in store.passages.texts.columns else []),
         ]
     )
     public = public_names(corpus)
@@ -93,8 +92,6 @@ def _rows(
     offsets = np.arange(0, vectors_ND.size + 1, vectors_ND.shape[1], dtype=np.int32)
     columns["id"] = np.arange(start, stop)
     columns["vector"] = pa.ListArray.from_arrays(offsets, pa.array(vectors_ND.reshape(-1)))
-    if "metadata" in schema.names:
-        columns["metadata"] = texts.column("metadata", first)
     columns["copies"] = [_copies(texts, each[1:], public) for each in lines]
     return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
@@ -132,7 +129,7 @@ def public_metadata(metadata: IndexMetadata) -> IndexMetadata:
     """Return the metadata without paths of this machine and addresses of servers; a Milvus index becomes an exact one."""
     options = metadata.options
     if options.type == "milvus":
-        options = replace(options, type="exact", milvus_uri=None, milvus_bm25=False, milvus_partition_key=None)
+        options = replace(options, type="exact", milvus_uri=None)
     server = metadata.endpoint and re.sub(r" at [^\s,]+", "", metadata.endpoint)
     path = local_path(metadata.model)
     local = path.is_dir() or path.is_absolute() or metadata.model.startswith((".", "~"))
@@ -140,8 +137,6 @@ def public_metadata(metadata: IndexMetadata) -> IndexMetadata:
     return replace(
         metadata,
         model=path.resolve().name if local else metadata.model,
-        metadata=None,
-        collection=None,
         fingerprint=model + served + _last_parts(named),
         options=options,
         endpoint=server and _last_parts(server),
@@ -172,7 +167,7 @@ def open_downloaded(snapshot: Path, name: str) -> Path:
     except UserError as error:
         raise _damaged(name, f"canary-{metadata.canary}.json", "it is missing, or has other content") from error
     note(f"making a local index of {counted(metadata.passages, 'passage')}, once, in {claim_folder(folder)}")
-    passages = write_passages(_chunks(snapshot, files, name), folder, metadata=_has_metadata(snapshot, files, name))
+    passages = write_passages(_chunks(snapshot, files, name), folder)
     if len(passages) != metadata.passages:
         raise _damaged(name, METADATA, f"it names {metadata.passages:,} passages, but there are {len(passages):,}")
     options = metadata.options
@@ -207,7 +202,7 @@ def _checked(metadata: IndexMetadata) -> IndexMetadata:
     """Return the metadata if it can be that of a published index: it must not choose a server, to which a token would be sent."""
     check_types(metadata)
     check_types(metadata.options)
-    if metadata.options.type == "milvus" or metadata.metadata is not None:
+    if metadata.options.type == "milvus":
         raise ValueError("a published index is not stored in Milvus")
     if metadata.similarity not in ("cosine", "dot"):
         raise ValueError(f"unknown similarity {metadata.similarity!r}")
@@ -217,20 +212,11 @@ def _checked(metadata: IndexMetadata) -> IndexMetadata:
 
 
 def _chunks(snapshot: Path, files: Mapping[str, Any], name: str) -> Iterator[Chunk]:
-    # Files without metadata do not have this column, which is no error.
-    for group in _groups(snapshot, files, name, [*PASSAGE.names, "copies", "metadata"]):
+    for group in _groups(snapshot, files, name, [*PASSAGE.names, "copies"]):
         for row in group.to_pylist():
-            text, copies, metadata = row.pop("text"), row.pop("copies") or (), row.pop("metadata", None)
+            text, copies = row.pop("text"), row.pop("copies") or ()
             for place in (row, *copies):
-                yield Chunk(text=text, metadata=metadata, **place)
-
-
-def _has_metadata(snapshot: Path, files: Mapping[str, Any], name: str) -> bool:
-    file = next(iter(files))
-    try:
-        return "metadata" in pq.read_schema(snapshot / file).names
-    except _FAULTS as error:
-        raise _damaged(name, file, error) from error
+                yield Chunk(text=text, **place)
 
 
 def _reader(

@@ -33,8 +33,6 @@ from revela_hub.whole_files import whole_file
 if TYPE_CHECKING:
     import torch
 
-    from revela_hub.retrieval.milvus_fields import MilvusFields
-
 RESCORED_TYPES = ("ivfpq", "binary")
 """Kinds of FAISS indexes whose 10 * k best hits are rescored with the vectors on disk."""
 
@@ -219,13 +217,10 @@ def open_index(
     folder: Path | None = None,
     device: "str | torch.device" = "cpu",
     option: str = "--cache_dir",
-    fields: "MilvusFields | None" = None,
-    collection: str | None = None,
 ) -> VectorIndex:
     """Open the index over vectors, building it first if it is not in the folder yet; default: exact search on the device.
 
-    `option` is the command-line option that sets the folder, for messages; `fields` are what Milvus stores with the vectors,
-    in a collection with this name (default: one of this folder).
+    `option` is the command-line option that sets the folder, for messages.
     """
     options = options or IndexOptions()
     kind = options.type if options.precision == "float32" else options.precision
@@ -234,7 +229,7 @@ def open_index(
     if kind == "milvus":
         from revela_hub.retrieval.milvus import MilvusIndex
 
-        return MilvusIndex(vectors, milvus_uri(options, folder), fields, folder, collection)
+        return MilvusIndex(vectors, milvus_uri(options, folder))
     path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
     return FaissIndex(vectors, kind, path, option)
 

@@ -28,8 +28,6 @@ class IndexMetadata:
         options: How vectors are stored and searched.
         endpoint: The server that computed the vectors: its kind, address and model; None for this machine.
         canary: The name of the canary (`Canary.write`).
-        metadata: The names and types of the passages' metadata (`milvus_fields.metadata_fields`); None without.
-        collection: The name of the collection in Milvus; None for another type of index.
     """
 
     model: str
@@ -43,8 +41,6 @@ class IndexMetadata:
     options: IndexOptions = IndexOptions()
     endpoint: str | None = None
     canary: str = ""
-    metadata: dict[str, str] | None = None
-    collection: str | None = None
 
     @property
     def store_name(self) -> str:
@@ -54,9 +50,7 @@ class IndexMetadata:
     def to_json(self) -> str:
         """Return the content of the file."""
         values = asdict(self) | {"index": self.options.type, **asdict(self.options)}
-        optional = ("endpoint", "metadata", "collection", "milvus_bm25", "milvus_partition_key")
-        absent = [name for name in optional if not values[name]]
-        for name in ("options", "type", *absent):
+        for name in ("options", "type", *(["endpoint"] if self.endpoint is None else [])):
             del values[name]
         return json.dumps(values, indent=2) + "\n"
 

@@ -24,8 +24,6 @@ class IndexOptions:
         type: The index type, see `revela_hub.retrieval.dense`.
         dtype: The precision in which vectors are stored on disk.
         milvus_uri: A Milvus server for the type "milvus"; None stores the index in a local file.
-        milvus_bm25: Store the BM25 weights of the passages in Milvus, too.
-        milvus_partition_key: The metadata column that divides the collection in Milvus into partitions; None: not divided.
         truncate_dim: The number of leading components of each vector to search with; None: all. The rest stays on disk.
         precision: The precision of the vectors in memory: "int8" and "binary" (one bit per component) are FAISS indexes;
             the results of "binary" are rescored with the vectors on disk.
@@ -39,8 +37,6 @@ class IndexOptions:
     milvus_uri: str | None = None
     truncate_dim: int | None = None
     precision: Quantization | str = "float32"
-    milvus_bm25: bool = False
-    milvus_partition_key: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, choices in (
@@ -50,13 +46,6 @@ class IndexOptions:
         ):
             if value not in get_args(choices):
                 raise UserError(f"the {name} must be one of {', '.join(get_args(choices))}, not {value!r}")
-        for given, needs in (
-            (self.milvus_uri is not None, "a Milvus server needs"),
-            (self.milvus_bm25, "BM25 weights in Milvus need"),
-            (self.milvus_partition_key is not None, "a partition key needs"),
-        ):
-            if given and self.type != "milvus":
-                raise UserError(f"{needs} the index type milvus, not {self.type}")
         if self.milvus_uri is not None and "@" in urlsplit(self.milvus_uri).netloc:
             raise UserError(
                 "the address of a Milvus server must not contain a password: set MILVUS_TOKEN to user:password"

@@ -1,7 +1,7 @@
 """Passages with their vectors in parquet files, which `datasets`, LanceDB and Qdrant read.
 
 One row per passage: `id` (its number), `text`, `vector` (a list of fixed size, float32), `document`, `path`,
-`start_line`, `end_line`, and a column per field of metadata. Memory holds one row group.
+`start_line`, `end_line`. Memory holds one row group.
 """
 
 import re
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.passages import PASSAGE, Passages, metadata_types
+from revela_hub.retrieval.passages import PASSAGE, Passages
 from revela_hub.retrieval.stored_vectors import Vectors
 from revela_hub.whole_files import whole_file
 
@@ -25,7 +25,6 @@ FILE_BYTES = 1 << 28
 """Bytes of text and vectors from which a new file is started."""
 _SHARD = re.compile(r"passages-(\d{5})-of-(\d{5})-\d{5}\.parquet")
 _SOURCE = b"revela_hub.source"
-_TYPES = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "varchar": pa.string()}
 
 
 class WrittenFile(NamedTuple):
@@ -59,8 +58,8 @@ def write_groups(
     return files
 
 
-def check_parquet_folder(folder: Path, metadata_columns: Iterable[str], num_shards: int) -> None:
-    """Check before long work whether `write_passages_as_parquet` can write passages with this metadata to a folder."""
+def check_parquet_folder(folder: Path, num_shards: int) -> None:
+    """Check before long work whether `write_passages_as_parquet` can write passages to a folder."""
     for file in sorted(folder.glob("*.parquet")):
         found = _SHARD.fullmatch(file.name)
         if found is None or int(found[2]) != num_shards:
@@ -68,12 +67,6 @@ def check_parquet_folder(folder: Path, metadata_columns: Iterable[str], num_shar
                 f"--parquet_dir {folder} holds {file.name}, which is not one of {num_shards} shards: delete it, or choose another"
                 " folder"
             )
-    own = ["id", *PASSAGE.names, "vector"]
-    if repeated := sorted({*own} & {*metadata_columns}):
-        raise UserError(
-            f"--metadata_columns {' '.join(repeated)}: --parquet_dir writes other columns with these names"
-            f" ({', '.join(own)}): rename them in the corpus"
-        )
 
 
 def check_other_shards(folder: Path, source: str, shard: int, num_shards: int) -> None:
@@ -102,14 +95,12 @@ def write_passages_as_parquet(
     Files of the same shard are replaced at the end. The vectors are those of its passages, which start at `start`. `source` changes
     with the passages of all shards and with the model, and is kept in the files.
     """
-    types = metadata_types(passages) if "metadata" in passages.texts.columns else {}
-    check_parquet_folder(folder, types, num_shards)
+    check_parquet_folder(folder, num_shards)
     check_other_shards(folder, source, shard, num_shards)
     fields = [
         ("id", pa.int64()),
         ("text", pa.string()),
         *[(field.name, field.type) for field in list(PASSAGE)[1:]],
-        *[(name, _TYPES[kind]) for name, kind in types.items()],
     ]
     names = [name for name, _ in fields] + ["vector"]
     vectors = replace(vectors, normalize=False)
@@ -121,9 +112,6 @@ def write_passages_as_parquet(
             texts = passages.texts
             lines = [texts.lines_of(row)[0] for row in rows]
             columns: dict[str, Any] = {name: texts.column(name, lines) for name in PASSAGE.names} | {"id": rows}
-            if types:
-                values = [metadata or {} for metadata in passages.metadata(rows)]
-                columns |= {name: [value.get(name) for value in values] for name in types}
             arrays = [pa.array(columns[name], kind) for name, kind in fields]
             vectors_RD = vectors.read(first, last)
             arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), vectors_RD.shape[1]))

@@ -1,6 +1,5 @@
 """The passages of an index: chunks of documents, stored on disk without duplicates, and search results made from them."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from tqdm.auto import tqdm
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import Chunk, chunk_document
-from revela_hub.errors import UserError
 from revela_hub.retrieval.texts import TextFile, write_texts
 from revela_hub.retrieval.top_k import Hits
 
@@ -25,9 +23,6 @@ PASSAGE = pa.schema(
         ("end_line", pa.int32()),
     ]
 )
-WITH_METADATA = PASSAGE.append(pa.field("metadata", pa.string()))
-"""The columns of passages with metadata, a JSON object."""
-_KINDS = {bool: "bool", int: "int64", float: "double", str: "varchar"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,6 @@ class Hit:
         start_line: The first line in the file, counted from 1.
         end_line: The last line.
         copies: Other locations of the same text, in the format of `location`.
-        metadata: The metadata of its document; None without.
     """
 
     score: float
@@ -52,7 +46,6 @@ class Hit:
     start_line: int
     end_line: int
     copies: tuple[str, ...] = ()
-    metadata: dict[str, Any] | None = None
 
     @property
     def location(self) -> str:
@@ -61,8 +54,7 @@ class Hit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary, for JSON."""
-        values = vars(self) | {"copies": list(self.copies)}
-        return {name: value for name, value in values.items() if name != "metadata" or value is not None}
+        return vars(self) | {"copies": list(self.copies)}
 
 
 class Passages:
@@ -84,15 +76,7 @@ class Passages:
         columns = [self.texts.column(name, lines) for name in PASSAGE.names[1:]]
         [text] = self.texts.read([row])
         first, *copies = (Hit(score, text, *place) for place in zip(*columns, strict=True))
-        [metadata] = self.metadata([row])
-        return replace(first, copies=tuple(copy.location for copy in copies), metadata=metadata)
-
-    def metadata(self, rows: Iterable[int]) -> list[dict[str, Any] | None]:
-        """Return the metadata of the texts with these numbers."""
-        if "metadata" not in self.texts.columns:
-            return [None for _ in rows]
-        values = self.texts.column("metadata", (self.texts.lines_of(row)[0] for row in rows))
-        return [json.loads(value) for value in values]
+        return replace(first, copies=tuple(copy.location for copy in copies))
 
     def found(self, hits: Hits) -> list[list[Hit]]:
         """Return the retrieved passages of each query, best first."""
@@ -102,48 +86,17 @@ class Passages:
         ]
 
 
-def metadata_types(passages: Passages) -> dict[str, str]:
-    """Return the names and types of the metadata of passages, as Milvus names them: bool, int64, double or varchar."""
-    kinds: dict[str, set[str]] = {}
-    texts = passages.texts
-    for line in range(len(texts.rows_L)) if "metadata" in texts.columns else ():
-        [values] = texts.column("metadata", [line])
-        for name, value in json.loads(values).items():
-            kinds.setdefault(name, set()).update(() if value is None else (_KINDS[type(value)],))
-    if not kinds:
-        raise UserError(
-            "no document has metadata: --metadata_columns names columns of JSON lines, parquet or data sets"
-        )
-    for name, found in kinds.items():
-        if not found:
-            raise UserError(f"--metadata_columns {name}: no document has a value in this column: check its name")
-        if found == {"int64", "double"}:
-            found.remove("int64")
-        if len(found) > 1:
-            raise UserError(
-                f"--metadata_columns {name}: the column has values of several types ({', '.join(sorted(found))})"
-            )
-    return {name: next(iter(found)) for name, found in sorted(kinds.items())}
-
-
-def write_passages(chunks: Iterable[Chunk], folder: Path, *, metadata: bool = False) -> Passages:
+def write_passages(chunks: Iterable[Chunk], folder: Path) -> Passages:
     """Write chunks to a folder; chunks with the same text become one passage, which is encoded and returned once.
 
     Args:
         chunks: The chunks.
         folder: The folder.
-        metadata: Also write their metadata; chunks with the same text and other metadata are separate passages then.
 
     Raises:
         UserError: The disk is full, or the folder cannot be written to.
     """
-    schema = WITH_METADATA if metadata else PASSAGE
-
-    def record(chunk: Chunk) -> dict[str, Any]:
-        values = vars(chunk) | {"metadata": chunk.metadata or "{}"}
-        return {name: values[name] for name in schema.names}
-
-    return Passages(write_texts(map(record, chunks), folder, schema))
+    return Passages(write_texts(map(vars, chunks), folder, PASSAGE))
 
 
 def read_passages(
@@ -151,7 +104,6 @@ def read_passages(
     folder: Path,
     *,
     max_words: int = 120,
-    metadata: bool = False,
     report: ReadReport | None = None,
     show_progress_bar: bool = False,
 ) -> Passages:
@@ -161,7 +113,6 @@ def read_passages(
         documents: The output of `read_documents`; a file that is listed twice (`src src/part`) is read once.
         folder: The folder of the passages.
         max_words: Maximum number of words in a chunk.
-        metadata: See `write_passages`.
         report: Its counts `chunks` and `cut` are updated.
         show_progress_bar: Whether to show a progress bar on standard error.
 
@@ -179,4 +130,4 @@ def read_passages(
                 seen.add(file)
             yield from chunk_document(document, max_words, report=report)
 
-    return write_passages(chunks(), folder, metadata=metadata)
+    return write_passages(chunks(), folder)

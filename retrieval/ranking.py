@@ -18,7 +18,6 @@ from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import BM25_WEIGHT, Fusion, Hybrid, part_weights
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.milvus import MilvusBM25, MilvusIndex
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.rerank import RerankedRanker, Reranker
 from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
@@ -138,7 +137,7 @@ def build_ranker(
     sparse: Any = None,
     reranker: Reranker | Own | None = None,
     vectors: Vectors | None = None,
-    milvus: MilvusIndex | None = None,
+    index: VectorIndex | None = None,
 ) -> Ranker:
     """Builds a ranker of these texts; encodes the texts that are not in the folder yet.
 
@@ -151,7 +150,7 @@ def build_ranker(
         reranker: Scores the best `settings.rerank_depth` results again; "self": the encoder's own token vectors, with the prompts
             of the settings.
         vectors: The vectors of the texts, if they are known (`PassageStore.vectors`).
-        milvus: The index of the texts in Milvus, if it is open; its BM25 weights are used, too, and its filter.
+        index: The index of the vectors, if it is open (`PassageStore.index`).
 
     Raises:
         UserError: A package is not installed; vectors with NaN or infinity; a full disk; "self" is not possible.
@@ -161,7 +160,7 @@ def build_ranker(
         prompts = {"query": settings.query_prompt, "document": settings.document_prompt}
         shared: Any = {"batch_size": settings.batch_size, "identity": settings.identity, "prompts": prompts}
         reranker = Reranker(dense, **shared)  # type: ignore[arg-type]  # raises for encoders without token vectors
-    rankers = [_build(part, texts, settings, folder, dense, sparse, vectors, milvus) for part in settings.used]
+    rankers = [_build(part, texts, settings, folder, dense, sparse, vectors, index) for part in settings.used]
     ranker: Ranker = rankers[0]
     if settings.mode == "hybrid":
         ranker = Hybrid(rankers, settings.fusion, settings.part_weights, settings.depth)
@@ -180,14 +179,8 @@ def _build(
     dense: Any,
     sparse: Any,
     vectors: Vectors | None,
-    milvus: MilvusIndex | None,
+    index: VectorIndex | None,
 ) -> Ranker:
-    if milvus is not None and part != "dense":
-        if part == "bm25" and milvus.bm25 is not None and milvus.bm25.settings == settings.bm25:
-            return MilvusBM25(milvus, milvus.bm25)
-        if milvus.filter is not None:
-            remedy = "an index built with --milvus_bm25, and its BM25 options" if part == "bm25" else "--mode dense"
-            raise UserError(f"--filter: {part} would search all passages, not only those that match: use {remedy}")
     if part == "bm25":
         return BM25(texts, settings.bm25, show_progress_bar=settings.show_progress_bar, folder=folder)
     if part == "sparse":
@@ -200,7 +193,7 @@ def _build(
         raise ValueError("a cache needs the model's identity: RankerSettings(identity=model_identity(name))")
     if vectors is None:
         vectors = document_vectors(texts, dense, settings, folder)
-    index = milvus or open_index(vectors, settings.index, folder=folder, device=settings.device)
+    index = index or open_index(vectors, settings.index, folder=folder, device=settings.device)
     return VectorRanker(dense, vectors, index, settings)
 
 
@@ -256,8 +249,7 @@ class VectorRanker:
     def __init__(self, encoder: Encoder, vectors: Vectors, index: VectorIndex, settings: RankerSettings) -> None:
         self.vectors = vectors
         quantized = [settings.index.precision] if settings.index.precision != "float32" else []
-        filters = [index.filter] if isinstance(index, MilvusIndex) and index.filter is not None else []
-        self.key = key_of("dense", vectors.key, settings.query_prompt, settings.index.type, *quantized, *filters)
+        self.key = key_of("dense", vectors.key, settings.query_prompt, settings.index.type, *quantized)
         self._encoder = encoder
         self._index = index
         self._settings = settings

@@ -6,8 +6,8 @@
     canary-<hash>.json   16 passages with their vectors (`canary`)
     *.faiss, milvus.db   an approximate index, if there is one
 
-When an index is complete, the files of the one that it replaces are deleted: texts, canary, FAISS indexes, and its collection
-in Milvus. So are texts of `revela-hub encode` that no index uses.
+When an index is complete, the files of the one that it replaces are deleted: texts, canary and FAISS indexes. So are texts of
+`revela-hub encode` that no index uses.
 
 An index belongs to one model: opening it with another one raises an error.
 """
@@ -31,8 +31,7 @@ from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
 from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.encoder import SERVED_PREFIX, Encoder, similarity_of
 from revela_hub.retrieval.index_metadata import METADATA, IndexMetadata, read_metadata
-from revela_hub.retrieval.milvus import MilvusIndex, check_connection, drop_collection, is_collection_of
-from revela_hub.retrieval.milvus_fields import metadata_fields, milvus_fields
+from revela_hub.retrieval.milvus import connect
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_store, document_vectors
 from revela_hub.retrieval.stored_vectors import Vectors
@@ -122,9 +121,7 @@ class PassageStore:
         Raises:
             UserError: Its file is damaged, or a package is not installed.
         """
-        names, options = self.metadata.metadata or {}, self.metadata.options
-        fields = milvus_fields(self.passages, names, options, self.folder)
-        return open_index(self.vectors, options, folder=self.folder, fields=fields, collection=self.metadata.collection)
+        return open_index(self.vectors, self.metadata.options, folder=self.folder)
 
     def check_fingerprint(self, fingerprint: str, model: str, *, documents: str | None = None) -> None:
         """Check that the index was built with a model; for the arguments see `PassageStore`.
@@ -263,12 +260,9 @@ def build_store(
     passages = write(folder)
     if not len(passages):
         raise UserError("no passage contains any text")
-    started, fields = passages.texts.path.stat().st_mtime, None
+    started = passages.texts.path.stat().st_mtime
     if settings.index.type == "milvus":  # raises errors before the texts are encoded
-        names = metadata_fields(passages) if "metadata" in passages.texts.columns else {}
-        if fields := milvus_fields(passages, names, settings.index, folder):
-            fields.check()
-        check_connection(milvus_uri(settings.index, folder))
+        connect(milvus_uri(settings.index, folder)).close()
     own = store_folder(folder, document_store(settings.identity, settings.document_prompt), settings.index.dtype)
     if not own.exists() and any(folder.glob("vectors-*")):
         logger.warning(
@@ -279,7 +273,7 @@ def build_store(
     vectors.write_layout(passages.texts.fingerprint)
     rows = spread(len(passages))
     canary = Canary.of(passages.texts.read(rows.tolist()), replace(vectors, normalize=False).take(rows))
-    index = open_index(vectors, settings.index, folder=folder, option="--output_dir", fields=fields)
+    open_index(vectors, settings.index, folder=folder, option="--output_dir")
     metadata = IndexMetadata(
         model=model,
         fingerprint=settings.identity,
@@ -292,14 +286,11 @@ def build_store(
         options=settings.index,
         endpoint=endpoint,
         canary=canary.write(folder),
-        metadata=dict(fields.metadata) if fields else None,
-        collection=index.name if isinstance(index, MilvusIndex) else None,
     )
     write_text(folder / METADATA, metadata.to_json(), "--output_dir")
     _delete_texts(folder, metadata, max(written, started - DAY) if earlier else started)
     if earlier is not None:
-        keys = [each.key[:16] for each in (vectors, fields and fields.bm25) if each]
-        _delete_replaced(folder, earlier, metadata, keys)
+        _delete_replaced(folder, earlier, metadata, vectors.key[:16])
     return PassageStore(folder, settings.identity, model)
 
 
@@ -316,21 +307,12 @@ def _delete_texts(folder: Path, metadata: IndexMetadata, limit: float) -> None:
                 remove(path)
 
 
-def _delete_replaced(folder: Path, earlier: IndexMetadata, metadata: IndexMetadata, keys: list[str]) -> None:
-    """Delete the FAISS and BM25 indexes of replaced texts, except those whose name has one of the keys, and the old collection."""
+def _delete_replaced(folder: Path, earlier: IndexMetadata, metadata: IndexMetadata, key: str) -> None:
+    """Delete the FAISS and BM25 indexes of replaced texts, except those whose name has the key."""
     if earlier.texts != metadata.texts:
         for path in sorted(folder.iterdir()):
-            if _DERIVED.fullmatch(path.name) and not any(key in path.name for key in keys):
+            if _DERIVED.fullmatch(path.name) and key not in path.name:
                 remove(path)
-    # A collection of the same name may be the new one: the same server may have two addresses.
-    if earlier.collection and earlier.collection != metadata.collection:
-        if is_collection_of(folder, earlier.collection):
-            drop_collection(milvus_uri(earlier.options, folder), earlier.collection)
-        else:
-            logger.warning(
-                "the collection %s of the replaced index is kept, because the index in the folder where it was made may use it",
-                earlier.collection,
-            )
 
 
 def _short(fingerprint: str) -> str:

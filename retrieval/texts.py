@@ -7,7 +7,6 @@ Letters in names: L lines of the file (texts as given), N distinct texts.
 """
 
 import hashlib
-import json
 import uuid
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -211,7 +210,7 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
     Args:
         texts: The texts, read once and never held in memory together; mappings if the schema has more columns than `text`.
         folder: The folder.
-        schema: The columns of the file, one of them `text`. If one is `metadata`, texts with other metadata are distinct.
+        schema: The columns of the file, one of them `text`.
     """
     keys, digests = array("Q"), array("Q")
     whole = hashlib.blake2b(digest_size=16)
@@ -220,11 +219,9 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
     with whole_file(unnamed) as stream, pa.ipc.new_file(stream, schema) as writer:
         while batch := list(islice(source, LINES_PER_BATCH)):
             for record in batch:
-                keys.append(_key(record["text"], record.get("metadata")))
+                keys.append(_key(record["text"]))
                 digests.extend(_digest(record["text"]))
             whole.update(memoryview(digests)[-2 * len(batch) :])
-            if "metadata" in schema.names:
-                whole.update(json.dumps([record["metadata"] for record in batch]).encode())
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
     path = unnamed.replace(folder / f"texts-{whole.hexdigest()}.arrow")
     distinct, first_L, inverse_L = np.unique(np.array(keys, dtype="<u8"), return_index=True, return_inverse=True)
@@ -242,9 +239,9 @@ def _records(texts: Iterable[str | Mapping[str, Any]]) -> Iterator[Mapping[str, 
         yield record if record["text"].isascii() else {**record, "text": without_surrogates(record["text"])}
 
 
-def _key(text: str, metadata: str | None = None) -> int:
+def _key(text: str) -> int:
     """Hash a text to 64 bits; among ten million texts, a collision occurs with a probability of 1 in 400,000."""
-    words = " ".join(text.split()) + ("" if metadata is None else f"\0{metadata}")
+    words = " ".join(text.split())
     return int.from_bytes(hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 

@@ -11,9 +11,7 @@ as U+FFFD, and the report counts the files that contain such bytes.
 """
 
 import gzip
-import json
 import logging
-import math
 import os
 import posixpath
 import re
@@ -21,7 +19,6 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import date
 from itertools import chain, groupby
 from operator import eq
 from pathlib import Path
@@ -258,24 +255,7 @@ def _document(row: Row, text: str, source: Source) -> Document:
     # An empty line, so that the title does not become part of the first sentence.
     has_title = re.match(re.escape(title) + r"(?!\w)", text)  # "Go" is not the title of "Google"
     text = f"{title}\n\n{text}" if title and text and not has_title else text
-    metadata = _metadata(row, source.metadata_columns) if source.metadata_columns else None
-    return Document(row.where if name is None else str(name), text, None, source.kind or "text", metadata=metadata)
-
-
-def _metadata(row: Row, names: Sequence[str]) -> str:
-    """Return the values of columns as JSON; a column that the row does not have counts as null."""
-    values = {name: row.columns.get(name) for name in names}
-    for name, value in values.items():
-        if isinstance(value, date):  # also a datetime: sorted as text, these are sorted by time
-            values[name] = value.isoformat()
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise UserError(f"{row.where}: column {name!r} holds {value}, which has more than 64 bits; make it text")
-        elif not (value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))):
-            raise UserError(
-                f"{row.where}: column {name!r} holds {type(value).__name__}; metadata is text, a finite number, true, false, a"
-                " date or null (choose with metadata_columns)"
-            )
-    return json.dumps(values, ensure_ascii=False, sort_keys=True)
+    return Document(row.where if name is None else str(name), text, None, source.kind or "text")
 
 
 def read_held_out(path: str | Path) -> dict[str, list[str]]:

@@ -45,7 +45,6 @@ class Document:
         path: Its file, or None for a row of a larger file.
         kind: Determines where it is split into chunks: `"text"` at the ends of sentences, `"code"` at the ends of lines.
         first_line: The line of the file, from 1, on which the text begins.
-        metadata: The values of the source's `metadata_columns`, as JSON; None without such columns.
     """
 
     id: str
@@ -53,7 +52,6 @@ class Document:
     path: str | None
     kind: Kind
     first_line: int = 1
-    metadata: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,6 @@ class Source:
         title_column: The column with the title, which is put before the text. None: `title`, if it exists; `""`: no title.
         id_column: The column with the document's id. None: `_id`, if it exists; `""`: number the rows.
         merge_column: Consecutive rows with the same value in this column form one document (a corpus of passages).
-        metadata_columns: The columns with metadata of the document, for the filters of a search.
         kind: `"text"` or `"code"`. None: by the file's extension, and text for rows.
         exclude: Patterns of file and folder names to skip (`*.min.js`, `tests`, `docs/old/*`); paths are as in `path`, or below it.
         max_documents: Stop after this many documents.
@@ -89,7 +86,6 @@ class Source:
     title_column: str | None = None
     id_column: str | None = None
     merge_column: str | None = None
-    metadata_columns: tuple[str, ...] = ()
     kind: Kind | None = None
     exclude: tuple[str, ...] = ()
     max_documents: int | None = None
@@ -138,7 +134,7 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
         raise UserError(f"source {given}: {problem}; the fields are {', '.join(known)}")
     values: dict[str, Any] = {key: value for key, value in {**defaults, **given}.items() if value is not None}
     for key, value in values.items():
-        if isinstance(value, list) or key in ("exclude", "metadata_columns"):
+        if isinstance(value, list) or key == "exclude":
             values[key] = (value,) if isinstance(value, str) else tuple(value)
     values["exclude"] = tuple(map(posixpath.normpath, values.get("exclude", ())))  # `tests/` and `./tests`
     _check_values(values)

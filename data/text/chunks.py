@@ -53,7 +53,6 @@ class Chunk:
         path: The document's file, if it is one.
         start_line: The first line of the chunk, from 1.
         end_line: The last line of the chunk.
-        metadata: The document's metadata, as JSON; None without.
     """
 
     document: str
@@ -61,7 +60,6 @@ class Chunk:
     path: str | None
     start_line: int
     end_line: int
-    metadata: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def chunk_document(
         if kept and not kept.isspace():
             start = line if kept is text else line + text.count("\n", 0, text.index(kept[0]))
             end = start + kept.count("\n") - kept.endswith("\n")
-            chunks.append(Chunk(document.id, kept, document.path, start, end, document.metadata))
+            chunks.append(Chunk(document.id, kept, document.path, start, end))
         line = following
     report.chunks += len(chunks)
     return chunks

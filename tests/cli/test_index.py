@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from revela_hub.cli.main import main
-from revela_hub.retrieval import PassageStore
 
 
 @pytest.fixture
@@ -39,7 +38,6 @@ def test_shards_become_an_index_that_is_searched(
         patched.setattr(SentenceTransformer, "encode", None)  # all shards are there
         assert main(["index", *common, "--index-type", "hnsw"]) == 0
     assert "30 passages, 32-dimensional vectors (hnsw)" in capsys.readouterr().out
-    assert "metadata" not in PassageStore("index").passages.texts.columns
     words = ["search", model, "--index", "index", "--device", "cpu", "--json", "--top_k", "3"]
     assert main([*words, "Note 7 rivers"]) == 0
     [hits] = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
@@ -76,18 +74,6 @@ def test_files_that_were_not_read_are_reported(
     assert "skipped: 1 binary (.bin 1), 1 excluded\n" in capsys.readouterr().err
 
 
-def test_the_metadata_of_rows_are_in_the_results(
-    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("more.jsonl").write_text('{"text": "same", "year": 1}\n{"text": "same", "year": 2}\n{"text": "same"}\n')
-    common = [str(retriever_folder), "--corpus", "more.jsonl", "--output_dir", "more", "--device", "cpu"]
-    assert main(["index", *common, "--metadata_columns", "year"]) == 0
-    assert capsys.readouterr().out.startswith("3 passages")  # the same text with other metadata is another passage
-    assert main(["search", "bm25", "same", "--index", "more", "--json"]) == 0
-    hits = json.loads(capsys.readouterr().out)["hits"]
-    assert sorted(hit["metadata"]["year"] or 0 for hit in hits) == [0, 1, 2]
-
-
 def test_encoded_shards_are_written_as_parquet(
     corpus: Path,
     retriever_folder: Path,
@@ -106,19 +92,19 @@ def test_encoded_shards_are_written_as_parquet(
     common = ["encode", model, "--corpus", "more.jsonl", "--output_dir", "cache", "--device", "cpu"]
     common += ["--parquet_dir", "vectors", "--num_shards", "2"]
     for shard in ("0", "1", "0"):  # repeated: the same file
-        assert main([*common, "--metadata_columns", "year", "page", "--shard", shard]) == 0
+        assert main([*common, "--shard", shard]) == 0
     names = sorted(file.name for file in Path("vectors").glob("*.parquet"))
     assert names == ["passages-00000-of-00002-00000.parquet", "passages-00001-of-00002-00000.parquet"]
     schema = parquet.read_schema(f"vectors/{names[0]}")
-    assert schema.field("vector").type == pa.list_(pa.float32(), 32) and schema.field("year").type == pa.int64()
+    assert schema.field("vector").type == pa.list_(pa.float32(), 32)
     found = load_dataset("parquet", data_files="vectors/*.parquet", split="train", cache_dir=str(tmp_path / "datasets"))
     assert found["id"] == [0, 1, 2, 3, 4] and found["text"] == [row["text"] for row in rows]
-    assert found["year"] == [None, 1, 2, 3, 4] and found["document"][1] == "more.jsonl:2"
+    assert found["document"][1] == "more.jsonl:2"
     encoder = SentenceTransformer(model, device="cpu")
     np.testing.assert_allclose(found["vector"], encoder.encode_document(list(found["text"])), atol=1e-5)
 
     # A failed export leaves the earlier one; a complete one also replaces the files that it does not need.
-    export = [*common, "--metadata_columns", "year", "page", "--shard", "0"]
+    export = [*common, "--shard", "0"]
     stale = Path("vectors/passages-00000-of-00002-00001.parquet")
     stale.touch()
     before = {file.name: file.read_bytes() for file in Path("vectors").iterdir()}
@@ -137,21 +123,16 @@ def test_encoded_shards_are_written_as_parquet(
         assert main([*words]) == 2
         return capsys.readouterr().err.splitlines()[-1]
 
-    Path("more.jsonl").write_text("\n".join(map(json.dumps, [{**row, "year": 7} for row in rows])))
+    Path("more.jsonl").write_text("\n".join(map(json.dumps, [{"text": f"{row['text']} Now."} for row in rows])))
     with monkeypatch.context() as patch:  # found before the texts are encoded
         patch.setattr("revela_hub.retrieval.ranking.document_vectors", None)
-        error = message(*common, "--metadata_columns", "year", "page", "--shard", "1")
+        error = message(*common, "--shard", "1")
         assert f"{names[0]} was written from another version of the corpus" in error
         assert "delete it, and encode it again with --num_shards 2 --shard 0" in error
     monkeypatch.setattr("revela_hub.cli.passage_options.load_dense", None)  # these are found before the model is loaded
-    assert "holds passages-00000-of-00002-00000.parquet, which is not one of 3 shards" in message(
-        *common[:-1], "3", "--metadata_columns", "year"
-    )
+    assert "holds passages-00000-of-00002-00000.parquet, which is not one of 3 shards" in message(*common[:-1], "3")
     Path("again.jsonl").write_text('{"text": "Note of the river.", "path": "a"}\n')
     others = ["encode", model, "--corpus", "again.jsonl", "--output_dir", "cache", "--device", "cpu"]
-    assert "--metadata_columns path: --parquet_dir writes" in message(
-        *others, "--parquet_dir", "others", "--metadata_columns", "path"
-    )
     assert "is also --output_dir" in message(*others, "--parquet_dir", "./cache")
 
 
@@ -197,10 +178,6 @@ def test_mistakes_are_one_line(
     assert main(["index", *short, "--max_length", "9"]) == 0
     assert "another maximum length: add --max_length 9" in message(
         "search", str(retriever_folder), "x", "--index", "short"
-    )
-    Path("large.jsonl").write_text(json.dumps({"text": "Rivers.", "year": 2**70}))
-    assert "large.jsonl:1: column 'year' holds 1180591620717411303424, which has more than 64 bits" in message(
-        "index", str(retriever_folder), "--corpus", "large.jsonl", "--output_dir", "large", "--metadata_columns", "year"
     )
     assert "holds the index of" in message("index", str(minimal_change), *common)
     search = ["search", str(retriever_folder), "x", "--index", "index"]

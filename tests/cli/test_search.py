@@ -140,10 +140,6 @@ def test_a_model_is_searched_with_through_its_cache(
         (["./nowhere", "query", "--corpus", "docs"], "./nowhere is not a folder"),
         (["bm25", "river", "--corpus", "docs", "--weights", "1", "2"], "--weights requires --mode hybrid"),
         (["bm25", "river", "--corpus", "docs", "--sparse_model", "x"], "--sparse_model requires --mode sparse"),
-        (
-            ["bm25", "river", "--corpus", "docs", "--milvus_uri", "http://a:1"],
-            "a Milvus server needs the index type milvus",
-        ),
     ],
 )
 def test_mistakes_are_one_line(

@@ -212,7 +212,6 @@ def test_damaged_files_are_named(
                 ("truncate_dim", "8", ""),
                 ("similarity", "manhattan", "unknown similarity 'manhattan'"),
                 ("canary", "../../x", "unexpected name of the canary"),
-                ("metadata", {"topic": "text"}, "a published index is not stored in Milvus"),
             )
         },
         "none": ({"index.json": None}, "holds no index \\(index.json is missing\\): push one with revela-hub index"),
@@ -367,10 +366,9 @@ def test_places_and_addresses_are_not_published() -> None:
         similarity="dot",
         options=IndexOptions("milvus", milvus_uri="http://db.local:19530"),
         endpoint="text-embeddings-inference 1.9 at http://gpu.local:8080, /data/models/mine, float16",
-        collection="revela_hub_0123",
     )
     public = public_metadata(metadata)
-    assert (public.model, public.options, public.collection) == ("my-retriever", IndexOptions("exact"), None)
+    assert (public.model, public.options) == ("my-retriever", IndexOptions("exact"))
     assert public.fingerprint == "folder@0123:served:tei:mine:float16"
     assert public.endpoint == "text-embeddings-inference 1.9, mine, float16"
     assert public_metadata(IndexMetadata("org/model", "org/model@1", "0", 1, 2, "dot")).model == "org/model"

@@ -13,7 +13,7 @@ METAVARS = {
         "PATH": "data corpus plain_text space_corpus labels",
         "FILE": "output mixture pairs card config example_queries space_queries report",
         "TEXT": "prompt query_prompt document_prompt query_prefix query_instruction",
-        "COLUMN": "text_column anchor_column positive_column metadata_columns milvus_partition_key",
+        "COLUMN": "text_column anchor_column positive_column",
         "LANGUAGE": "language languages bm25_stopwords",
         "URL": "endpoint milvus_uri",
         "NAME": "task tasks split eval_split tag collection"

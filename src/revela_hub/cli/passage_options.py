@@ -32,7 +32,6 @@ class PassageOptions(ReadingOptions, EndpointOptions):
     )
     output_dir: str = required("Folder of the index.")
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
-    metadata_columns: list[str] = option([], "Columns of the corpus to keep, e.g. for search --filter.")
     document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
     dtype: Precision = option("float32", "Type of the stored vectors.")
     batch_size: PositiveInt = option(32, "Number of passages per forward pass.")
@@ -72,9 +71,7 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
         raise UserError("bm25 has no vectors and needs no index: use revela-hub search bm25 --corpus PATH")
     report = ReadReport()
     # Raises errors before the model is loaded.
-    documents = read_documents(
-        options.corpus, report=report, metadata_columns=options.metadata_columns, **options.reading()
-    )
+    documents = read_documents(options.corpus, report=report, **options.reading())
     encoder = load_dense(
         options.model,
         device=options.device,
@@ -97,7 +94,6 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
             documents,
             folder,
             max_words=options.max_words,
-            metadata=bool(options.metadata_columns),
             report=report,
             show_progress_bar=shows_progress(),
         )

@@ -4,7 +4,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -16,12 +16,11 @@ from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
 from revela_hub.scratch import scratch_folder
-from revela_hub.search.ranker_options import RankerOptions, check_used, given, load_models
+from revela_hub.search.ranker_options import RankerOptions, check_used, load_models
 from revela_hub.search.reading_options import ReadingOptions, refuse_reading_options
 
 if TYPE_CHECKING:
-    from revela_hub.retrieval import Hit, Passages, PassageStore, Ranker
-    from revela_hub.retrieval.milvus import MilvusIndex
+    from revela_hub.retrieval import Hit, Passages, Ranker
 
 
 @dataclass(kw_only=True)
@@ -32,9 +31,6 @@ class SearchOptions(SmallVectorArguments, ReadingOptions, RankerOptions):
     corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
     index: str | None = option(
         None, "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
-    )
-    filter: str | None = option(
-        None, "Milvus: Search only passages whose metadata match, e.g. 'year >= 2020'.", metavar="EXPRESSION"
     )
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(
         None, "How to rank (default: dense; bm25 for bm25; hybrid for an output folder of adapt)."
@@ -69,7 +65,6 @@ class Searcher:
         sources: list[Any] = [str(source) if isinstance(source, Path) else source for source in given_sources]
         arguments = SearchOptions(model=os.fspath(model), corpus=sources, **options)
         _check(arguments)
-        self._filtered = arguments.filter is not None
         with contextlib.ExitStack() as stack:
             temporary = stack.enter_context(scratch_folder("search"))
             passages = None if arguments.index else _read(arguments, temporary)
@@ -97,7 +92,7 @@ class Searcher:
     def search(self, query: str | list[str], top_k: int = 5) -> "list[Hit] | list[list[Hit]]":
         """Return the best passages for a query, best first; for several queries, a list for each.
 
-        A hit has `text`, `score`, `location` (`path/to/file.py:120-145`), `path`, `start_line`, `end_line` and `metadata`.
+        A hit has `text`, `score`, `location` (`path/to/file.py:120-145`), `path`, `start_line` and `end_line`.
         Passages that no part of the ranking finds are left out, so there may be fewer than `top_k`.
 
         Raises:
@@ -113,19 +108,13 @@ class Searcher:
 
     def why_nothing(self, query: str) -> str:
         """Return why a query has no results."""
-        unmatched = "no passage matches --filter, or none of these has a term of the query"
-        unmatched = unmatched if self._filtered else "no passage has a term of the query"
-        return self._ranker.why_nothing(self._ranker.encode([query]))[0] or unmatched
+        return self._ranker.why_nothing(self._ranker.encode([query]))[0] or "no passage has a term of the query"
 
 
 def _check(arguments: SearchOptions) -> None:
     """Check the options without loading anything, and choose the mode of an output folder of adapt."""
     if bool(arguments.corpus) == bool(arguments.index):
         raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
-    if arguments.filter is not None and not arguments.index:
-        raise UserError(
-            "--filter requires --index FOLDER, built with --index_type milvus --metadata_columns COLUMN ..."
-        )
     if arguments.index:
         refuse_reading_options(arguments)
     _check_corpus(arguments)
@@ -188,15 +177,8 @@ def _open(arguments: SearchOptions, passages: "Passages | None", temporary: Path
             folder = store.folder
         else:
             claim_folder(folder)
-        milvus = _milvus(store, settings.used, arguments.filter)
-        if (
-            arguments.filter
-            and milvus
-            and milvus.bm25
-            and not any(name.startswith("bm25") for name in given(arguments))
-        ):
-            settings = replace(settings, bm25=milvus.bm25.settings)  # adapt may have fitted others
-        loaded |= {"vectors": store.vectors if "dense" in settings.used else None, "milvus": milvus}
+        if "dense" in settings.used:
+            loaded |= {"vectors": store.vectors, "index": store.index}
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # BM25 statistics are computed from the current files
     else:
@@ -207,21 +189,3 @@ def _open(arguments: SearchOptions, passages: "Passages | None", temporary: Path
     reused = f", {vectors[0].reused:,} of them from the cache" if vectors and vectors[0].reused else ""
     note(f"{counted(len(passages), 'passage')}{reused}")
     return ranker, passages
-
-
-def _milvus(store: "PassageStore", used: tuple[str, ...], expression: str | None) -> "MilvusIndex | None":
-    """Return the open index of a store in Milvus, restricted by --filter; None if it is not needed."""
-    from revela_hub.retrieval.milvus import MilvusIndex
-
-    options = store.metadata.options
-    if options.type != "milvus" and expression is not None:
-        raise UserError(
-            f"--filter needs an index of the type milvus, not {options.type}: build it with --index_type milvus"
-            " --metadata_columns COLUMN ... (a local file, without a server)"
-        )
-    searched = expression is not None or "dense" in used or ("bm25" in used and options.milvus_bm25)
-    if options.type != "milvus" or not searched:
-        return None
-    index = store.index
-    assert isinstance(index, MilvusIndex)
-    return index if expression is None else index.where(expression)

@@ -5,13 +5,13 @@ again: existing vectors are reused. When all shards are done, run `revela-hub in
 folder, --dtype, --document_prompt, --max_words, --max_length, --kind, --text_column, --exclude and --max_documents.
 
 With --parquet_dir, the passages are also written as parquet files with the columns id, text, vector, document, path,
-start_line, end_line and --metadata_columns. `datasets`, LanceDB and Qdrant read them.
+start_line and end_line. `datasets`, LanceDB and Qdrant read them.
 
 Examples:
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_processes 4
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_shards 64 --shard 7
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir /shared/wiki-index --engine ray --address auto
-  revela-hub encode my-retriever --corpus news.parquet --metadata_columns year --output_dir cache --parquet_dir vectors
+  revela-hub encode my-retriever --corpus news.parquet --output_dir cache --parquet_dir vectors
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index
 """
 
@@ -62,7 +62,7 @@ def run(arguments: Arguments) -> None:
         if parquet.resolve() == local_path(arguments.output_dir).resolve():
             raise UserError(f"--parquet_dir {parquet} is also --output_dir: choose another folder")
         check_output(arguments.corpus, str(parquet), "--parquet_dir", arguments.exclude)
-        check_parquet_folder(parquet, arguments.metadata_columns, arguments.num_shards * arguments.num_processes)
+        check_parquet_folder(parquet, arguments.num_shards * arguments.num_processes)
     if arguments.num_processes > 1 and arguments.engine == "ray":
         raise UserError("--num_processes starts processes on this machine: with --engine ray, set --num_actors")
     if arguments.num_processes > 1:

@@ -17,7 +17,6 @@ Examples:
   revela-hub index my-retriever --corpus docs --output_dir my-index
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type hnsw
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type milvus --milvus_uri http://db:19530
-  revela-hub index my-retriever --corpus news.jsonl --output_dir news-index --index_type milvus --metadata_columns year lang
   revela-hub index my-retriever --corpus docs --output_dir my-index --truncate_dim 192 --precision int8 --probe my-probe
   revela-hub search my-retriever --index my-index "what is a shard?"
   revela-hub index my-name/my-retriever --corpus docs --output_dir my-index --push_to_hub my-name/my-index --private
@@ -47,14 +46,6 @@ POSITIONALS = ("model",)
 class Arguments(PassageOptions, SmallVectorArguments):
     """Arguments of `revela-hub index`."""
 
-    milvus_bm25: bool = option(
-        False, "Milvus: Also store the BM25 weights of the passages, for hybrid search with --filter."
-    )
-    milvus_partition_key: str | None = option(
-        None,
-        "Milvus: One of --metadata_columns, whose values divide the collection into partitions; a --filter on it"
-        " searches only the partitions of its values.",
-    )
     states: Literal["none", "float16"] = option(
         "none", "Models that answer: Also store the keys and values of the passages."
     )
@@ -85,11 +76,7 @@ def run(arguments: Arguments) -> None:
     destination = _destination(arguments)
     task = read_beir(arguments.probe, "test") if arguments.probe else None
     check_output(arguments.corpus, arguments.output_dir, exclude=arguments.exclude)
-    options = replace(
-        arguments.index_options(arguments.dtype),
-        milvus_bm25=arguments.milvus_bm25,
-        milvus_partition_key=arguments.milvus_partition_key,
-    )
+    options = arguments.index_options(arguments.dtype)
     loaded = load_passage_encoder(arguments, options)
     states = import_module(method.states) if method and stores_states else None
     if states is not None:

@@ -5,8 +5,7 @@ searched in hybrid with BM25. For other models, --mode hybrid adds BM25 (recomme
 needs a SparseEncoder. Vectors are cached, so an interrupted search resumes, and later searches only encode new text.
 
 With --index, the index of `revela-hub index` is searched instead of --corpus, from a folder or from the Hub
-(hf:owner/name, hf:owner/name@revision). --filter restricts the search to passages whose metadata match; it needs an
-index in Milvus, on a server or in a local file.
+(hf:owner/name, hf:owner/name@revision).
 
 Queries are read from standard input, one per line, if none is given. Progress is printed to standard error, results
 to standard output; --json prints one object per query.
@@ -17,7 +16,6 @@ Examples:
   revela-hub search bm25 "request timeout" --corpus src --top_k 3
   revela-hub search my-retriever --index my-index < queries.txt
   revela-hub search my-name/my-retriever "what is a shard?" --index hf:my-name/my-index
-  revela-hub search my-retriever "flood" --index news-index --filter 'year >= 2020 and lang == "en"'
 """
 
 import json as json_format
