@@ -5,7 +5,6 @@ after the time in `Retry-After`.
 """
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -137,21 +136,6 @@ def public_url(url: str) -> str:
     'https://example.org:8000/v1'
     """
     return re.sub(r"(?<=://)[^/]*@|[?#].*", "", url)
-
-
-def api_key(variable: str | None) -> str | None:
-    """Return the key from an environment variable.
-
-    Raises:
-        UserError: The variable is missing or empty. The message does not repeat the name, because a user may have passed
-            the key itself, which must not end up in a log.
-    """
-    key = os.environ.get(variable, "").strip() if variable is not None else None
-    if key == "":
-        raise UserError(
-            "--api_key_env: there is no environment variable of that name, or it is empty; it must hold the key"
-        )
-    return key
 
 
 def server_message(error: "APIStatusError") -> str:

@@ -136,7 +136,7 @@ def installed() -> dict[str, str]:
 
 def server_change(built: str | None, encoder: Any) -> list[str]:
     """Return the change of the server that computes the vectors, if there is one."""
-    now = getattr(getattr(encoder, "server", None), "description", None)
+    now = getattr(encoder, "description", None)
     return [] if built == now else [f"server {built} -> {now}"]
 
 

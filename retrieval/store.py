@@ -133,7 +133,7 @@ class PassageStore:
             return
         if fingerprint.partition(SERVED_PREFIX)[0] == self.metadata.fingerprint.partition(SERVED_PREFIX)[0]:
             built = self.metadata.endpoint
-            with_server = "with --endpoint and a server that reports the same model and type of numbers"
+            with_server = "with --endpoint and --endpoint_model as then"
             raise UserError(
                 f"{self.folder} was built with vectors of {built or 'this machine'}, which may differ from those that"
                 f" the queries would get: search it {with_server if built else 'without --endpoint'}"

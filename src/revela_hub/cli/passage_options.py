@@ -78,7 +78,7 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
         trust_remote_code=options.trust_remote_code,
         max_seq_length=options.max_length,
         prompt=options.document_prompt,
-        server=options.server(),
+        server=options,
     )
     settings = RankerSettings(
         identity=encoder_identity(encoder, options.model, options.max_length),

@@ -65,11 +65,11 @@ def _server_snippets(name: str, prompts: Mapping[str, str]) -> list[Snippet]:
     """Return code that embeds the query, and the passage, on servers, which do not know the model's prompts."""
     quoted, prompt = shlex.quote(name), prompts.get("query") or ""
     passage_prompt = next((prompts[key] for key in ("document", "passage", "corpus") if key in prompts), "")
-    body = {"inputs": [prompt + QUERY]}
+    body = {"model": name, "input": [prompt + QUERY]}
     comment = "# The text starts with the model's prompt for queries. Passages have another one, or none.\n"
     tei = f"""# text-embeddings-inference: https://github.com/huggingface/text-embeddings-inference
 text-embeddings-router --model-id {quoted} --port 8080
-{comment if prompt else ""}curl http://localhost:8080/embed -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}
+{comment if prompt else ""}curl http://localhost:8080/v1/embeddings -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}
 # Compare the server's vectors with the model's:
 revela-hub check {quoted} --endpoint http://localhost:8080"""
     note = "  # with the model's prompts" if prompt or passage_prompt else ""

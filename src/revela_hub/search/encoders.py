@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
-    from revela_hub.retrieval.endpoint import EmbeddingServer
+    from revela_hub.search.endpoint_options import EndpointOptions
 
 
 def load_dense(
@@ -16,11 +16,11 @@ def load_dense(
     trust_remote_code: bool,
     max_seq_length: int | None,
     prompt: str | None = None,
-    server: "EmbeddingServer | None" = None,
+    server: "EndpointOptions | None" = None,
 ) -> Any:  # noqa: ANN401 (an `Encoder` with its device)
     """Return the encoder of a model; its `similarity_fn_name` names the similarity of its vectors.
 
-    `prompt` replaces the model's own. With a server, which computes the vectors, the model's weights are not loaded.
+    `prompt` replaces the model's own. With a server (`--endpoint`), the model's weights are not loaded.
 
     Raises:
         UserError: The model cannot be loaded, uses a distance as its similarity, or does not support an option.
@@ -29,8 +29,9 @@ def load_dense(
     from revela_hub.retrieval.encoder import load_encoder, similarity_of
 
     method = method_of_model(model)
+    served = server is not None and server.endpoint is not None
     if method is not None and method.encoder:
-        if server is not None:
+        if served:
             raise UserError(
                 f"{model} was trained with {method.title}, which servers cannot encode with: leave out --endpoint"
             )
@@ -40,19 +41,26 @@ def load_dense(
                 " --document_prompt and --max_length"
             )
         return resolve_name(method.encoder)(model, device)
-    if server is not None:
-        from revela_hub.retrieval.endpoint import EndpointEncoder
-        from revela_hub.retrieval.model_settings import ModelSettings
+    if server is not None and server.endpoint is not None:
+        from revela_hub.data.openai_server import api_key
+        from revela_hub.retrieval.endpoint import OpenAIEncoder
 
-        settings = ModelSettings.read(model, max_length=max_seq_length, trust_remote_code=trust_remote_code)
-        return EndpointEncoder(server, settings, device)
+        return OpenAIEncoder(
+            server.endpoint,
+            model,
+            served_name=server.endpoint_model,
+            api_key=api_key(server.api_key_env),
+            concurrency=server.concurrency,
+            max_length=max_seq_length,
+            trust_remote_code=trust_remote_code,
+        )
     encoder = load_encoder(model, device=device, trust_remote_code=trust_remote_code, max_seq_length=max_seq_length)
     similarity_of(encoder, model)  # raises an error that names the model
     return encoder
 
 
 def encoder_identity(encoder: Any, model: str, max_seq_length: int | None) -> str:  # noqa: ANN401 (an `Encoder`)
-    """Return `model_identity` of a model; that of a server's vectors also names what the server reports about itself."""
+    """Return `model_identity` of a model; that of a server's vectors also names the model there."""
     from revela_hub.retrieval.encoder import model_identity
 
-    return model_identity(model, max_seq_length) + str(getattr(getattr(encoder, "server", None), "identity", ""))
+    return model_identity(model, max_seq_length) + str(getattr(encoder, "served_identity", ""))

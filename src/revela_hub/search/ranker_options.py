@@ -104,7 +104,6 @@ OF_PARTS: dict[tuple[str, ...], tuple[str, ...]] = {
 
 def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
     """Check that all given options have an effect in one of the modes."""
-    options.check_endpoint()
     if options.endpoint and getattr(options, "model", "") == "bm25":  # `evaluate` takes bm25 besides a model
         raise UserError(
             "--endpoint requires a model, not bm25: give the folder or Hub id that the server was started with"
@@ -179,7 +178,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
     found: dict[str, Any] = {}
     if "dense" in settings.used:
         prompt = settings.query_prompt or settings.document_prompt
-        dense = load_dense(model, **loading, prompt=prompt, server=options.server())
+        dense = load_dense(model, **loading, prompt=prompt, server=options)
         found |= {"identity": encoder_identity(dense, model, options.max_length), "device": dense.device}
     elif options.endpoint and model != "bm25":
         raise UserError(f"--endpoint requires --mode dense, or hybrid with the part dense, not {mode}")

@@ -8,10 +8,8 @@ With --against, reports instead which evaluation queries occur in the training t
 Models record only names and digests of their training data, so pass the text with --data. The exit status is 1 if a
 query is found.
 
-With --endpoint, compares the vectors of a running server (text-embeddings-inference, vLLM, infinity, or any
-OpenAI-compatible one) with the folder's instead. If they differ, the folder's vectors are recomputed with the usual
-mistakes, one or two at a time, to name the cause: pooling, missing EOS, missing or repeated prompt, ignored Dense
-module, missing normalisation.
+With --endpoint, compares the vectors of a running OpenAI-compatible server (vLLM, text-embeddings-inference, infinity)
+with the folder's instead. The exit status is 1 if the cosine of a text is below 0.99.
 
 For the folder of an index, compares every text and vector with its checksum; opening an index compares only a sample.
 
@@ -44,6 +42,17 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("model",)
 
+SAME_COSINE = 0.99
+"""Smallest cosine that half precision explains."""
+TOPICS = "river castle music engine market island doctor garden winter bridge letter".split()
+SERVER_TEXTS = [
+    "How are vectors compared?",
+    "def add(a, b):\n    return a + b",
+    "Die Katze sitzt auf der Matte. 猫はマットの上に座っている。",
+    # Each topic is half of the text until its end, so that a server that reads less has another vector.
+    "".join(f"{topic} " * 2**power for power, topic in enumerate(TOPICS)),
+]
+
 
 @dataclass(kw_only=True)
 class Arguments(ReadingOptions, EndpointOptions):
@@ -68,7 +77,6 @@ class Arguments(ReadingOptions, EndpointOptions):
 
 def run(arguments: Arguments) -> None:
     """Print the table of checks, or the overlap."""
-    arguments.check_endpoint()
     if arguments.endpoint and arguments.model is None:
         raise UserError("--endpoint requires the model folder that the server was started with")
     if arguments.against is not None:
@@ -128,7 +136,7 @@ def _check_model(arguments: Arguments, model: str) -> None:
             raise UserError(f"{model} is an index: leave out --endpoint, or give the model's folder")
         checks = list(check_index(model))
     elif arguments.endpoint:
-        checks = _compared(arguments, model)
+        checks = _compare_with_server(arguments, model)
     else:
         checks = check(
             model,
@@ -147,21 +155,39 @@ def _check_model(arguments: Arguments, model: str) -> None:
         raise SystemExit(1)
 
 
-def _compared(arguments: Arguments, model: str) -> "list[Check]":
-    """Compare a server with the model."""
-    from revela_hub.checkpoints import method_of_model
-    from revela_hub.hub_cards.served.compare import compare
-    from revela_hub.retrieval.encoder import load_encoder
-    from revela_hub.retrieval.model_settings import ModelSettings
+def _compare_with_server(arguments: Arguments, model: str) -> "list[Check]":
+    """Compare the vectors of a few texts with those of the server that encodes them."""
+    import numpy as np
 
-    if arguments.revision or arguments.timeout:
-        raise UserError("--revision and --timeout have no effect with --endpoint; see --request_timeout")
-    method = method_of_model(model)
-    if method is not None and method.encoder:
-        raise UserError(f"{model} was trained with {method.title}, which servers cannot encode with")
-    trusted = arguments.trust_remote_code
-    settings = ModelSettings.read(model, trust_remote_code=trusted)
-    server = arguments.server()
-    assert server is not None
-    encoder = load_encoder(model, device="cpu", trust_remote_code=trusted)
-    return list(compare(encoder, server, settings))
+    from revela_hub.hub_cards import Check
+    from revela_hub.search.encoders import load_dense
+
+    local, served = (
+        load_dense(
+            model,
+            device="cpu",
+            trust_remote_code=arguments.trust_remote_code,
+            max_seq_length=None,
+            server=server,
+        )
+        for server in (None, arguments)
+    )
+    checks = []
+    for kind in ("query", "document"):
+        own_ND, served_ND = (np.asarray(getattr(each, f"encode_{kind}")(SERVER_TEXTS)) for each in (local, served))
+        if own_ND.shape != served_ND.shape:
+            same, found = False, f"{served_ND.shape[1]} dimensions instead of {own_ND.shape[1]}"
+        else:
+            own_N, served_N = np.linalg.norm(own_ND, axis=1), np.linalg.norm(served_ND, axis=1)
+            cosines_N = (own_ND * served_ND).sum(axis=1) / np.maximum(own_N * served_N, 1e-12)
+            ratio = float(np.mean(served_N / np.maximum(own_N, 1e-12)))
+            found = f"smallest cosine {cosines_N.min():.4f}, mean {cosines_N.mean():.4f}, lengths {ratio:.3f} of the folder's"
+            same_length = local.similarity_fn_name == "cosine" or abs(ratio - 1) < 1 - SAME_COSINE
+            same = bool(cosines_N.min() >= SAME_COSINE and same_length)
+        if not same:
+            found += (
+                ": the usual causes are another pooling, a missing end token, an ignored Dense module, a smaller maximum length,"
+                " prompts that the server adds, or another model"
+            )
+        checks.append(Check(f"{kind} vectors", same, found))
+    return checks

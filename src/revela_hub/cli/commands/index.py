@@ -88,7 +88,7 @@ def run(arguments: Arguments) -> None:
         loaded.settings,
         model=arguments.model,
         max_length=arguments.max_length,
-        endpoint=getattr(getattr(loaded.encoder, "server", None), "description", None),
+        endpoint=getattr(loaded.encoder, "description", None),
     )
     options, dimension = store.metadata.options, store.metadata.dimension
     kind = options.type if options.precision == "float32" else options.precision

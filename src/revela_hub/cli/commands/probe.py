@@ -147,7 +147,7 @@ def _short(text: str, width: int = 108) -> str:
 
 
 def _questions(arguments: Arguments) -> "Backend | None":
-    from revela_hub.data.http_client import api_key
+    from revela_hub.data.openai_server import api_key
     from revela_hub.data.synthesis.backends import LocalModel, Sampling
     from revela_hub.data.synthesis.endpoint import Endpoint
 

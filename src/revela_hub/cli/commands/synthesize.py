@@ -140,7 +140,7 @@ def _local_model(arguments: Arguments, sampling: "Sampling") -> "LocalModel":
 
 
 def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
-    from revela_hub.data.http_client import api_key
+    from revela_hub.data.openai_server import api_key
     from revela_hub.data.synthesis.endpoint import Endpoint
 
     if arguments.endpoint is None:

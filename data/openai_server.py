@@ -1,0 +1,61 @@
+"""A client of servers with OpenAI's API (vLLM, text-embeddings-inference, llama.cpp, Ollama, a provider)."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from revela_hub.errors import UserError, require
+
+
+def openai_client(url: str, key: str | None = None, *, timeout: float = 600.0, retries: int = 5) -> Any:
+    """Return a client of the `openai` package; `/v1` is added to a URL without a path.
+
+    The key is never the environment's `OPENAI_API_KEY`, which belongs to another server: pass it, or none.
+    """
+    require("openai")
+    from openai import Omit, OpenAI
+
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise UserError(f"{server_name(url)} is not the URL of a server, such as http://localhost:8000/v1")
+    return OpenAI(
+        base_url=url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1",
+        api_key=key or "EMPTY",
+        default_headers={"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()},  # type: ignore[dict-item]
+        timeout=timeout,
+        max_retries=retries,
+    )
+
+
+def api_key(variable: str | None) -> str | None:
+    """Return the key in an environment variable.
+
+    The error does not repeat the name, because a user may have passed the key itself, which must not end up in a log.
+    """
+    key = os.environ.get(variable, "").strip() if variable is not None else None
+    if key == "":
+        raise UserError("--api_key_env: there is no environment variable of that name, or it is empty")
+    return key
+
+
+@contextmanager
+def server_errors(url: str) -> Iterator[None]:
+    """Name the server in the errors of `openai`, which contain neither its address nor the key."""
+    import openai
+
+    try:
+        yield
+    except openai.OpenAIError as error:
+        cause = f" ({error.__cause__})" if isinstance(error, openai.APIConnectionError) and error.__cause__ else ""
+        raise UserError(f"{server_name(url)}: {error}{cause}") from error
+
+
+def server_name(url: str) -> str:
+    """Return a URL without user, password and query.
+
+    >>> server_name("https://me:secret@example.org:8000/v1?key=abc")
+    'https://example.org:8000/v1'
+    """
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

@@ -1,1 +1,0 @@
-"""Comparison of a server's vectors with those of a model folder."""
