@@ -125,7 +125,7 @@ def _overview() -> Iterator[str]:
     yield "- Options can also be given in a YAML file (`--config FILE`); command-line values take precedence."
     yield "- Underscores and dashes are both accepted: `--output_dir` and `--output-dir` are the same option."
     yield "- Invalid input is reported in one line with file, line number and fix, with exit status 2;"
-    yield "  add `--traceback` for the full trace."
+    yield "  add `--debug` for the full trace."
     yield "- `--quiet` prints results and errors only.\n"
     for title, pattern in GROUPS.items():
         names = [name for name in cli.COMMANDS if re.match(pattern, name)]

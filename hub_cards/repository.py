@@ -41,7 +41,6 @@ from huggingface_hub.utils.sha import git_hash, sha_fileobj
 from revela_hub import __version__
 from revela_hub.errors import UserError, causes, os_error
 from revela_hub.hub_cards.verify.contents import belongs_by_name, code_files
-from revela_hub.hub_connection import reconnect
 
 # Connection errors of the client's HTTP library (httpx or httpx2, by version) are a base class of the Hub's errors.
 _CONNECTION_ERRORS = (
@@ -343,7 +342,6 @@ def changed_files(local: dict[str, Path], info: RepoInfo | None) -> dict[str, Pa
 @contextmanager
 def hub_errors(target: str, state: str) -> Iterator[None]:
     """Raise errors of the Hub client about a target as a `UserError`, with the state after the error and what to do."""
-    reconnect()
     try:
         yield
     except LocalTokenNotFoundError as error:

@@ -1,157 +1,72 @@
-"""Errors of libraries that read or write a model, and the messages that they become."""
-
-import errno
-import re
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+"""The line and the exit status that an error of a library or of this package becomes."""
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models
+from safetensors import SafetensorError
 
-from revela_hub.errors import EXTRAS, UserError, damaged_file, install_hint, is_file_error, loading, packages_of, reason
+from revela_hub.errors import EXTRAS, UserError, explain, first_line, loading, require
 
 
-@contextmanager
-def no_room(size: int = 1000) -> Iterator[None]:
-    """Every file ends after `size` bytes, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
-def save_tokenizer(path: Path) -> None:
-    Tokenizer(models.BPE(vocab={str(number): number for number in range(5000)}, merges=[])).save(str(path))
+class GatedRepoError(OSError):
+    """Named as huggingface_hub's, which derives from RepositoryNotFoundError."""
+
+
+class ConnectError(Exception):
+    """Named as httpx's."""
 
 
 @pytest.mark.parametrize(
-    ("save", "said"),
+    ("error", "fact", "status"),
     [
-        (lambda path: save_file({"a": torch.ones(5000)}, path), "the file is larger than the system allows"),
-        (save_tokenizer, "the file is larger than the system allows"),
-        (lambda path: torch.save({"a": torch.ones(5000)}, path), "torch cannot write the whole file"),
-        (lambda path: path.write_text("a" * 5000), "the file is larger than the system allows"),
-    ],
-    ids=["safetensors", "tokenizers", "torch", "Python"],
-)
-def test_no_room_is_not_called_damage(save: Callable[[Path], object], said: str, tmp_path: Path) -> None:
-    with no_room(), pytest.raises(Exception) as caught:
-        save(tmp_path / "file")
-    assert is_file_error(caught.value)
-    assert said in reason(caught.value)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_a_full_disk_as_the_rust_tokenizer_reports_it() -> None:
-    with pytest.raises(Exception) as caught:
-        save_tokenizer(Path("/dev/full"))
-    assert reason(caught.value) == "the disk is full: free some space, or write to another disk"
-
-
-def test_arguments_are_printed_as_the_options_of_the_command() -> None:
-    error = UserError("./max_length/a.max_length: column 'max_length' (max_length=3): lower max_length or min_tokens")
-    options = {"max_length", "device"}
-    assert error.line(options) == (
-        "./max_length/a.max_length: column 'max_length' (--max_length=3): lower --max_length or min_tokens"
-    )
-    assert UserError("max_length: no such file; raise --max_length.").line(options) == (
-        "max_length: no such file; raise --max_length."
-    )
-    assert "--" not in str(error)
-
-
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "1_Dense/model.safetensors": lambda file: file.write_bytes(file.read_bytes()[:-7]),
-    "model.safetensors": lambda file: file.write_bytes(b"PK\3\4 a zip archive"),
-    "tokenizer.json": lambda file: file.write_text('{"model": '),
-    "config.json": lambda file: file.write_bytes(b"\xff\xfe\0"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_the_damaged_file_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / "1_Dense").mkdir()
-    (tmp_path / "checkpoint-3").mkdir()
-    (tmp_path / "checkpoint-3" / "model.safetensors").write_bytes(b"")  # of a run, not of the model
-    for part in ("model.safetensors", "1_Dense/model.safetensors"):
-        save_file({"a": torch.ones(5)}, tmp_path / part)
-    for part in ("config.json", "tokenizer.json"):
-        (tmp_path / part).write_text("{}")
-    assert damaged_file(tmp_path) is None
-    DAMAGE[name](tmp_path / name)
-    with pytest.raises(UserError) as caught, loading("cannot load the encoder", tmp_path):
-        raise ValueError("a library's words")
-    assert str(caught.value).startswith(f"cannot load the encoder: {tmp_path / name} is damaged or incomplete: ")
-
-
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ("You are trying to access a gated repo.\nMake sure to have access to it.", "accept the terms on its Hub page"),
-        (
-            "no-one/nothing is not a local folder and is not a valid model identifier listed on",
-            "check the name, or log in",
-        ),
-        ("We couldn't connect to 'https://huggingface.co' to load the files", "the Hub cannot be reached"),
+        (UserError("pairs.jsonl:3: no column 'text'"), "pairs.jsonl:3", 2),
+        (caused(UserError("cannot load 'x'"), RuntimeError("CUDA out of memory")), "cannot load 'x'; lower", 2),
+        (caused(RuntimeError("generation failed"), ValueError("row 7 has no text")), "row 7", 2),
+        (ValueError("several\nlines"), "several lines", 2),
+        (OSError(28, "No space left on device", "out/model"), "out/model", 2),
+        (PermissionError(13, "Permission denied", "/out"), "choose a folder", 2),
+        (Exception("No space left on device (os error 28)"), "free some disk space", 2),  # of tokenizers
+        (SafetensorError("header too small"), "download or copy the model again", 2),
+        (GatedRepoError("401 Client Error"), "accept the terms", 2),
+        (OSError("x is not a local folder and is not a valid model identifier"), "check the name", 2),
+        (ConnectError("Name or service not known"), "is there a network?", 2),
+        (ModuleNotFoundError("No module named 'faiss'", name="faiss.swigfaiss"), 'pip install "revela-hub[search]"', 2),
+        (ModuleNotFoundError("No module named 'wandb'", name="wandb"), "pip install wandb", 2),
+        (MemoryError(), "MemoryError; lower --per_device_train_batch_size", 2),
+        (AssertionError("Torch not compiled with CUDA enabled"), "use --device cpu", 2),
+        (RuntimeError("[gloo/pair.cc:553] Connection closed by peer"), "another process", 2),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "convert the file to UTF-8", 2),
+        (KeyError("text"), "KeyError: 'text'; this may be a bug", 1),
+        (RuntimeError("shapes do not match"), "RuntimeError: shapes do not match; this may be a bug", 1),
     ],
 )
-def test_failures_of_the_hub(message: str, said: str) -> None:
-    with pytest.raises(UserError, match=said), loading("cannot load the encoder", "no-one/nothing"):
-        raise OSError(message)
+def test_the_line_and_the_status_of_an_error(error: Exception, fact: str, status: int) -> None:
+    line, code = explain(error)
+    assert fact in line
+    assert "\n" not in line
+    assert code == status
 
 
-def test_a_gated_model_has_also_no_repository_to_be_found() -> None:
-    class RepositoryNotFoundError(OSError):
-        pass
-
-    class GatedRepoError(RepositoryNotFoundError):
-        pass
-
-    assert "restrict access" in reason(GatedRepoError("401 Client Error"), "no-one/nothing")
-    assert "check the name" in reason(RepositoryNotFoundError("401 Client Error"), "no-one/nothing")
-
-
-def test_what_is_no_file_is_as_it_was() -> None:
-    assert damaged_file("no-one/nothing") is None
-    assert reason(ValueError("a wrong value\nand more")) == "a wrong value"
-    assert not is_file_error(RuntimeError("CUDA error: an illegal memory access"))
-    with pytest.raises(MemoryError), loading("cannot load it", "no-one/nothing"):
-        raise MemoryError
-
-
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    (tmp_path / ".lock").touch()
-    with pytest.raises(UserError, match=f"cannot load it: {tmp_path} holds no model: config.json is missing"):
-        with loading("cannot load it", tmp_path):
-            raise ValueError(f"{tmp_path} (None) is not an encoder")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert damaged_file(tmp_path) is None
-
-
-def test_weights_that_may_not_be_read_are_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.safetensors").touch()
-
-    def forbidden(*args: object, **options: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", forbidden)
-    assert damaged_file(tmp_path) == f"{tmp_path / 'model.safetensors'}: permission denied"
-
-
-@pytest.mark.parametrize("module", EXTRAS)
-def test_the_packages_of_an_extra_are_named_because_ours_is_not_on_pypi(module: str) -> None:
-    hint = install_hint(f"{module}.submodule")
-    assert hint == f"the package {module} is not installed: pip install {packages_of(EXTRAS[module])}"
-    assert "revela-hub" not in hint and hint.endswith('"')
-
-
-def test_packages_of_an_extra_are_quoted_for_the_shell() -> None:
-    assert re.fullmatch(
-        r'"beautifulsoup4[^" ]+" "markitdown\[docx,pptx\][^" ]+" "pypdfium2[^" ]+"', packages_of("documents")
+def test_loading_names_the_model_and_keeps_the_hint() -> None:
+    with pytest.raises(UserError) as caught, loading("cannot load the encoder 'a/b'", "a/b"):
+        raise OSError("You are trying to access a gated repo.\nMake sure to have access to it")
+    assert explain(caught.value)[0] == (
+        "cannot load the encoder 'a/b': You are trying to access a gated repo.;"
+        " accept the terms on the model's Hub page, and log in with `hf auth login`"
     )
+    with pytest.raises(UserError, match="no such folder"), loading("cannot load the encoder", "./absent"):
+        raise AssertionError("a path is not looked up on the Hub")
+
+
+def test_a_missing_module_names_the_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXTRAS, "no_such_module", "demo")
+    with pytest.raises(UserError, match=r'pip install "revela-hub\[demo\]"'):
+        require("json", "no_such_module")
+
+
+@pytest.mark.parametrize(("text", "line"), [("", "OSError"), (" \n\n", "OSError"), ("\n first\nsecond", "first")])
+def test_first_line_of_an_error(text: str, line: str) -> None:
+    assert first_line(OSError(text)) == line

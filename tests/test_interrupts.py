@@ -28,7 +28,7 @@ def test_a_signal_ends_a_command_with_one_line_and_a_status(
             signal.raise_signal(number)
 
     with raising_signals():
-        assert exit_status(command, set(), trace=False) == status
+        assert exit_status(command) == status
     left = [signal.getsignal(each) for each in SIGNALS]
     for each, handler in before.items():
         signal.signal(each, handler)

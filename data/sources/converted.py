@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from revela_hub.errors import UserError, packages_of
+from revela_hub.errors import UserError, install_hint
 from revela_hub.output import note
 from revela_hub.whole_files import write_text
 
@@ -29,7 +29,7 @@ MAX_UNPACKED = 2**30
 
 def install_remedy() -> str:
     """Return what to install to read these formats."""
-    return f"to read PDF, Word, PowerPoint, EPUB, HTML and Jupyter files: pip install {packages_of('documents')}"
+    return f"to read PDF, Word, PowerPoint, EPUB, HTML and Jupyter files: {install_hint('markitdown')}"
 
 
 @cache

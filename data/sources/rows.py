@@ -21,7 +21,6 @@ from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.data.sources.unicode import UTF16, decoded, printable_name, without_surrogates
 from revela_hub.errors import UserError, first_line
-from revela_hub.hub_connection import prefer_cache
 from revela_hub.paths import local_path
 
 logger = logging.getLogger(__name__)
@@ -266,8 +265,6 @@ def _splits(source: Source, name: str) -> Mapping[str, Any]:
     if any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")):
         opened = datasets.load_from_disk(name)
         return opened if isinstance(opened, datasets.DatasetDict) else {"train": opened}
-    if not Path(name).exists() and ("/" in name or not source.data_files):  # else a loader of local files
-        prefer_cache()
     data_files = list(source.data_files) if isinstance(source.data_files, tuple) else source.data_files
     splits: Mapping[str, Any] = datasets.load_dataset(
         name, source.name, data_files=data_files, revision=source.revision, streaming=True

@@ -106,7 +106,7 @@ class LocalModel:
         if batch_size < 1:
             raise UserError(f"--batch_size must be at least 1, not {batch_size}")
         place = model_folder(name)
-        with loading(f"cannot load the model {name}", name, trusted=trust_remote_code):
+        with loading(f"cannot load the model {name}", name):
             model = pretrained(
                 AutoModelForCausalLM, place, dtype=loading_dtype(device), trust_remote_code=trust_remote_code
             )

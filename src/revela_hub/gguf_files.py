@@ -15,7 +15,6 @@ from typing import Any
 
 from revela_hub.digests import add_file
 from revela_hub.errors import DISK_FULL, OS_ERRORS, UserError, first_line, os_error, out_of_memory, reason, require
-from revela_hub.hub_connection import prefer_cache
 from revela_hub.output import note
 from revela_hub.paths import local_path
 from revela_hub.pickles import pretrained
@@ -88,7 +87,6 @@ def _download(name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     user, repository, file = name.split("/", 2)
-    prefer_cache()
     try:
         return Path(hf_hub_download(f"{user}/{repository}", file))
     except Exception as error:  # of the connection, or the repository or file does not exist

@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from revela_hub.errors import UserError
-from revela_hub.hub_connection import prefer_cache
 from revela_hub.paths import local_path
 
 Model = TypeVar("Model")
@@ -124,12 +123,8 @@ def model_json(name: str | Path, file: str) -> Any:
     from transformers.utils import cached_file
 
     folder = local_path(name)
-    if folder.is_dir():
-        place = str(folder)
-    else:
-        prefer_cache()
-        place = str(name)
-    found = cached_file(place, file, _raise_exceptions_for_missing_entries=False)
+    place = folder if folder.is_dir() else name
+    found = cached_file(str(place), file, _raise_exceptions_for_missing_entries=False)
     return json.loads(Path(found).read_text(encoding="utf-8")) if found else None
 
 
@@ -145,7 +140,6 @@ def _files(name: str | Path) -> list[str]:
         from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
         try:
-            prefer_cache()
             return sorted(HfApi().list_repo_files(str(name)))
         except Exception as error:
             try:

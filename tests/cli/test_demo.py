@@ -189,5 +189,5 @@ def test_without_gradio(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr(errors.importlib.util, "find_spec", lambda name: None)
     assert main(["demo", "docs"]) == 2
-    told = f"revela-hub: error: the package gradio is not installed: pip install {errors.packages_of('demo')}\n"
+    told = 'the package gradio is not installed: pip install "revela-hub[demo]" (--debug shows the traceback)\n'
     assert capsys.readouterr().err.endswith(told)

@@ -178,7 +178,7 @@ def test_without_onnxruntime_the_files_are_neither_checked_nor_published(
     published = publish(own, "org/model", dry_run=True)
     assert published.skipped[MODEL] == "cannot be checked, because onnxruntime is not installed"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match='the package onnx is not installed: pip install "onnx>='):
+    with pytest.raises(UserError, match='the package onnx is not installed: pip install "revela-hub'):
         export_onnx(own)
 
 

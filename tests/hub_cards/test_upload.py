@@ -9,15 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 from loopback_hub import LoopbackHub, Repository
 
 from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, upload, write_card
-from revela_hub.hub_connection import prefer_cache, reconnect
 from revela_hub.internals import limit_waiting_for_the_hub
 from revela_hub.trainers.nvembed import NVEMBED
 
@@ -112,28 +109,6 @@ def test_a_hub_that_never_answers(
     assert reached.is_set()
     hub.before_request = lambda request: None
     assert cli.main(["publish", str(retriever_folder), "org/x"]) == 0
-
-
-def test_a_hub_that_never_answers_is_asked_twice(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries ask six times for each file of a model."""
-    monkeypatch.setattr("revela_hub.hub_connection._TIMEOUT", 0.3)
-    asked: list[str] = []
-    released = threading.Event()
-
-    def ask(request: str) -> None:
-        asked.append(request)
-        released.wait(60)
-
-    hub.before_request = ask
-    try:
-        for file in ("modules.json", "config.json"):
-            prefer_cache()
-            with pytest.raises(LocalEntryNotFoundError):  # as without a network
-                hf_hub_download("org/model", file)
-    finally:
-        released.set()
-        reconnect()
-    assert len(asked) == 2, asked
 
 
 def test_private_models_are_not_published_in_public_repositories(hub: LoopbackHub, retriever_folder: Path) -> None:

@@ -15,7 +15,7 @@ from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from revela_hub.errors import UserError, first_line, loading, refuse_missing_folder
+from revela_hub.errors import UserError, first_line, loading
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.export import make_readable
@@ -83,12 +83,11 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
         raise UserError(
             f"a loaded retriever must be a SentenceTransformer, not a {kind}: pass its folder or id instead"
         )
-    refuse_missing_folder(name, "the retriever")
     refuse_other_kind(name)
     refuse_fused(name)
     code = {"trust_remote_code": trust_remote_code}
     weights: dict[str, Any] = {"dtype": torch.float32}
-    with loading(f"cannot load the retriever {name!r}", name, trusted=trust_remote_code):
+    with loading(f"cannot load the retriever {name!r}", name):
         if is_sentence_transformer_model(name):
             return encoder(SentenceTransformer, name, device="cpu", model_kwargs=weights, **code)
         own = {"processor_kwargs": dict(code), "config_kwargs": dict(code)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError, loading, refuse_missing_folder
+from revela_hub.errors import UserError, loading
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.reading_checks import check_backbone
 from revela_hub.pickles import refuse_pickles
@@ -31,8 +31,7 @@ def load_lm(
     """
     lm = model_of_run(lm)
     given, name = unwrapped(lm), name_of(lm)
-    refuse_missing_folder(name, "the language model")
-    with loading(f"cannot load the language model {name!r}", name, trusted=trust_remote_code):
+    with loading(f"cannot load the language model {name!r}", name):
         _refuse_encoder(given, name, trust_remote_code)
         tokenizer = tokenizer_of(lm, tokenizer, trust_remote_code=trust_remote_code)
         if isinstance(given, PreTrainedModel):
@@ -75,8 +74,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
         UserError: it cannot be loaded or has no EOS token, or the model is an encoder.
     """
     name = name_of(model_of_run(name))
-    refuse_missing_folder(name, "the language model")
-    with loading(f"cannot load the tokenizer of {name!r}", name, trusted=trust_remote_code):
+    with loading(f"cannot load the tokenizer of {name!r}", name):
         _refuse_encoder(name, name, trust_remote_code)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:

@@ -8,7 +8,7 @@ import torch
 from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError, loading, refuse_missing_folder
+from revela_hub.errors import UserError, loading
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
@@ -77,7 +77,6 @@ def load_imprag(
     given = {key: value for key, value in fields.items() if value is not None}
     backbone = model_of_run(backbone, ImpRAGConfig.model_type)
     given_model, name = unwrapped(backbone), name_of(backbone)
-    refuse_missing_folder(name, "the backbone")
     with loading(f"cannot make an ImpRAG model of {name!r}", name):
         if isinstance(given_model, str) and is_imprag(name):
             loaded = load_imprag_checkpoint(name)
@@ -110,7 +109,6 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
     Raises:
         UserError: the folder is not an ImpRAG model, or is damaged.
     """
-    refuse_missing_folder(str(folder), "the model")
     folder = local_path(folder)
     if not is_imprag(folder):
         raise UserError(f"{folder} is not an ImpRAG model (its config.json has no model_type imprag)")

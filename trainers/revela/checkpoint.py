@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub import pickles
-from revela_hub.errors import UserError, loading, refuse_missing_folder
+from revela_hub.errors import UserError, loading
 from revela_hub.hub_cards.tokenizers import ends_texts, never_without_token, uses_chat_template, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
@@ -87,8 +87,6 @@ def load_backbones(
     known(config, *config_fields(RevelaConfig), "attn_implementation", "dtype")
     retriever, lm = retriever_of_run(retriever), model_of_run(lm)
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
-    refuse_missing_folder(name, "the retriever")
-    refuse_missing_folder(lm_name, "the language model")
     for called, given in ((name, retriever), (lm_name, lm)):
         if isinstance(given, nn.Module):
             refuse_adapters(called or type(given).__name__, given)

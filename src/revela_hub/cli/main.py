@@ -4,19 +4,22 @@ The commands of a method are listed in its record; the others are modules of `re
 docstring (its help text), a dataclass `Arguments`, a function `run(arguments)` and, for arguments without a name, a tuple
 `POSITIONALS` of fields of that dataclass. Help texts and errors in arguments import no command and no heavy library.
 
-Exit status: 0 for success, 2 for an error of the user (one line on stderr), 130 after Ctrl-C, 143 after SIGTERM, 129
-after SIGHUP, 1 for anything else.
+Every error is one line on stderr, and `--debug` shows its traceback. Exit status: 0 for success, 2 for an error that the user
+can fix, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 1 for anything else.
 """
 
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Container
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from revela_hub import __version__
-from revela_hub.errors import UserError, did_you_mean
+from revela_hub.errors import UserError, did_you_mean, explain
+from revela_hub.files import cache_folder
 from revela_hub.hub_cards.method import Command
 from revela_hub.interrupts import if_interrupted, raising_signals, status_of
 from revela_hub.trainers.methods import METHODS
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from revela_hub.cli.parser import CommandParser
 
 PROGRAM = "revela-hub"
+DEBUG = " (--debug shows the traceback)"
 PACKAGE = "revela_hub.cli.commands"
 HUB_TIMEOUT = 60  # seconds without data from the Hub, after which a request fails
 RESUME = "run the same command again to resume"
@@ -65,49 +69,51 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
-    options: set[str] = set()  # filled when the command is known
+    debug = "--debug" in words
     with raising_signals():
-        return exit_status(lambda: _dispatch(words, options), options, trace="--traceback" in words)
+        return exit_status(lambda: _dispatch([word for word in words if word != "--debug"]), debug=debug)
 
 
-def exit_status(action: Callable[[], None], options: Container[str], *, trace: bool) -> int:
-    """Run a command, report errors on standard error (with `trace`, with a traceback), and return the exit status.
-
-    Error messages recommend only these options.
-    """
+def exit_status(action: Callable[[], None], *, debug: bool = False) -> int:
+    """Run a command and return the exit status; print its error in one line, or with `debug` its traceback."""
     try:
         action()
         sys.stdout.flush()
     except KeyboardInterrupt as error:
-        sys.stderr.write(f"{PROGRAM}: {str(error) or 'interrupted'}\n")
+        if _is_first_to_fail():
+            sys.stderr.write(f"{PROGRAM}: {str(error) or 'interrupted'}\n")
         return status_of(error)
     except BrokenPipeError:
         # The reader of the output has exited (`| head`). Python would raise again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        return _fail(error, options, trace=trace)
+        line, status = explain(error)
+        trace = "".join(traceback.format_exception(error))
+        with suppress(OSError):
+            log = cache_folder("last-error.log")
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(trace, encoding="utf-8", errors="backslashreplace")
+        if debug or _is_first_to_fail():
+            sys.stderr.write(f"{trace if debug else ''}{PROGRAM}: error: {line}{'' if debug else DEBUG}\n")
+        return status
     return 0
 
 
-def _fail(error: Exception, options: Container[str], *, trace: bool) -> int:
-    """Print an error, in one line unless it is a bug, and return the exit status."""
-    from revela_hub.cli.failures import explain
+def _is_first_to_fail() -> bool:
+    """Return whether no other process of a run with torchrun or accelerate has failed: one message is enough."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return True
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    mistake = explain(error)
-    if trace or mistake is None:
-        sys.stderr.write("".join(traceback.format_exception(error)))
-    if mistake is None:
-        sys.stderr.write(
-            f"{PROGRAM}: unexpected error. This is a bug in {PROGRAM} {__version__}; please report it with the lines above"
-            " and the command\n"
-        )
-        return 1
-    sys.stderr.write(f"{PROGRAM}: error: {mistake.line(options)}\n")
-    return 2
+    try:
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=5))
+        return store.add(f"{PROGRAM}-failed", 1) == 1
+    except (KeyError, RuntimeError):  # the process that holds the store has ended
+        return True
 
 
-def _dispatch(argv: list[str], options: set[str]) -> None:
+def _dispatch(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(_overview())
         return
@@ -123,7 +129,6 @@ def _dispatch(argv: list[str], options: set[str]) -> None:
     from revela_hub.output import any_text, quiet
 
     parser = parser_of(name)
-    options.update(parser.hints)
     values = parser.read(rest)
     if values is None:
         return

@@ -12,7 +12,6 @@ In addition to `trl.TrlParser`:
 import argparse
 import copy
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from trl import TrlParser
 from revela_hub.cli.config_file import option_value, read_items
 from revela_hub.cli.help_texts import KINDS, METAVARS, TRAINER_OPTIONS, WITHOUT_EFFECT
 from revela_hub.data.sources.unicode import printable_name
-from revela_hub.errors import UserError, did_you_mean, first_line, install_hint
+from revela_hub.errors import UserError, did_you_mean, first_line, require
 from revela_hub.internals import option_group
 from revela_hub.options import old_names
 from revela_hub.output import note
@@ -58,8 +57,8 @@ def build_arguments(arguments: type[ArgumentsT], values: dict[str, Any], program
     """
     for name in OUTPUT_OPTIONS:
         _check_name(name, values.get(name))
-    if values.get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
-        raise UserError(install_hint("deepspeed"))
+    if values.get("deepspeed"):
+        require("deepspeed")
     try:
         return arguments(**{name: value if name in FREE_TEXT else _at_home(value) for name, value in values.items()})
     except ValueError as error:
@@ -127,7 +126,7 @@ class CommandParser(TrlParser):
     def __init__(self, arguments: type, program: str, description: str, positionals: Sequence[str] = ()) -> None:
         self.hints = get_type_hints(arguments, include_extras=True)
         self.positionals = list(positionals)
-        fields = {field.name: field for field in dataclasses.fields(arguments) if field.init}
+        fields = {field.name: field for field in dataclasses.fields(arguments) if field.init and field.name != "debug"}
         self.required = [name for name, field in fields.items() if field.default is field.default_factory]
         self.hidden: list[argparse.Action] = []
         super().__init__(
@@ -162,7 +161,7 @@ class CommandParser(TrlParser):
             switch = group.add_argument("--quiet", nargs="?", const=True, type=_truth_value)
             switch.help = "Print results and errors only."
             switch.type = self._converter(switch, "string_to_bool", [], own=True)
-        group.add_argument("--traceback", action="store_true", help="Print the full traceback of an error.")
+        group.add_argument("--debug", action="store_true", help="Print the full traceback of an error.")
         group.add_argument("-h", "--help", action="store_true", help="Print this text.")
         if self.hidden:
             group.add_argument(
@@ -349,9 +348,8 @@ class CommandParser(TrlParser):
     def _unknown(self, word: str, kind: str) -> str:
         """Return the message for an unknown option, or an unknown key of a file."""
         names = {option.lstrip("-").replace("-", "_") for option in self._option_string_actions} - {"h"}
-        known = {name: self.renamed.get(name, name) for name in sorted(names)}
-        suggestion = did_you_mean(word.replace("-", "_").lstrip("_"), known, "--{}" if kind == "option" else "{}")
-        return f"unknown {kind} {word!r}" + (f": {suggestion}" if suggestion else "")
+        close = did_you_mean(word.replace("-", "_").lstrip("_"), names, "--{}" if kind == "option" else "{}")
+        return f"unknown {kind} {word!r}" + (f": {close}" if close else "")
 
     # --- the configuration file
 

@@ -74,7 +74,7 @@ def child() -> int:
     name, values = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, args=[sys.stdin.fileno()], daemon=True).start()
     module = importlib.import_module(name)
-    return exit_status(lambda: module.run(module.Arguments(**values)), values, trace=False)
+    return exit_status(lambda: module.run(module.Arguments(**values)))
 
 
 def _end_with_parent(pipe: int) -> None:

@@ -167,7 +167,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path, monkey
     (tmp_path / "page.html").write_text(PAGE)
     before = rows_fingerprint({}, parse_sources(tmp_path / "page.html"))
     monkeypatch.setattr(converted, "converter_version", lambda: "")
-    message = r"skipped 1 PDF, Word, .* or Jupyter \(to read .*: pip install .*\"pypdfium2[^ ]*\"\)"
+    message = r"skipped 1 PDF, Word, .* or Jupyter \(to read .*: pip install \"revela-hub\[documents\]\"\)"
     with pytest.raises(UserError, match=message):
         list(read_documents(tmp_path / "page.html"))
     monkeypatch.setattr("revela_hub.data.row_cache.converter_version", lambda: "another")

@@ -173,7 +173,7 @@ def test_a_full_disk_leaves_the_checkpoint_from_before(
     assert main(words) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     out = tmp_path / "out"
-    assert f"cannot write {out / 'checkpoint-4'}: " in error and "the disk is full" in error
+    assert f"cannot write {out / 'checkpoint-4'}: " in error
     assert error.endswith(f"the last good checkpoint is {out / 'checkpoint-2'}")
     assert last_complete(out) == (out / "checkpoint-2", [])
     assert any("checkpoint-4" in name for name in calls)

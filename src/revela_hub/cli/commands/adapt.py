@@ -172,16 +172,14 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     from revela_hub.adaptation.adapt import PASSAGES, WORK
     from revela_hub.adaptation.candidates import Inputs, default_rate, read_labels
     from revela_hub.data.sources.queries import read_queries
-    from revela_hub.errors import loading, refuse_missing_folder
+    from revela_hub.errors import loading
     from revela_hub.gguf_files import model_folder
     from revela_hub.retrieval.bm25 import BM25, BM25Settings
 
     language = BM25Settings(stemmer=arguments.bm25_stemmer, stopwords=arguments.bm25_stopwords)
     bm25 = BM25([""], language).settings  # an unknown name is an error before the work
-    refuse_missing_folder(arguments.retriever, "the retriever")
     if arguments.lm:  # it is needed last, but an error in its name should come first
         folder = model_folder(arguments.lm)
-        refuse_missing_folder(folder, "the language model")
         with loading(f"cannot load the language model {arguments.lm!r}", arguments.lm):
             AutoConfig.from_pretrained(folder, trust_remote_code=arguments.trust_remote_code)
     examples = tuple(read_queries(arguments.example_queries).values()) if arguments.example_queries else ()
