@@ -76,7 +76,7 @@ def check_other_shards(folder: Path, source: str, shard: int, num_shards: int) -
         if other != shard and (pq.read_schema(file).metadata or {}).get(_SOURCE) != source.encode():
             raise UserError(
                 f"{file} was written from another version of the corpus, or with another model, --max_length or --document_prompt:"
-                f" delete it, and encode it again with --num_shards {num_shards} --shard {other}"
+                f" delete it, and encode it again with --shard {other}/{num_shards}"
             )
 
 

@@ -30,8 +30,6 @@ from revela_hub.scratch import scratch_folder
 if TYPE_CHECKING:
     import torch
 
-    from revela_hub.retrieval.ray_engine import RayEngine
-
 Part = Literal["dense", "sparse", "bm25"]
 Mode = Literal["dense", "sparse", "bm25", "hybrid"]
 Own = Literal["self"]
@@ -62,7 +60,6 @@ class RankerSettings:
         show_progress_bar: Whether to show progress bars on standard error.
         rerank_depth: Number of results per query that a reranker scores again.
         rerank_weight: Weight of the reranker's scores, from 0 to 1; below 1, they are combined with the ranker's.
-        engine: A Ray cluster that encodes the passages; None: this process does.
     """
 
     mode: Mode | str = "dense"
@@ -83,7 +80,6 @@ class RankerSettings:
     show_progress_bar: bool = False
     rerank_depth: int = 50
     rerank_weight: float = 1.0
-    engine: "RayEngine | None" = None
 
     def __post_init__(self) -> None:
         """Raises UserError for an unknown choice or a value out of range."""
@@ -218,16 +214,7 @@ def document_vectors(
     store = VectorStore(
         folder, document_store(settings.identity, settings.document_prompt), dtype=settings.index.dtype, option=option
     )
-    if settings.engine is None:
-        _fill(store, texts, encoder, settings, "Encoding passages")
-    else:
-        settings.engine.fill(
-            store,
-            texts,
-            batch_size=settings.batch_size,
-            prompt=settings.document_prompt,
-            show=settings.show_progress_bar,
-        )
+    _fill(store, texts, encoder, settings, "Encoding passages")
     return store.vectors(texts, normalize=normalize, truncate_dim=settings.index.truncate_dim)
 
 

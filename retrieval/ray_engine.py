@@ -1,4 +1,4 @@
-"""Encoding on a Ray cluster: actors fill one vector store through `ray.data.Dataset.map_batches`.
+"""Encoding on a Ray cluster: the actors of `ray.data.Dataset.map_batches` fill one vector store.
 
 The actors read the texts from, and write the vectors to, the folder that this process uses, so all nodes need it under the
 same path. A block of texts becomes one shard of the store. If a worker dies, Ray repeats its block on another one.
@@ -6,14 +6,13 @@ same path. A block of texts becomes one shard of the store. If a worker dies, Ra
 
 import logging
 import math
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from revela_hub.data.ray_cluster import RayCluster
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, require
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.texts import TextSource
@@ -23,52 +22,61 @@ BLOCKS_PER_ACTOR = 4
 """Minimum number of blocks per actor, so that all of them finish at about the same time."""
 
 
-@dataclass(frozen=True)
-class RayEngine:
-    """Encodes the texts that are missing from a store.
+def connect(address: str) -> None:
+    """Connect to a Ray cluster by its address; "auto": the one of this machine; "local": a new one of this machine's cores."""
+    require("ray")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
 
-    Attributes:
-        load: Loads the encoder in each actor.
-        cluster: The cluster.
+    if not ray.is_initialized():
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+
+
+def encode_on_ray(
+    load: Callable[[], Encoder],
+    store: VectorStore,
+    texts: TextSource,
+    *,
+    batch_size: int = 32,
+    prompt: str | None = None,
+    num_actors: int | None = None,
+) -> None:
+    """Encode the texts that are missing from a store on the connected cluster; all nodes share the folder of both.
+
+    `load` is called once in each of `num_actors` actors (default: one per GPU of the cluster, or per CPU core if it has none).
     """
+    import ray
 
-    load: Callable[[], Encoder]
-    cluster: RayCluster = field(default_factory=RayCluster)
-
-    def fill(self, store: VectorStore, texts: TextSource, *, batch_size: int, prompt: str | None, show: bool) -> None:
-        """Encode the missing texts. The store and the file of the texts are in folders that all nodes share."""
-        missing = store.missing(texts)
-        if not len(missing):
-            return
-        with self.cluster.connected("encoding") as actors:
-            import ray
-
-            ray.data.DataContext.get_current().enable_progress_bars = show
-            logging.getLogger("ray.data").setLevel(logging.ERROR)
-            size = min(SHARD_SIZE, math.ceil(len(missing) / (BLOCKS_PER_ACTOR * actors.number)))
-            blocks = [pa.table({"row": missing[start : start + size]}) for start in range(0, len(missing), size)]
-            encoded = ray.data.from_blocks(blocks).map_batches(
-                _Actor,
-                fn_constructor_args=(self.load, store, texts, batch_size, prompt),
-                batch_size=size,  # a whole block; Ray requires a number for actors with GPUs
-                compute=ray.data.ActorPoolStrategy(size=min(actors.number, len(blocks))),
-                num_gpus=actors.num_gpus,
-            )
-            for batch in encoded.iter_batches(batch_size=None):
-                for message in filter(None, batch["error"]):
-                    raise UserError(message)
-        store.refresh()
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    missing = store.missing(texts)
+    if not len(missing):
+        return
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    actors = num_actors or gpus or int(resources["CPU"])
+    size = min(SHARD_SIZE, math.ceil(len(missing) / (BLOCKS_PER_ACTOR * actors)))
+    blocks = [pa.table({"row": missing[start : start + size]}) for start in range(0, len(missing), size)]
+    encoded = ray.data.from_blocks(blocks).map_batches(
+        _Actor,
+        fn_constructor_args=(load, store, texts, {"batch_size": batch_size, "prompt": prompt}),
+        batch_size=size,  # a whole block; Ray requires a number for actors with GPUs
+        compute=ray.data.ActorPoolStrategy(size=min(actors, len(blocks))),
+        num_gpus=1 if gpus else None,
+    )
+    for batch in encoded.iter_batches(batch_size=None):
+        for message in filter(None, batch["error"]):
+            raise UserError(message)
+    store.refresh()
 
 
 class _Actor:
     """Loads the encoder once, and encodes blocks of texts into the store."""
 
     def __init__(
-        self, load: Callable[[], Encoder], store: VectorStore, texts: TextSource, batch_size: int, prompt: str | None
+        self, load: Callable[[], Encoder], store: VectorStore, texts: TextSource, options: dict[str, Any]
     ) -> None:
-        self._load, self._store, self._texts = load, store, texts
+        self._load, self._store, self._texts, self._options = load, store, texts, options
         self._encoder: Encoder | None = None
-        self._options: dict[str, Any] = {"batch_size": batch_size, "prompt": prompt}
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Our own errors are returned, because Ray would put them into a traceback and repeat the block."""

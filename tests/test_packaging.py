@@ -158,7 +158,6 @@ def requirements(lines: Iterable[str]) -> dict[str, Requirement]:
 
 EXTRAS = (
     *(
-        "datatrove",
         "demo",
         "documents",
         "endpoint",

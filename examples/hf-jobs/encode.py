@@ -12,7 +12,7 @@ The package comes from a wheel that you build in a checkout of this repository a
     pip wheel --no-deps --wheel-dir dist .
     for shard in 0 1 2 3; do
         hf jobs uv run --detach --attempts 3 --flavor l4x1 --secrets HF_TOKEN -v ./dist:/wheels -v hf://buckets/OWNER/wiki:/wiki \
-            examples/hf-jobs/encode.py encode OWNER/MODEL --corpus hf:OWNER/WIKI --output_dir /wiki --num_shards 4 --shard $shard
+            examples/hf-jobs/encode.py encode OWNER/MODEL --corpus hf:OWNER/WIKI --output_dir /wiki --shard $shard/4
     done
 
 The arguments are those of `revela-hub`. When all shards are done, run it once with `index` instead of `encode`, without the

@@ -20,4 +20,4 @@ set -euo pipefail
 : "${MODEL:?set MODEL to the retriever}" "${CORPUS:?set CORPUS to the texts}" "${OUTPUT:?set OUTPUT to a shared folder}"
 shards=${SHARDS:-$((SLURM_ARRAY_TASK_MAX + 1))}
 exec revela-hub encode "$MODEL" --corpus "$CORPUS" --output_dir "$OUTPUT" \
-    --num_shards "$shards" --shard "$SLURM_ARRAY_TASK_ID" "$@"
+    --shard "$SLURM_ARRAY_TASK_ID/$shards" "$@"

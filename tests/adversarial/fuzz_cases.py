@@ -113,7 +113,7 @@ NUMBERS = {
         "group_size": COUNT, "max_words": COUNT, "max_length": COUNT, "temperature": RATE, "lm_temperature": RATE,
         "lm_batch_size": COUNT,
     },
-    "encode": {"max_words": COUNT, "batch_size": COUNT, "num_shards": COUNT, "shard": SIZE, "num_processes": COUNT},
+    "encode": {"max_words": COUNT, "batch_size": COUNT, "num_actors": COUNT},
     "index": {"max_length": COUNT},
     "answer": {"num_passages": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
     "evaluate-qa": {"num_passages": COUNT, "max_new_tokens": COUNT, "batch_size": COUNT},
@@ -542,7 +542,7 @@ WRONG = {
         --output_dir /proc/vectors
         --output_dir ''
         --shard 1
-        --shard 3 --num_shards 2
+        --shard 3/2
         --dtype int8
         --device cuda
         --max_length 100000
@@ -994,7 +994,7 @@ train revela --help
 {contriever} --retriever bert
 {replug}
 {encode}
-{encode} --num_shards 2 --shard 1
+{encode} --shard 1/2
 {index}
 {index} --index-type flat --dtype float16
 {index} --index-type hnsw

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from revela_hub.cli.main import main
+from revela_hub.retrieval import PassageStore
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_shards_become_an_index_that_is_searched(
     model = str(retriever_folder)
     common = [model, "--corpus", "notes.jsonl", "--output_dir", "index", "--device", "cpu"]
     for shard, number in ((1, 10), (0, 10), (2, 10)):
-        assert main(["encode", *common, "--num-shards", "3", "--shard", str(shard)]) == 0
+        assert main(["encode", *common, "--shard", f"{shard}/3"]) == 0
         assert f"encoded {number} of 30 passages in" in capsys.readouterr().out
     assert sum(len(np.load(path)) for path in Path("index").glob("vectors-*/*.npy")) == 30
     with monkeypatch.context() as patched:
@@ -49,6 +50,14 @@ def test_shards_become_an_index_that_is_searched(
     assert main(["search", "bm25", "past 91", "--index", "index", "--json"]) == 0
     [best, *_] = json.loads(capsys.readouterr().out)["hits"]
     assert best["text"].startswith("Note 13:")
+
+
+def test_a_model_on_two_devices_has_the_same_vectors(corpus: Path, retriever_folder: Path) -> None:
+    common = [str(retriever_folder), "--corpus", "notes.jsonl", "--device"]
+    for folder, device in (("one", "cpu"), ("two", "cpu,cpu")):
+        assert main(["index", *common, device, "--output_dir", folder]) == 0
+    one, two = (PassageStore(folder).vectors.read(0, 30) for folder in ("one", "two"))
+    np.testing.assert_allclose(one, two, atol=1e-6)
 
 
 def test_damaged_vectors_do_not_concern_bm25(
@@ -90,8 +99,8 @@ def test_encoded_shards_are_written_as_parquet(
     Path("more.jsonl").write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
     model = str(retriever_folder)
     common = ["encode", model, "--corpus", "more.jsonl", "--output_dir", "cache", "--device", "cpu"]
-    common += ["--parquet_dir", "vectors", "--num_shards", "2"]
-    for shard in ("0", "1", "0"):  # repeated: the same file
+    common += ["--parquet_dir", "vectors"]
+    for shard in ("0/2", "1/2", "0/2"):  # repeated: the same file
         assert main([*common, "--shard", shard]) == 0
     names = sorted(file.name for file in Path("vectors").glob("*.parquet"))
     assert names == ["passages-00000-of-00002-00000.parquet", "passages-00001-of-00002-00000.parquet"]
@@ -104,7 +113,7 @@ def test_encoded_shards_are_written_as_parquet(
     np.testing.assert_allclose(found["vector"], encoder.encode_document(list(found["text"])), atol=1e-5)
 
     # A failed export leaves the earlier one; a complete one also replaces the files that it does not need.
-    export = [*common, "--shard", "0"]
+    export = [*common, "--shard", "0/2"]
     stale = Path("vectors/passages-00000-of-00002-00001.parquet")
     stale.touch()
     before = {file.name: file.read_bytes() for file in Path("vectors").iterdir()}
@@ -126,11 +135,13 @@ def test_encoded_shards_are_written_as_parquet(
     Path("more.jsonl").write_text("\n".join(map(json.dumps, [{"text": f"{row['text']} Now."} for row in rows])))
     with monkeypatch.context() as patch:  # found before the texts are encoded
         patch.setattr("revela_hub.retrieval.ranking.document_vectors", None)
-        error = message(*common, "--shard", "1")
+        error = message(*common, "--shard", "1/2")
         assert f"{names[0]} was written from another version of the corpus" in error
-        assert "delete it, and encode it again with --num_shards 2 --shard 0" in error
+        assert "delete it, and encode it again with --shard 0/2" in error
     monkeypatch.setattr("revela_hub.cli.passage_options.load_dense", None)  # these are found before the model is loaded
-    assert "holds passages-00000-of-00002-00000.parquet, which is not one of 3 shards" in message(*common[:-1], "3")
+    assert "holds passages-00000-of-00002-00000.parquet, which is not one of 3 shards" in message(
+        *common, "--shard", "0/3"
+    )
     Path("again.jsonl").write_text('{"text": "Note of the river.", "path": "a"}\n')
     others = ["encode", model, "--corpus", "again.jsonl", "--output_dir", "cache", "--device", "cpu"]
     assert "is also --output_dir" in message(*others, "--parquet_dir", "./cache")
@@ -184,9 +195,7 @@ def test_mistakes_are_one_line(
     assert "built with --index_type exact, not hnsw" in message(*search, "--index_type", "hnsw")
     assert "built with --document_prompt none, not passage: " in message(*search, "--document_prompt", "passage: ")
     assert "--bm25_stemmer requires --mode bm25 or hybrid" in message(*search, "--bm25_stemmer", "german")
-    assert "--shard 3 must be between 0 and 2" in message(
-        "encode", str(retriever_folder), *common, "--num_shards", "3", "--shard", "3"
-    )
+    assert "--shard 3/3" in message("encode", str(retriever_folder), *common, "--shard", "3/3")
     assert "bm25 has no vectors" in message("index", "bm25", *common)
     assert "is not an index" in message("search", "bm25", "x", "--index", "nowhere")
     assert "give either --corpus PATH ... or --index FOLDER" in message("search", "bm25", "x")

@@ -82,7 +82,7 @@ def test_the_job_script_declares_what_it_needs_and_encodes_a_shard(
     assert declared["requires-python"] == project["requires-python"]
     index = place / "index"
     words = [*python("trainers"), str(script), "encode", str(retriever_folder), "--corpus", str(place / "corpus.jsonl")]
-    words += ["--output_dir", str(index), "--device", "cpu", "--num_shards", "2", "--shard", "1"]
+    words += ["--output_dir", str(index), "--device", "cpu", "--shard", "1/2"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert vectors(index) == 200

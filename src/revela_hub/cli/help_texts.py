@@ -20,7 +20,6 @@ METAVARS = {
         " bm25_stemmer endpoint_model attn_implementation lr_scheduler_type batch_sampler optim report_to",
         "OWNER/NAME": "repo_id hub_model_id",
         "KIND": "kind query_kinds contexts forms",
-        "ADDRESS": "address",
         "VARIABLE": "api_key_env",
         "TIME": "budget",
         "DEVICE": "device",

@@ -39,7 +39,8 @@ TRUE, FALSE = {"yes", "true", "t", "y", "1"}, {"no", "false", "f", "n", "0"}  # 
 # In the name of a text option for which an empty text means something.
 MAY_BE_EMPTY = ("prompt", "column", "instruction")
 
-DEVICE = re.compile(r"(cpu|cuda|mps|xpu|npu|hpu|mlu|musa|xla)(:\d+)?")
+_DEVICE = r"(cpu|cuda|mps|xpu|npu|hpu|mlu|musa|xla)(:\d+)?"
+DEVICE = re.compile(f"{_DEVICE}(,{_DEVICE})*")
 NEGATIVE_NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # a value, not an option
 MAX_LISTED_OPTIONS = 20
 """`--help` of a command with more options lists the required ones and those that its classes name in `basic_options`."""

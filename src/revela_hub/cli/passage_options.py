@@ -11,7 +11,7 @@ from revela_hub.output import note, shows_progress
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.retrieval.index_options import IndexOptions, Precision
-from revela_hub.search.encoders import encoder_identity, load_dense
+from revela_hub.search.encoders import OnDevices, encoder_identity, load_dense
 from revela_hub.search.endpoint_options import EndpointOptions
 from revela_hub.search.reading_options import ReadingOptions
 
@@ -35,7 +35,9 @@ class PassageOptions(ReadingOptions, EndpointOptions):
     document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
     dtype: Precision = option("float32", "Type of the stored vectors.")
     batch_size: PositiveInt = option(32, "Number of passages per forward pass.")
-    device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
+    device: str | None = option(
+        None, "Device to run on, e.g. cpu or mps, or several: cuda:0,cuda:1 (default: the fastest one)."
+    )
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
     max_length: TextLength | None = option(
         None, "Maximum number of tokens per passage (default: the model's own limit)."
@@ -61,6 +63,20 @@ def check_output(corpus: list[str], folder: str, option: str = "--output_dir", e
     check_folder(output, option)
 
 
+def load_encoder_of(options: PassageOptions) -> Any:  # noqa: ANN401 (an `Encoder`)
+    """Load the encoder, on several devices if --device lists some."""
+    devices = (options.device or "").split(",")
+    encoder = load_dense(
+        options.model,
+        device=devices[0] or None,
+        trust_remote_code=options.trust_remote_code,
+        max_seq_length=options.max_length,
+        prompt=options.document_prompt,
+        server=options,
+    )
+    return OnDevices(encoder, devices) if len(devices) > 1 else encoder
+
+
 def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded:
     """Load the model."""
     from revela_hub.data.sources.documents import read_documents
@@ -72,14 +88,7 @@ def load_passage_encoder(options: PassageOptions, index: IndexOptions) -> Loaded
     report = ReadReport()
     # Raises errors before the model is loaded.
     documents = read_documents(options.corpus, report=report, **options.reading())
-    encoder = load_dense(
-        options.model,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        max_seq_length=options.max_length,
-        prompt=options.document_prompt,
-        server=options,
-    )
+    encoder = load_encoder_of(options)
     settings = RankerSettings(
         identity=encoder_identity(encoder, options.model, options.max_length),
         document_prompt=options.document_prompt,

@@ -1,11 +1,15 @@
 """Loads the encoder of a model: a sentence-transformers model, or the encoder of the model's method."""
 
+import weakref
+from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
     from revela_hub.search.endpoint_options import EndpointOptions
 
 
@@ -57,6 +61,19 @@ def load_dense(
     encoder = load_encoder(model, device=device, trust_remote_code=trust_remote_code, max_seq_length=max_seq_length)
     similarity_of(encoder, model)  # raises an error that names the model
     return encoder
+
+
+class OnDevices:
+    """A sentence-transformers model on several devices, each in a process of its own, which share the texts of a call."""
+
+    def __init__(self, model: "SentenceTransformer", devices: list[str]) -> None:
+        self.device = devices[0]
+        self.similarity_fn_name = model.similarity_fn_name
+        self.get_embedding_dimension = model.get_embedding_dimension
+        pool = model.start_multi_process_pool(devices)
+        self.encode_query = partial(model.encode_query, pool=pool)
+        self.encode_document = partial(model.encode_document, pool=pool)
+        weakref.finalize(self, model.stop_multi_process_pool, pool)
 
 
 def encoder_identity(encoder: Any, model: str, max_seq_length: int | None) -> str:  # noqa: ANN401 (an `Encoder`)

@@ -8,42 +8,39 @@ With --parquet_dir, the passages are also written as parquet files with the colu
 start_line and end_line. `datasets`, LanceDB and Qdrant read them.
 
 Examples:
-  revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_processes 4
-  revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --num_shards 64 --shard 7
-  revela-hub encode my-retriever --corpus wiki.jsonl --output_dir /shared/wiki-index --engine ray --address auto
+  revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --device cuda:0,cuda:1
+  revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --shard 7/64
+  revela-hub encode my-retriever --corpus wiki.jsonl --output_dir /shared/wiki-index --ray auto
   revela-hub encode my-retriever --corpus news.parquet --output_dir cache --parquet_dir vectors
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index
 """
 
+import re
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
 
-from annotated_types import Interval
-
-from revela_hub.cli.engine_options import EngineOptions, load_for_workers, ray_engine
-from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
-from revela_hub.cli.processes import run_in_processes
+from revela_hub.cli.passage_options import PassageOptions, check_output, load_encoder_of, load_passage_encoder
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.paths import local_path
-from revela_hub.ranges import NonNegativeInt, PositiveInt
+from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import IndexOptions
 
 POSITIONALS = ("model",)
 
 
 @dataclass(kw_only=True)
-class Arguments(PassageOptions, EngineOptions):
+class Arguments(PassageOptions):
     """Arguments of `revela-hub encode`."""
 
-    num_shards: PositiveInt = option(1, "Number of shards that the passages are divided into.")
-    shard: NonNegativeInt = option(0, "Number of the shard to encode, counted from 0.")
-    num_processes: Annotated[int, Interval(ge=1, le=256)] = option(
-        1, "Number of processes on this machine; without --device, each uses the next GPU."
+    shard: str = option("0/1", "Part of the passages to encode, e.g. 7/64, counted from 0.", metavar="I/N")
+    ray: str | None = option(
+        None, "Ray cluster to encode on: its address, auto, or local (this machine's cores).", metavar="ADDRESS"
     )
-
+    num_actors: PositiveInt | None = option(
+        None, "Ray: Number of actors (default: one per GPU of the cluster, or per CPU core without GPUs)."
+    )
     parquet_dir: str | None = option(None, "Folder to write the passages and their vectors to, as parquet files.")
 
 
@@ -52,34 +49,44 @@ def run(arguments: Arguments) -> None:
     from revela_hub.retrieval.disk import claim_folder, key_of
     from revela_hub.retrieval.parquet_files import check_other_shards, check_parquet_folder, write_passages_as_parquet
     from revela_hub.retrieval.ranking import document_store, document_vectors
+    from revela_hub.retrieval.ray_engine import connect, encode_on_ray
     from revela_hub.retrieval.texts import TextRange
+    from revela_hub.retrieval.vectors import VectorStore
 
-    if arguments.shard >= arguments.num_shards:
-        raise UserError(f"--shard {arguments.shard} must be between 0 and {arguments.num_shards - 1}")
+    shard, shards = shard_of(arguments.shard)
     check_output(arguments.corpus, arguments.output_dir, exclude=arguments.exclude)
     parquet = None if arguments.parquet_dir is None else local_path(arguments.parquet_dir)
     if parquet is not None:
         if parquet.resolve() == local_path(arguments.output_dir).resolve():
             raise UserError(f"--parquet_dir {parquet} is also --output_dir: choose another folder")
         check_output(arguments.corpus, str(parquet), "--parquet_dir", arguments.exclude)
-        check_parquet_folder(parquet, arguments.num_shards * arguments.num_processes)
-    if arguments.num_processes > 1 and arguments.engine == "ray":
-        raise UserError("--num_processes starts processes on this machine: with --engine ray, set --num_actors")
-    if arguments.num_processes > 1:
-        run_in_processes(__name__, parts_of(arguments))
-        return
-    engine = ray_engine(arguments, partial(load_for_workers, arguments))
+        check_parquet_folder(parquet, shards)
+    if arguments.ray is not None:
+        connect(arguments.ray)
     loaded = load_passage_encoder(arguments, IndexOptions(dtype=arguments.dtype))
-    settings = replace(loaded.settings, engine=engine)
+    settings = loaded.settings
     folder = claim_folder(local_path(arguments.output_dir), "--output_dir")
     passages = loaded.write(folder)
     texts = passages.texts
     source = key_of(document_store(settings.identity, settings.document_prompt), texts.fingerprint)
     if parquet is not None:
-        check_other_shards(parquet, source, arguments.shard, arguments.num_shards)
+        check_other_shards(parquet, source, shard, shards)
     # Consecutive passages, not every n-th one, because they are read in order later.
-    start, stop = (len(texts) * (arguments.shard + end) // arguments.num_shards for end in (0, 1))
-    vectors = document_vectors(TextRange(texts, start, stop), loaded.encoder, settings, folder, option="--output_dir")
+    start, stop = (len(texts) * (shard + end) // shards for end in (0, 1))
+    part = TextRange(texts, start, stop)
+    if arguments.ray is not None:
+        place = local_path(arguments.model)
+        model = str(place.resolve()) if place.exists() else arguments.model  # actors have their own working directory
+        identity = document_store(settings.identity, settings.document_prompt)
+        encode_on_ray(
+            partial(load_encoder_of, replace(arguments, model=model)),
+            VectorStore(folder, identity, dtype=arguments.dtype, option="--output_dir"),
+            part,
+            batch_size=arguments.batch_size,
+            prompt=arguments.document_prompt,
+            num_actors=arguments.num_actors,
+        )
+    vectors = document_vectors(part, loaded.encoder, settings, folder, option="--output_dir")
     if parquet is not None:
         claim_folder(parquet, "--parquet_dir")
         write_passages_as_parquet(
@@ -88,25 +95,20 @@ def run(arguments: Arguments) -> None:
             parquet,
             source=source,
             start=start,
-            shard=arguments.shard,
-            num_shards=arguments.num_shards,
+            shard=shard,
+            num_shards=shards,
         )
-    last = arguments.num_shards - 1
-    shard = f" (shard {arguments.shard} of 0 to {last})" if last else ""
-    print(f"encoded {len(vectors):,} of {counted(len(texts), 'passage')} in {folder}{shard}")
+    which = f" (shard {shard} of 0 to {shards - 1})" if shards > 1 else ""
+    print(f"encoded {len(vectors):,} of {counted(len(texts), 'passage')} in {folder}{which}")
 
 
-def parts_of(arguments: Arguments) -> list[Arguments]:
-    """Return the arguments of each process: a part of the shard, on the next GPU if there are several."""
-    processes, shards = arguments.num_processes, arguments.num_shards * arguments.num_processes
-    first = arguments.shard * processes
-    devices = [arguments.device]
-    if arguments.device is None:
-        import torch
+def shard_of(text: str) -> tuple[int, int]:
+    """Return the number of a shard and the number of shards.
 
-        if (gpus := torch.cuda.device_count()) > 1:
-            devices = [f"cuda:{number}" for number in range(gpus)]
-    return [
-        replace(arguments, num_processes=1, num_shards=shards, shard=first + part, device=devices[part % len(devices)])
-        for part in range(processes)
-    ]
+    >>> shard_of("7/64")
+    (7, 64)
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise UserError(f"--shard {text} must be I/N with I from 0 to N - 1, e.g. 0/64 to 63/64")
+    return int(found[1]), int(found[2])

@@ -26,12 +26,10 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from revela_hub.cli.engine_options import EngineOptions, load_for_workers, ray_engine
 from revela_hub.errors import UserError
 from revela_hub.options import option, required, values_of
 from revela_hub.output import note
@@ -47,7 +45,7 @@ RowT = TypeVar("RowT")
 
 
 @dataclass(kw_only=True)
-class Arguments(RankerOptions, EngineOptions):
+class Arguments(RankerOptions):
     """Arguments of `revela-hub mine`."""
 
     basic_options = (
@@ -107,16 +105,13 @@ def run(arguments: Arguments) -> None:
     check_folder(folder, "--cache_dir")
     make_folder(output.parent, "--output")
     pairs, corpus = _input(arguments)
-    engine = ray_engine(arguments, partial(load_for_workers, arguments))
     models = load_models(arguments, arguments.model, arguments.mode, rerank=arguments.rerank is not None)
-    if engine is not None and models.dense is None:
-        raise UserError("--engine ray encodes vectors: it requires --mode dense, or hybrid with the part dense")
     mined = mine(
         pairs,
         corpus,
         models.dense,
         settings,
-        replace(models.settings, engine=engine),
+        models.settings,
         folder=folder,
         sparse=models.sparse,
         reranker=models.reranker,

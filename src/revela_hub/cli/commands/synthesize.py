@@ -3,8 +3,8 @@
 The recipe follows NV-Embed (arXiv 2405.17428), based on arXiv 2401.00368. Examples are short-long (a query, a
 relevant document and a hard negative), long-short (a text, its label and a misleading label) or short-short (two
 phrases or sentences). The model runs on an OpenAI-compatible server (--endpoint: vLLM, llama.cpp, Ollama, a provider)
-or, without --endpoint, on this machine, or in the actors of a Ray cluster (--engine ray). An API key is read from the
-environment variable --api_key_env and is not stored.
+or, without --endpoint, on this machine. An API key is read from the environment variable --api_key_env and is not
+stored.
 
 Writes to --output_dir: pairs.jsonl, tasks.jsonl and rejected.jsonl (unusable replies with reasons). Run the same
 command again to resume, or with a higher --count to add examples. Changed settings raise an error; start over with
@@ -22,20 +22,16 @@ Examples:
   revela-hub synthesize --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-30B-A3B --count 3000 --output_dir outputs/synthetic
   revela-hub synthesize --model HuggingFaceTB/SmolLM2-1.7B-Instruct --count 300 --exclude data/beir/scifact
   revela-hub synthesize --endpoint https://api.openai.com/v1 --api_key_env OPENAI_API_KEY --model gpt-4o-mini --domains law
-  revela-hub synthesize --model HuggingFaceTB/SmolLM2-1.7B-Instruct --count 3000 --engine ray --address auto --num_actors 16
 """
 
 import json
 import os
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Interval
 
-from revela_hub.cli.engine_options import EngineOptions, path_for_workers, ray_cluster
 from revela_hub.data.synthesis.synthesis import SynthesisSettings
 from revela_hub.errors import UserError
 from revela_hub.interrupts import if_interrupted
@@ -44,14 +40,14 @@ from revela_hub.output import note, shows_progress
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
-    from revela_hub.data.synthesis.backends import LocalModel, Sampling
+    from revela_hub.data.synthesis.backends import Backend, Sampling
     from revela_hub.data.synthesis.endpoint import Endpoint
 
 POSITIONALS = ()
 
 
 @dataclass(kw_only=True)
-class Arguments(SynthesisSettings, EngineOptions):
+class Arguments(SynthesisSettings):
     """Arguments of `revela-hub synthesize`."""
 
     basic_options = (
@@ -60,9 +56,7 @@ class Arguments(SynthesisSettings, EngineOptions):
     )
     old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
-    model: str = required(
-        "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine or on Ray."
-    )
+    model: str = required("Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine.")
     output_dir: str = option("outputs/synthetic", "Output folder; an interrupted run is resumed in it.")
     overwrite: bool = option(
         False, "Start over, deleting the files of earlier runs in --output_dir after the first reply."
@@ -94,49 +88,38 @@ class Arguments(SynthesisSettings, EngineOptions):
 
 def run(arguments: Arguments) -> None:
     """Generate the examples and print the report."""
-    from revela_hub.data.synthesis.backends import Sampling
-    from revela_hub.data.synthesis.ray_model import ray_model
+    from revela_hub.data.synthesis.backends import LocalModel, Sampling
     from revela_hub.data.synthesis.store import PAIRS
     from revela_hub.data.synthesis.synthesis import synthesize
     from revela_hub.data.text.ngram_overlap import read_excluded
     from revela_hub.retrieval.disk import try_folder
 
-    cluster = ray_cluster(arguments)
     sampling = Sampling(**values_of(Sampling, arguments))
-    endpoint = _endpoint(arguments, sampling)
+    backend: Backend | None = _endpoint(arguments, sampling)
     try_folder(Path(arguments.output_dir), "--output_dir")
     excluded = None
     if arguments.exclude:
         excluded, summary = read_excluded(arguments.exclude, arguments.exclude_ngram, corpus=arguments.exclude_corpus)
         note(summary)
-    load = partial(_local_model, arguments, sampling)
-    with ray_model(load, cluster, arguments.batch_size) if cluster else nullcontext(endpoint or load()) as backend:
-        again = "run the same command again" + (" without --overwrite" if arguments.overwrite else "")
-        kept = f"the accepted examples are in {arguments.output_dir}: {again} to resume"
-        with if_interrupted(kept):
-            report = synthesize(
-                backend,
-                arguments.output_dir,
-                arguments,
-                excluded=excluded,
-                overwrite=arguments.overwrite,
-                show_progress_bar=shows_progress(),
-            )
-    print(report)
-    print(os.path.join(arguments.output_dir, PAIRS))
-
-
-def _local_model(arguments: Arguments, sampling: "Sampling") -> "LocalModel":
-    """Load the model, here or in an actor."""
-    from revela_hub.data.synthesis.backends import LocalModel
-
-    return LocalModel(
-        path_for_workers(arguments.model),
+    backend = backend or LocalModel(
+        arguments.model,
         sampling,
         batch_size=arguments.batch_size,
         device=arguments.device,
         trust_remote_code=arguments.trust_remote_code,
     )
+    again = "run the same command again" + (" without --overwrite" if arguments.overwrite else "")
+    with if_interrupted(f"the accepted examples are in {arguments.output_dir}: {again} to resume"):
+        report = synthesize(
+            backend,
+            arguments.output_dir,
+            arguments,
+            excluded=excluded,
+            overwrite=arguments.overwrite,
+            show_progress_bar=shows_progress(),
+        )
+    print(report)
+    print(os.path.join(arguments.output_dir, PAIRS))
 
 
 def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
