@@ -21,7 +21,7 @@ from revela_hub.cli.commands.adapt import seconds_of
 from revela_hub.cli.main import main
 from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.sources.source import parse_sources
-from revela_hub.demo.report import read_report
+from revela_hub.demo.collection import Report
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_folder import read_probe_task
 from revela_hub.interrupts import Interrupted, status_of
@@ -296,7 +296,7 @@ def test_the_language_of_bm25_is_delivered_and_used(
     # Checked, measured without and with split identifiers, and the teacher; the training reports its own probe.
     assert used.count(settings) + used.count(split) == 4 and used.index(split) == 2
     assert main(["search", str(output), "area", "--corpus", str(code)]) == 0
-    delivered = read_report(output / "adapt.json").bm25
+    delivered = Report.read(output / "adapt.json").bm25
     assert delivered == used[-1] and delivered in (settings, split)
     assert main(["search", str(output), "area", "--corpus", str(code), "--bm25_stemmer", "none"]) == 0
     assert used[-1] == replace(delivered, stemmer="none")
@@ -325,7 +325,7 @@ def test_split_identifiers_are_delivered_if_they_help(
     assert re.search(r"(?m)^base, identifiers split .* <- exported$", printed)
     assert "VERDICT: BETTER" in printed
     assert json.loads((output / "hybrid.json").read_text())["bm25"]["split_identifiers"] is True
-    assert read_report(output / "adapt.json").is_base
+    assert Report.read(output / "adapt.json").is_base
     card = (output / "retriever" / "README.md").read_text()
     assert "The base retriever, unchanged" in card
     # BM25 is not published with the model: the model's own score is without it.

@@ -1,5 +1,5 @@
 """`revela-hub demo`: a page in the browser that compares a retriever with its base model, BM25 and their hybrid.
 
-`search`, `texts`, `report`, `code` and `rendering` compute plain data and HTML; `page` is the only module that imports gradio; `space`
-writes the same page as a Space.
+`collection` searches and returns plain data, `rendering` makes HTML of it, `page` is the only module that imports gradio, and
+`space` writes the same page as a Space.
 """

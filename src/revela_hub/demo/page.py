@@ -1,47 +1,29 @@
-"""The page: gradio components around `search.Collection`, or around a model that answers questions.
+"""The page: gradio components around `collection.Collection`.
 
-Nothing is sent from this machine: no analytics, no fonts of other sites, no shared link. Uploaded files are deleted after
-an hour, and when the page is closed.
+Nothing is sent from this machine: no analytics, no fonts of other sites, no shared link.
 """
 
 import contextlib
+import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.sources.report import counted
-from revela_hub.data.sources.source import Document
-from revela_hub.demo.code import Snippet
-from revela_hub.demo.rendering import CSS, header_html, message_html, passages_html, report_html, results_html
-from revela_hub.demo.report import Report
-from revela_hub.demo.search import Collection
-from revela_hub.demo.texts import (
-    MAX_BYTES,
-    MAX_PASSAGES,
-    MAX_QUERY,
-    UPLOAD_TYPES,
-    documents_of_text,
-    documents_of_upload,
-    without_paths,
-)
+from revela_hub.demo.collection import Collection
+from revela_hub.demo.rendering import CSS, header_html, message_html, results_html
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
     from gradio import Blocks
 
 MOST_RESULTS = 20
-MINUTE, HOUR = 60, 3600
-FONTS = ("system-ui", "sans-serif")
-MONO = ("ui-monospace", "monospace")
+MAX_QUERY = 2000
+"""Maximum number of characters of a query."""
+QUERY, PASSAGE = "how do birds find their way?", "Swallows navigate by the sun and the stars."
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-UPLOAD_LIMITS = (
-    f"Text or {', '.join(UPLOAD_TYPES)} (JSON lines with the field text), up to {MAX_BYTES / 1e6:.0f} MB and {MAX_PASSAGES:,}"
-    " passages. It is processed on the machine that runs this page, and deleted after an hour."
-)
 
 
 @dataclass(frozen=True)
@@ -49,99 +31,73 @@ class Shown:
     """Description of the model on the page."""
 
     name: str  # its Hub id, or the name of its folder
-    code: Sequence[Snippet] = ()
     queries: Sequence[str] = ()
-    report: Report | None = None
     url: str | None = None  # of its page on the Hub
-    card: str = ""  # Markdown, of a model that is not on the Hub
     notes: Sequence[str] = ()  # under the title
+    code: Mapping[str, str] | None = None  # by title
 
 
-def search_page(
-    shown: Shown, collection: Collection, index: Callable[[list[Document], Path], Collection], weight: float, top_k: int
-) -> "Blocks":
-    """Return the page that compares systems.
-
-    It begins with the collection, the weight of BM25 and the number of results; `index` indexes other documents in a folder.
-    """
+def search_page(shown: Shown, collection: Collection, weight: float, top_k: int) -> "Blocks":
+    """Return the page; it begins with this weight of BM25 and number of results."""
     gr = _gradio()
     most = max(MOST_RESULTS, top_k)
-    fitted = f"{weight:.1f} was fitted on held-out queries" if shown.report else f"default: {weight:.1f}"
 
-    def search(query: str, weight: float, top_k: float, own: Collection | None) -> str:
+    def search(query: str, weight: float, top_k: float) -> str:
         with _errors():
-            texts = collection if own is None else own
-            return results_html(texts.search(_query(query), min(max(weight, 0), 1), min(int(top_k), most)))
+            return results_html(collection.search(_query(query), min(max(weight, 0), 1), min(int(top_k), most)))
 
-    def search_again(query: str, *values: Any) -> str:
-        return search(query, *values) if query and query.strip() else ""
-
-    def use_text(text: str, file: str | None) -> tuple[Collection, str, None, str]:
-        with _errors():
-            own = _own_texts(index, text, file)
-        return own, message_html(_searching(own)), None, ""
-
-    def use_collection() -> tuple[None, str, str]:
-        return None, message_html(_searching(collection)), ""
+    def search_again(query: str, weight: float, top_k: float) -> str:
+        return search(query, weight, top_k) if query and query.strip() else ""
 
     page: Blocks
-    with gr.Blocks(title=f"Search with {shown.name}", analytics_enabled=False, delete_cache=(MINUTE, HOUR)) as page:
-        own = gr.State(None, time_to_live=HOUR)
-        gr.HTML(header_html(shown.name, shown.url, shown.notes, shown.report))
-        query, button = _query_row("Query", "Type a question or some words", "Search")
-        found = gr.HTML(render=False)
-        examples = _examples(shown, query)
-        with gr.Row():
-            slider = gr.Slider(0, 1, weight, step=0.1, label=f"BM25 weight in the hybrid ({fitted})", min_width=300)
+    with gr.Blocks(title=f"Search with {shown.name}", analytics_enabled=False) as page:
+        gr.HTML(header_html(shown.name, shown.url, shown.notes))
+        with gr.Row(equal_height=True):
+            query = gr.Textbox(
+                container=False,
+                placeholder="Type a question or some words",
+                max_length=MAX_QUERY,
+                scale=5,
+                autofocus=True,
+                label="Query",
+            )
+            button = gr.Button("Search", variant="primary", scale=1, min_width=120)
+        examples = gr.Examples([[text] for text in shown.queries], [query], label="Examples") if shown.queries else None
+        with gr.Accordion("Settings", open=False), gr.Row():
+            slider = gr.Slider(0, 1, weight, step=0.1, label="BM25 weight in the hybrid", min_width=300)
             number = gr.Slider(1, most, top_k, step=1, label="Results per column", min_width=300)
-        status = gr.HTML(message_html(_searching(collection)))
-        found.render()
-        with gr.Accordion("Search your own text", open=False):
-            gr.HTML(message_html(UPLOAD_LIMITS))
-            with gr.Row():
-                text = gr.Textbox(label="Text", lines=6, max_lines=12, placeholder="Paste text here", scale=2)
-                file = gr.File(
-                    label="or a file", file_types=list(UPLOAD_TYPES), file_count="single", scale=1, height=180
-                )
-            with gr.Row():
-                use_button = gr.Button("Search this text", variant="primary")
-                back_button = gr.Button("Back to the first collection")
-        _about(shown)
-        inputs = [query, slider, number, own]
+        found = gr.HTML()
+        gr.HTML(
+            message_html(f"Searching {collection.name}: {len(collection.passages):,} passages. Badges compare ranks.")
+        )
+        if shown.code:
+            with gr.Accordion("Use the model", open=False), gr.Tabs():
+                for title, code in shown.code.items():
+                    with gr.Tab(title):
+                        gr.Code(code, language="python", interactive=False, label=title)
+        inputs = [query, slider, number]
         gr.on([button.click, query.submit], search, inputs, found, api_name="search")
         gr.on([slider.release, number.release], search_again, inputs, found, api_visibility="private")
         if examples is not None:
             examples.load_input_event.then(search, inputs, found, api_visibility="private")
-        used = use_button.click(use_text, [text, file], [own, status, file, found], api_name="use_text")
-        used.success(search_again, inputs, found, api_visibility="private")
-        returned = back_button.click(use_collection, None, [own, status, found], api_visibility="private")
-        returned.success(search_again, inputs, found, api_visibility="private")
     return page
 
 
-def answer_page(shown: Shown, answer: Callable[[str], Iterator[tuple[str, list[tuple[str, str, float]]]]]) -> "Blocks":
-    """Return the page of a model that answers: `answer` yields the growing text with the passages (text, source, score) read."""
-    gr = _gradio()
+def usage(name: str, weight: float, token_weight: float, *, remote_code: bool = False) -> dict[str, str]:
+    """Return code to copy: the model in sentence-transformers, and the search of this page with these weights."""
+    trust = ", trust_remote_code=True" if remote_code else ""
+    python = f"""from sentence_transformers import SentenceTransformer
 
-    def answer_question(question: str) -> Iterator[tuple[str, str]]:
-        with _errors():
-            for text, passages in answer(_query(question)):
-                yield text, passages_html(passages)
-
-    page: Blocks
-    with gr.Blocks(title=f"Ask {shown.name}", analytics_enabled=False) as page:
-        gr.HTML(header_html(shown.name, shown.url, shown.notes, None))
-        question, button = _query_row("Question", "Type a question", "Answer")
-        text = gr.Textbox(label="Answer", lines=2, interactive=False, render=False)
-        passages = gr.HTML(render=False)
-        examples = _examples(shown, question)
-        text.render()
-        passages.render()
-        _about(shown)
-        gr.on([button.click, question.submit], answer_question, question, [text, passages], api_name="answer")
-        if examples is not None:
-            examples.load_input_event.then(answer_question, question, [text, passages], api_visibility="private")
-    return page
+model = SentenceTransformer({json.dumps(name)}{trust})
+queries = model.encode_query([{json.dumps(QUERY)}])
+passages = model.encode_document([{json.dumps(PASSAGE)}])
+print(model.similarity(queries, passages))"""
+    rerank = f" --rerank self --rerank_weight {token_weight:.1f}" if token_weight else ""
+    search = (
+        f"revela-hub search {shlex.quote(name)} {shlex.quote(QUERY)} --corpus my-documents --mode hybrid"
+        f" --weights {1 - weight:.1f} {weight:.1f}{rerank}"
+    )
+    return {"sentence-transformers": python, "revela-hub": search}
 
 
 def launch(page: "Blocks", host: str, port: int | None) -> str:
@@ -155,27 +111,21 @@ def launch(page: "Blocks", host: str, port: int | None) -> str:
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)] if host in LOOPBACK else []
-    try:
-        _, address, _ = page.launch(
-            server_name=host,
-            server_port=port,
-            share=False,
-            quiet=True,
-            prevent_thread_lock=True,
-            max_file_size=MAX_BYTES,
-            ssr_mode=False,
-            run_history=False,
-            enable_monitoring=False,
-            footer_links=["api", "settings"],
-            app_kwargs={"middleware": trusted},
-            theme=gr.themes.Default(font=FONTS, font_mono=MONO),
-            css=CSS,
-        )
-    except OSError as error:
-        where = host if port is None else f"{host}:{port}"
-        raise UserError(
-            f"cannot listen on {where}: the port is in use, or not allowed: choose another --port"
-        ) from error
+    _, address, _ = page.launch(
+        server_name=host,
+        server_port=port,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        max_file_size=0,
+        ssr_mode=False,
+        run_history=False,
+        enable_monitoring=False,
+        footer_links=["api", "settings"],
+        app_kwargs={"middleware": trusted},
+        theme=gr.themes.Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")),
+        css=CSS,
+    )
     return str(address)
 
 
@@ -187,31 +137,13 @@ def _gradio() -> Any:
     return gradio
 
 
-def _query_row(label: str, placeholder: str, button: str) -> tuple[Any, Any]:
-    """Render a box for the query and its button, side by side, and return both."""
-    gr = _gradio()
-    with gr.Row(equal_height=True):
-        box = gr.Textbox(
-            label=label, container=False, placeholder=placeholder, max_length=MAX_QUERY, scale=5, autofocus=True
-        )
-        return box, gr.Button(button, variant="primary", scale=1, min_width=120)
-
-
-def _examples(shown: Shown, box: Any) -> Any:
-    """Render the example queries, which fill the box; None without any."""
-    if not shown.queries:
-        return None
-    return _gradio().Examples([[query] for query in shown.queries], [box], label="Examples")
-
-
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Show a `UserError` as a message, without paths of this machine."""
+    """Show a `UserError` as a message."""
     try:
         yield
     except UserError as error:
-        message = without_paths(error.message)
-        raise _gradio().Error(escape(message[0].upper() + message[1:]), print_exception=False) from error
+        raise _gradio().Error(escape(str(error)), print_exception=False) from error
 
 
 def _query(query: str | None) -> str:
@@ -221,38 +153,3 @@ def _query(query: str | None) -> str:
     if len(query) > MAX_QUERY:
         raise UserError(f"the query has {len(query):,} characters, more than {MAX_QUERY:,}: shorten it")
     return query
-
-
-def _own_texts(index: Callable[[list[Document], Path], Collection], text: str, file: str | None) -> Collection:
-    """Index the pasted text and the uploaded file."""
-    documents = documents_of_text(text) if (text or "").strip() or not file else []
-    if file:
-        documents += documents_of_upload(Path(file))
-    folder = tempfile.TemporaryDirectory(prefix="revela-hub-demo-")
-    own = index(documents, Path(folder.name))
-    own.folder = folder  # deleted together with the collection
-    return own
-
-
-def _searching(collection: Collection) -> str:
-    return (
-        f"Searching {collection.name}: {counted(len(collection), 'passage')}. Ranks are compared with the first column."
-    )
-
-
-def _about(shown: Shown) -> None:
-    """Render the report, the code to copy and the card."""
-    gr = _gradio()
-    if shown.report:
-        with gr.Accordion("Gain and cost of training", open=False):
-            gr.HTML(report_html(shown.report))
-    if shown.code:
-        with gr.Accordion("Use the model", open=False), gr.Tabs():
-            for snippet in shown.code:
-                with gr.Tab(snippet.title):
-                    gr.Code(snippet.code, language=snippet.language, interactive=False, label=snippet.title)
-    if shown.card:
-        with gr.Accordion("Model card", open=False):
-            gr.Markdown(shown.card)
-    if os.environ.get("SPACE_ID"):
-        gr.DuplicateButton("Duplicate this Space")

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from revela_hub.demo.report import HEADER, Report
-from revela_hub.demo.search import ResultColumn, ResultRow
+from revela_hub.demo.collection import ResultColumn, ResultRow
 
 MAX_EXCERPT = 360
 """Characters of a passage that are shown before it is opened."""
@@ -16,8 +15,7 @@ CSS = """
   .rh-column {scroll-snap-align: start}}
 .rh-column {min-width: 0}
 .rh-column h3 {margin: 0; font-size: 1rem; color: var(--body-text-color)}
-.rh-facts, .rh-source, .rh-nothing {font-size: .8rem; color: var(--body-text-color); opacity: .75; overflow-wrap: anywhere}
-.rh-facts {min-height: 3em; line-height: 1.5}
+.rh-time, .rh-source, .rh-nothing {font-size: .8rem; color: var(--body-text-color); opacity: .75; overflow-wrap: anywhere}
 .rh-row {border: 1px solid var(--border-color-primary); border-radius: .5rem; padding: .6rem .7rem; margin-top: .6rem;
   background: var(--block-background-fill); color: var(--body-text-color)}
 .rh-head {display: flex; gap: .5rem; align-items: baseline; justify-content: space-between}
@@ -32,44 +30,19 @@ CSS = """
 .rh-title {font-size: 1.5rem; font-weight: 700; color: var(--body-text-color); overflow-wrap: anywhere}
 .rh-title a, .rh-note a {color: var(--link-text-color)}
 .rh-note {color: var(--body-text-color); margin: .2rem 0}
-.rh-scroll {overflow-x: auto}
-.rh-table {border-collapse: collapse; width: 100%; font-size: .875rem; color: var(--body-text-color)}
-.rh-table.rh-table th, .rh-table.rh-table td {border: 0; border-bottom: 1px solid var(--border-color-primary); padding: .35rem .6rem; text-align: left}
 .rh-same {opacity: .75}
 """
 
 
 def results_html(columns: Sequence[ResultColumn]) -> str:
-    """Return the columns side by side; on a narrow screen one below the other."""
+    """Return the columns side by side; a narrow screen shows the first, and the others by swiping."""
     return f'<div class="rh-columns" style="--rh-count: {len(columns)}">{"".join(map(_column, columns))}</div>'
 
 
-def passages_html(passages: Sequence[tuple[str, str, float]]) -> str:
-    """Return passages (text, source, score), best first."""
-    rows = (
-        ResultRow(rank, score, text, source, "", ()) for rank, (text, source, score) in enumerate(passages, start=1)
-    )
-    return "".join(map(_row, rows))
-
-
-def header_html(name: str, url: str | None, notes: Sequence[str], report: Report | None) -> str:
-    """Return the title of the page, with a link to the model card and the verdict of the adaptation."""
+def header_html(name: str, url: str | None, notes: Sequence[str]) -> str:
+    """Return the title of the page, with a link to the model's page on the Hub, and notes such as the verdict of `adapt`."""
     title = f'<a href="{escape(url)}" target="_blank" rel="noopener">{escape(name)}</a>' if url else escape(name)
-    lines = [f'<div class="rh-title">{title}</div>']
-    if report:
-        lines.append(f'<p class="rh-note"><strong>{escape(report.verdict)}</strong></p>')
-    return "".join([*lines, *(f'<p class="rh-note">{escape(note)}</p>' for note in notes)])
-
-
-def report_html(report: Report) -> str:
-    """Return the probe's table and the cost of training."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in HEADER)
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in report.table)
-    return (
-        '<p class="rh-note">Queries of the text that were used neither for training nor for selection:</p>'
-        f'<div class="rh-scroll"><table class="rh-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        f'<p class="rh-note">{escape(report.cost)}</p>'
-    )
+    return f'<div class="rh-title">{title}</div>' + "".join(f'<p class="rh-note">{escape(note)}</p>' for note in notes)
 
 
 def message_html(text: str) -> str:
@@ -78,13 +51,10 @@ def message_html(text: str) -> str:
 
 
 def _column(column: ResultColumn) -> str:
-    facts = f"{column.milliseconds:.1f} ms"
-    if column.sizes:
-        facts += " · index " + ", ".join(f"{size_of(size)} {kind}".strip() for kind, size in column.sizes.items())
     rows = "".join(map(_row, column.rows)) or message_html(column.nothing or "no results")
     return (
         f'<section class="rh-column"><h3>{escape(column.title)}</h3>'
-        f'<div class="rh-facts">{escape(facts)}</div>{rows}</section>'
+        f'<div class="rh-time">{column.milliseconds:.1f} ms</div>{rows}</section>'
     )
 
 
@@ -128,15 +98,3 @@ def marked(row: ResultRow, start: int, end: int) -> str:
             parts += [escape(row.text[at:first]), "<mark>", escape(row.text[first:last]), "</mark>"]
             at = last
     return "".join([*parts, escape(row.text[at:end])])
-
-
-def size_of(size: int) -> str:
-    """Return a number of bytes for reading.
-
-    >>> size_of(700), size_of(1_400_000), size_of(3_200_000_000)
-    ('0.7 kB', '1.4 MB', '3.2 GB')
-    """
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if size >= factor / 2:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size / 1e3:.1f} kB"

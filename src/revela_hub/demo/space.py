@@ -1,14 +1,13 @@
 """Publish the page as a Space: an `app.py` that runs `revela-hub demo` with the published model.
 
-The Space has no path of this machine and no token. The text of the adaptation and its queries are not uploaded: the page searches the
-built-in sample, or the text that is given for it.
+The Space has no path of this machine and no token, and only the text that is given for it.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -17,107 +16,95 @@ from revela_hub.adaptation import REPORT
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.text.chunks import chunk_document
-from revela_hub.demo.report import base_of, read_report
-from revela_hub.demo.texts import MAX_PASSAGES
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.repository import COMMIT_MESSAGE, Destination, Plan, Repository, file_names, hub_errors
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import SpaceInfo
 
 GRADIO_VERSION = "6.31.0"
 """Version of gradio for the Space, if it is not installed here."""
-REPORT_FIELDS = "verdict difference exported bm25_weight token_weight bm25 ndcg_at_10 systems cost".split()
-"""The parts of the report that the page shows."""
-MOST_QUERIES = 20
+COMMIT_MESSAGE = "Publish the page of revela-hub demo"
+MOST_QUERIES, MOST_PASSAGES = 20, 2000
 SAMPLE, QUERIES = "sample.jsonl", "queries.txt"
-OPTIONAL_FILES = {REPORT, SAMPLE, QUERIES}
-"""Files that not every page has."""
+REPORT_FIELDS = ("verdict", "difference", "exported", "bm25_weight", "token_weight", "bm25")
+"""The parts of the report that the page shows."""
 
 
 def space_files(
     repo_id: str,
     folder: Path,
-    corpus: Sequence[str] = (),
+    corpus: Sequence[str],
     queries: str | None = None,
     package: str | None = None,
     *,
     trust_remote_code: bool = False,
 ) -> dict[str, str]:
-    """Return the files of the Space, with the report in an output folder of `adapt`.
+    """Return the files of the Space.
 
-    Without a corpus, it searches the built-in sample. `package` is the requirement that installs this package (default: this
-    version).
+    Args:
+        repo_id: the published model.
+        folder: its folder here; the report of `adapt` in it is shown.
+        corpus: the text that the Space searches.
+        queries: file with example queries.
+        package: requirement that installs this package (default: this version).
+        trust_remote_code: whether the model requires remote code.
     """
-    files: dict[str, str] = {}
-    options: dict[str, object] = {"model": repo_id}
-    base = None
+    files = {SAMPLE: _sample(corpus)}
+    options: dict[str, object] = {"model": repo_id, "corpus": [SAMPLE]}
     if (file := folder / REPORT).is_file():
-        base = None if read_report(file).is_base else _base_on_the_hub(folder)
-        files[REPORT] = json.dumps(_published(file), indent=2) + "\n"
-        options |= {"report": REPORT} | ({"base": base} if base else {})
-    if corpus:
-        files[SAMPLE] = _sample(corpus)
-        options["corpus"] = [SAMPLE]
+        report = json.loads(file.read_text(encoding="utf-8"))
+        files[REPORT] = json.dumps({name: report[name] for name in REPORT_FIELDS if name in report}, indent=2) + "\n"
+        options["report"] = REPORT
     if queries:
         examples = list(read_queries(queries).values())[:MOST_QUERIES]
         files[QUERIES] = "".join(f"{query}\n" for query in examples)
         options["example_queries"] = QUERIES
     if trust_remote_code:
         options["trust_remote_code"] = True
-    models = [repo_id, *([base] if base else [])]
-    package = package or f"revela-hub[demo]=={__version__}"
     index = "--extra-index-url https://download.pytorch.org/whl/cpu"
-    return {"README.md": _readme(models), "app.py": _app(options), "requirements.txt": f"{index}\n{package}\n"} | files
+    package = package or f"revela-hub[demo]=={__version__}"
+    return {"README.md": _readme(repo_id), "app.py": _app(options), "requirements.txt": f"{index}\n{package}\n"} | files
 
 
-def check_space(destination: Destination) -> None:
-    """Check that the Space can be written to, before the model is published.
+def check_space(repo_id: str, *, private: bool, update: bool) -> "SpaceInfo | None":
+    """Return the Space if it exists, before the model is published.
 
     Raises:
-        UserError: it is public although it should be private, is not ours, or the Hub cannot be reached.
+        UserError: it is public although it should be private, or it was not made by this package and `update` is False.
     """
-    space = Repository(destination, "space")
-    with hub_errors(space.target, "nothing was published: run the same command again"):
-        if space.state() is None:
-            return
-        commits = space.api.list_repo_commits(space.repo_id, repo_type="space")
-    # A single commit: an earlier run was stopped when it had created the Space.
-    ours = len(commits) == 1 or any(commit.title.startswith(COMMIT_MESSAGE) for commit in commits)
-    if not ours and not destination.update:
-        raise UserError(
-            f"{space.target} exists already, and was not made by revela-hub: add --update to replace its files"
-        )
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
 
-
-def publish_space(
-    files: dict[str, str], destination: Destination, log: Callable[[str], None] = lambda line: None
-) -> str:
-    """Upload the files in one commit, delete those that an earlier page had in addition, and return the address of the Space."""
-    space = Repository(destination, "space")
-    content = {name: text.encode() for name, text in files.items()}
-    with hub_errors(
-        space.target, f"the model {space.repo_id} is published, its Space is not: run the same command again"
-    ):
-        before = space.prepare(space.state())
-        stale = sorted(OPTIONAL_FILES & file_names(before) - files.keys())
-        for name in stale:
-            log(f"{space.target}: deleting {name} of the previous page; earlier commits of the Space still have it")
-        space.commit(Plan(content, stale), before)
-    return space.url()
-
-
-def _base_on_the_hub(folder: Path) -> str | None:
-    """Return the Hub id of the base model of an adaptation; None if it is a folder or unknown."""
-    base = base_of(folder)
-    if base is None or base.count("/") > 1 or base.startswith((".", "/", "~")) or "\\" in base or Path(base).exists():
+    try:
+        space = HfApi().space_info(repo_id)
+    except RepositoryNotFoundError:
         return None
-    return base
+    if private and not space.private:
+        raise UserError(f"the Space {repo_id} is public already, which --private cannot change: make it private first")
+    commits = HfApi().list_repo_commits(repo_id, repo_type="space")
+    # A single commit: an earlier run was stopped when it had created the Space.
+    if not update and len(commits) > 1 and all(commit.title != COMMIT_MESSAGE for commit in commits):
+        raise UserError(
+            f"the Space {repo_id} exists already, and was not made by revela-hub: add --update to replace it"
+        )
+    return space
 
 
-def _published(file: Path) -> dict[str, Any]:
-    values = json.loads(file.read_text(encoding="utf-8"))
-    budget = values.get("settings", {}).get("budget")
-    return {name: values[name] for name in REPORT_FIELDS if name in values} | (
-        {"settings": {"budget": budget}} if budget else {}
-    )
+def publish_space(files: dict[str, str], repo_id: str, *, private: bool, update: bool) -> str:
+    """Upload the files in one commit, delete texts of an earlier page that are no longer given, and return the address."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+
+    space, api = check_space(repo_id, private=private, update=update), HfApi()
+    if space is None:
+        api.create_repo(repo_id, repo_type="space", space_sdk="gradio", private=private, exist_ok=True)
+    present = {file.rfilename for file in (space.siblings or ())} if space else set()
+    stale = sorted((present & {SAMPLE, QUERIES, REPORT}) - files.keys())
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        *(CommitOperationAdd(name, text.encode()) for name, text in files.items()),
+        *(CommitOperationDelete(name) for name in stale),
+    ]
+    api.create_commit(repo_id, operations, commit_message=COMMIT_MESSAGE, repo_type="space")
+    return f"{constants.ENDPOINT}/spaces/{repo_id}"
 
 
 def _sample(corpus: Sequence[str]) -> str:
@@ -127,15 +114,14 @@ def _sample(corpus: Sequence[str]) -> str:
         for document in read_documents(list(corpus))
         for chunk in chunk_document(document)
     ]
-    if len(lines) > MAX_PASSAGES:
-        raise UserError(f"--space_corpus has {len(lines):,} passages, more than {MAX_PASSAGES:,}: give a part of it")
+    if not 0 < len(lines) <= MOST_PASSAGES:
+        raise UserError(f"--space_corpus has {len(lines):,} passages: give text with 1 to {MOST_PASSAGES:,}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _readme(models: list[str]) -> str:
-    name = models[0].rpartition("/")[2]
+def _readme(model: str) -> str:
     metadata = {
-        "title": name,
+        "title": model.rpartition("/")[2],
         "emoji": "🔎",
         "colorFrom": "blue",
         "colorTo": "green",
@@ -144,12 +130,12 @@ def _readme(models: list[str]) -> str:
         "python_version": "3.11",
         "app_file": "app.py",
         "pinned": False,
-        "models": models,
+        "models": [model],
         "tags": ["revela-hub", "retrieval"],
         "short_description": "Compare a retriever with BM25 and their hybrid",
     }
     header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
-    return f"---\n{header}---\n\nSearch with [{models[0]}](https://huggingface.co/{models[0]}). Made with revela-hub.\n"
+    return f"---\n{header}---\n\nSearch with [{model}](https://huggingface.co/{model}). Made with revela-hub.\n"
 
 
 def _app(options: dict[str, object]) -> str:

@@ -1,14 +1,11 @@
 """Open a page in the browser that searches with a model, and shows what training changed.
 
-For the output folder of `revela-hub adapt`, the page compares the base model, the adapted retriever, BM25 and their
-hybrid, with a slider for the weight of BM25. The hybrid includes late interaction if adapt exported it. If adapt
-exported the base model unchanged, there is only one column for both. The page shows the verdict, the table of the
-evaluation and the cost of training. For other retrievers, --base adds a column to compare with. With a model that
-answers questions, the page shows its answers.
+The page compares the hybrid, the retriever and BM25, with a slider for the weight of BM25. For the output folder of
+`revela-hub adapt`, it uses the fitted weights (with late interaction if adapt exported it), adds the base model, and
+shows the verdict. For other retrievers, --base adds a model to compare with.
 
-Without --corpus, it searches the passages of the adaptation's evaluation set, or a small built-in sample. Visitors can
-paste or upload their own text. The page is served on this machine only, unless you set --host. Ctrl-C stops it.
-`revela-hub publish --space` publishes the same page as a Space.
+Without --corpus, it searches the passages of the adaptation's evaluation set. The page is served on this machine only,
+unless you set --host. Ctrl-C stops it. `revela-hub publish --space` publishes the same page as a Space.
 
 Examples:
   revela-hub demo outputs/adapted
@@ -17,13 +14,14 @@ Examples:
 """
 
 import contextlib
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from revela_hub.adaptation import REPORT
-from revela_hub.data.sources.report import counted
+from revela_hub.adaptation import REPORT, SETTINGS
 from revela_hub.errors import UserError, require
 from revela_hub.options import option, required
 from revela_hub.output import note
@@ -31,33 +29,25 @@ from revela_hub.paths import local_path
 from revela_hub.ranges import Port, PositiveInt, TextLength
 from revela_hub.scratch import scratch_folder
 from revela_hub.search.encoders import encoder_identity, load_dense
-from revela_hub.search.ranker_options import given
-from revela_hub.search.reading_options import ReadingOptions, refuse_reading_options
+from revela_hub.search.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from gradio import Blocks
 
-    from revela_hub.data.sources.report import ReadReport
-    from revela_hub.data.sources.source import Document
-    from revela_hub.demo.report import Report
-    from revela_hub.demo.search import LoadedRetriever
+    from revela_hub.demo.collection import Collection, LoadedRetriever, Report
 
 POSITIONALS = ("model",)
 EXAMPLES, LONGEST_EXAMPLE = 6, 90
 PROBE = Path("work", "probe")  # of an output folder of adapt
+_MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[*`]+|^#+\s*")
 
 
 @dataclass(kw_only=True)
 class Arguments(ReadingOptions):
     """Arguments of `revela-hub demo`."""
 
-    model: str = required("Output folder of adapt, retriever, model that answers questions, or Hub id.")
+    model: str = required("Output folder of adapt, retriever, or Hub id.")
     corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
-    index: str | None = option(
-        None, "Index of a model that answers questions (`revela-hub index`), instead of --corpus."
-    )
     base: str | None = option(None, "Retriever to compare with: folder or Hub id (default: the base model of adapt).")
     report: str | None = option(None, "Report of adapt (adapt.json) to show (default: the one in the folder).")
     example_queries: str | None = option(None, "Queries to offer as examples, one per line.")
@@ -67,7 +57,6 @@ class Arguments(ReadingOptions):
     port: Port | None = option(None, "Port to listen on (default: the first free one from 7860).")
     top_k: PositiveInt = option(5, "Number of passages per column.")
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
-    max_new_tokens: PositiveInt = option(64, "Maximum number of tokens per answer of a model that answers questions.")
     max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
     cache_dir: str | None = option(
         None, "Cache folder for the vectors of --corpus (default: in the user's cache folder)."
@@ -88,67 +77,68 @@ def run(arguments: Arguments) -> None:
 
 @contextlib.contextmanager
 def demo_page(arguments: Arguments) -> "Iterator[Blocks]":
-    """Return the page; its temporary files are deleted at the end.
-
-    Raises:
-        UserError: gradio is not installed, or a model or text cannot be read.
-    """
+    """Return the page; its temporary files are deleted at the end."""
     require("gradio")
-    from revela_hub.checkpoints import exported_retriever, method_of_model
-
-    if arguments.model == "bm25":
-        raise UserError("the demo needs a model besides BM25: give a folder or a Hub id")
-    folder = local_path(arguments.model)
-    place = str(exported_retriever(folder)) if folder.is_dir() else arguments.model
-    method = method_of_model(place)
-    with scratch_folder("demo") as temporary:
-        if method is not None and method.answerer:
-            yield _answer_page(arguments, place, method, temporary)
-        else:
-            yield _search_page(arguments, folder, place, temporary)
-
-
-def _search_page(arguments: Arguments, folder: Path, place: str, temporary: Path) -> "Blocks":
-    from revela_hub.demo.code import snippets
-    from revela_hub.demo.page import Shown, search_page
-    from revela_hub.demo.report import read_report
-    from revela_hub.demo.search import Collection
-    from revela_hub.demo.texts import MAX_PASSAGES
-    from revela_hub.retrieval.disk import claim_folder, default_cache_folder
+    from revela_hub.checkpoints import exported_retriever
+    from revela_hub.demo.collection import Report
+    from revela_hub.demo.page import Shown, search_page, usage
     from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
-    if arguments.index:
-        raise UserError(f"--index is for models that answer questions, and {arguments.model} is not one: use --corpus")
+    folder = local_path(arguments.model)
+    place = str(exported_retriever(folder)) if folder.is_dir() else arguments.model
     file = Path(arguments.report) if arguments.report else folder / REPORT
-    report = read_report(file) if arguments.report or file.is_file() else None
-    documents, corpus_name = _documents(arguments, folder)
-    queries = _queries(arguments, folder)
+    report = Report.read(file) if arguments.report or file.is_file() else None
+    with scratch_folder("demo") as temporary:
+        collection, notes = _collection(arguments, folder, place, report, temporary)
+        weight, tokens = (report.bm25_weight, report.token_weight) if report else (BM25_WEIGHT, 0.0)
+        collection.search(
+            "the first query takes longer", weight, 1
+        )  # so that the times on the page are those of others
+        name = _name(folder, place)
+        code = usage(name, weight, tokens, remote_code=arguments.trust_remote_code)
+        url = None if folder.is_dir() else f"https://huggingface.co/{place}"
+        shown = Shown(name, _queries(arguments, folder), url, [*([report.verdict] if report else []), *notes], code)
+        yield search_page(shown, collection, weight, arguments.top_k)
+
+
+def _collection(
+    arguments: Arguments, folder: Path, place: str, report: "Report | None", temporary: Path
+) -> "tuple[Collection, list[str]]":
+    """Index the text for the retrievers; return also notes for the page."""
+    from revela_hub.data.sources.documents import read_documents
+    from revela_hub.data.sources.report import ReadReport
+    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.demo.collection import Collection
+    from revela_hub.retrieval.disk import claim_folder, default_cache_folder
+
+    name = "the passages of the evaluation set"
+    sources = [str(folder / PROBE / "corpus.jsonl")]
+    if arguments.corpus:
+        sources = parse_sources(arguments.corpus, **arguments.reading())  # type: ignore[assignment]
+        name = ", ".join(Path(source.path).name or source.path for source in sources[:3])  # type: ignore[attr-defined]
+    elif not Path(sources[0]).is_file():
+        raise UserError("no text to search: give --corpus PATH")
     retrievers, notes = _retrievers(arguments, folder, place, report)
-    encoder = retrievers[-1].encoder
-    cache = claim_folder(local_path(arguments.cache_dir or default_cache_folder("passages")))
-    tokens, bm25 = (report.token_weight, report.bm25) if report else (0.0, None)
-    shared: dict[str, Any] = {"max_words": arguments.max_words, "bm25": bm25, "token_weight": tokens}
-    collection = Collection(documents, retrievers, temporary, cache=cache, name=corpus_name, **shared)
-    note(counted(len(collection), "passage"))
-    weight = report.bm25_weight if report else BM25_WEIGHT
-    collection.search("the first query takes longer", weight, 1)  # so that the times on the page are those of others
-
-    def index(documents: "Iterable[Document]", folder: Path) -> Collection:
-        return Collection(documents, retrievers, folder, most=MAX_PASSAGES, **shared)
-
-    name = _name(folder, place)
-    prompts, remote_code = getattr(encoder, "prompts", {}), arguments.trust_remote_code
-    code = snippets(name, prompts, weight, tokens, bm25=bm25, remote_code=remote_code)
-    shown = Shown(name, code, queries, report, **_card(place), notes=notes)
-    return search_page(shown, collection, index, weight, arguments.top_k)
+    read = ReadReport()
+    collection = Collection(
+        read_documents(sources, report=read),
+        retrievers,
+        temporary,
+        cache=claim_folder(local_path(arguments.cache_dir or default_cache_folder("passages"))),
+        name=name,
+        max_words=arguments.max_words,
+        bm25=report.bm25 if report else None,
+        token_weight=report.token_weight if report else 0.0,
+    )
+    note("; ".join([f"{len(collection.passages):,} passages", *read.remarks()]))
+    return collection, notes
 
 
 def _retrievers(
     arguments: Arguments, folder: Path, place: str, report: "Report | None"
 ) -> "tuple[list[LoadedRetriever], list[str]]":
-    """Load the model and the one to compare with; return also notes for the page."""
-    from revela_hub.demo.report import base_of
-    from revela_hub.demo.search import LoadedRetriever
+    """Load the base model, if there is one to compare with, and the model; return also notes for the page."""
+    from revela_hub.demo.collection import LoadedRetriever
 
     def load(title: str, model: str) -> LoadedRetriever:
         encoder = load_dense(
@@ -159,91 +149,33 @@ def _retrievers(
         )
         return LoadedRetriever(title, encoder, encoder_identity(encoder, model, arguments.max_length))
 
-    adapted = load("adapted" if report and not report.is_base else "retriever", place)
-    if arguments.base:
-        return [load("base", arguments.base), adapted], []
-    if report is None:
-        return [adapted], []
-    if report.is_base:
-        return [adapted], ["The exported retriever is the base model, unchanged."]
-    base = base_of(folder)
+    if report and report.is_base:
+        return [load("retriever", place)], ["The exported retriever is the base model, unchanged."]
+    adapted = load("adapted" if report else "retriever", place)
+    base = arguments.base
+    if base is None and report and (folder / SETTINGS).is_file():
+        base = json.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("retriever")
     if base is None:
         return [adapted], []
     try:
         return [load("base", base), adapted], []
-    except UserError as error:
+    except (UserError, OSError) as error:
+        if arguments.base:
+            raise
         note(f"the base model is not shown: {error}")
         return [adapted], ["The base model is not available on this machine, so it is not shown."]
 
 
-def _documents(arguments: Arguments, folder: Path) -> "tuple[Iterable[Document], str]":
-    """Return the text to search, and its name on the page."""
-    from revela_hub.data.sources.documents import read_documents
-    from revela_hub.data.sources.report import ReadReport
-    from revela_hub.data.sources.source import parse_sources
-    from revela_hub.demo.texts import sample_documents
-
-    if arguments.corpus:
-        sources, report = parse_sources(arguments.corpus, **arguments.reading()), ReadReport()
-        names = [Path(source.path).name or source.path for source in sources[:3]]
-        documents = _noted(read_documents(sources, report=report), report)
-        return documents, ", ".join([*names, "..."] if len(sources) > 3 else names)
-    if (probe := folder / PROBE / "corpus.jsonl").is_file():
-        return read_documents([str(probe)]), "the passages of the evaluation set"
-    if (folder / REPORT).is_file():
-        note(
-            f"{folder} has no evaluation set in {PROBE}: the page searches the built-in sample, or your text with --corpus"
-        )
-    return sample_documents(), "the built-in sample"
-
-
-def _noted(documents: "Iterable[Document]", report: "ReadReport") -> "Iterator[Document]":
-    """Yield the documents, and then print what was skipped."""
-    yield from documents
-    note("; ".join(report.remarks()))
-
-
 def _queries(arguments: Arguments, folder: Path) -> list[str]:
-    """Return queries to offer as examples; those of an evaluation set are short ones."""
+    """Return queries to offer as examples, without markup; those of an evaluation set are short ones."""
     from revela_hub.data.sources.queries import read_queries
-    from revela_hub.demo.texts import sample
 
     if arguments.example_queries:
         return list(read_queries(arguments.example_queries).values())[:EXAMPLES]
-    if (folder / PROBE / "queries.jsonl").is_file():
-        made = read_queries(folder / PROBE).values()
-        return [query for query in made if len(query) <= LONGEST_EXAMPLE][:EXAMPLES]
-    return [] if arguments.corpus or arguments.index else list(sample()["queries"])
-
-
-def _answer_page(arguments: Arguments, place: str, method: Any, temporary: Path) -> "Blocks":
-    from pkgutil import resolve_name
-
-    from revela_hub.demo.answers import stream
-    from revela_hub.demo.code import answer_snippets
-    from revela_hub.demo.page import Shown, answer_page
-    from revela_hub.retrieval import RankerSettings, build_store, read_passages
-
-    for name in sorted({"base", "report", "max_length", "top_k", "cache_dir", "trust_remote_code"} & given(arguments)):
-        raise UserError(f"--{name} is for retrievers, but {arguments.model} was trained with {method.title}")
-    if arguments.corpus and arguments.index:
-        raise UserError("give either --corpus PATH ... or --index FOLDER")
-    if arguments.index:
-        refuse_reading_options(arguments)
-    index = arguments.index
-    if index is None:
-        documents, _ = _documents(arguments, temporary)
-        encoder = load_dense(place, device=arguments.device, trust_remote_code=False, max_seq_length=None)
-        settings = RankerSettings(identity=encoder_identity(encoder, place, None), device=encoder.device)
-        words = arguments.max_words
-        index = str(temporary / "index")
-        build_store(
-            lambda folder: read_passages(documents, folder, max_words=words), encoder, index, settings, model=place
-        )
-    answerer = resolve_name(method.answerer)(place, index, device=arguments.device)
-    name = _name(local_path(arguments.model), place)
-    shown = Shown(name, answer_snippets(name), _queries(arguments, Path(place)), **_card(place))
-    return answer_page(shown, lambda question: stream(answerer, question, max_new_tokens=arguments.max_new_tokens))
+    if arguments.corpus or not (folder / PROBE / "queries.jsonl").is_file():
+        return []
+    plain = (_MARKUP.sub(r"\1", query).strip() for query in read_queries(folder / PROBE).values())
+    return [query for query in plain if 0 < len(query) <= LONGEST_EXAMPLE][:EXAMPLES]
 
 
 def _name(folder: Path, place: str) -> str:
@@ -252,16 +184,3 @@ def _name(folder: Path, place: str) -> str:
         return place
     whole = local_path(place).resolve()
     return "/".join(whole.parts[-2:]) if whole.name in ("retriever", "model") else whole.name
-
-
-def _card(place: str) -> dict[str, Any]:
-    """Return the address of the model card on the Hub, or the text of the one in the folder."""
-    from huggingface_hub import constants
-
-    folder = local_path(place)
-    if not folder.is_dir():
-        return {"url": f"{constants.ENDPOINT}/{place if '/' in place else f'sentence-transformers/{place}'}"}
-    from revela_hub.demo.texts import card_text
-
-    file = folder / "README.md"
-    return {"card": card_text(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else ""}

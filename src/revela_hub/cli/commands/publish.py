@@ -9,14 +9,14 @@ With --update, remaining files of the previous model are deleted; --delete_stale
 model card uses the metadata of the checkpoint and of card.yaml or --card. Log in with `hf auth login` or set
 HF_TOKEN.
 
-With --space, the page of `revela-hub demo` is published as a Space of the same name. It searches a built-in sample;
-your text is uploaded only if you give it with --space_corpus.
+With --space, the page of `revela-hub demo` is published as a Space of the same name. It searches the text that you give
+with --space_corpus, which is uploaded with it.
 
 Examples:
   revela-hub publish outputs/run my-name/my-retriever --dry_run
   revela-hub publish outputs/run my-name/my-retriever --private --card card.yaml --tag v1
   revela-hub publish outputs/run my-name/my-retriever --adapter_only
-  revela-hub publish outputs/adapted my-name/my-retriever --space --dry_run
+  revela-hub publish outputs/adapted my-name/my-retriever --space --space_corpus docs --dry_run
 """
 
 from dataclasses import dataclass
@@ -61,9 +61,7 @@ class Arguments:
     )
     adapter_only: bool = option(False, "Publish only the LoRA adapter; its base must be a model on the Hub.")
     space: bool = option(False, "Also publish a demo of the model, a Space of the same name.")
-    space_corpus: list[str] = option(
-        [], "Text that the Space searches and that is uploaded with it (default: a built-in sample)."
-    )
+    space_corpus: list[str] = option([], "Text that the Space searches and that is uploaded with it.")
     space_queries: str | None = option(None, "Example queries of the Space, one per line.")
     space_package: str | None = option(
         None,
@@ -102,7 +100,7 @@ def run(arguments: Arguments) -> None:
     assembly = Assembly(**values_of(Assembly, arguments) | {"dtype": dtype, "metadata": metadata})
     space = _space(arguments)
     if space and not arguments.dry_run:
-        check_space(destination)
+        check_space(arguments.repo_id, private=arguments.private, update=arguments.update)
     published = publish(
         arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.output_dir, log=print
     )
@@ -112,7 +110,8 @@ def run(arguments: Arguments) -> None:
         return
     print(f"\npublished and verified: {published.url} (commit {str(published.commit)[:10]})")
     if space:
-        print(f"demo: {publish_space(space, destination, print)}")
+        address = publish_space(space, arguments.repo_id, private=arguments.private, update=arguments.update)
+        print(f"demo: {address}")
         if arguments.private:
             print("The Space is private, too: in its settings, add a secret HF_TOKEN with read access to the model.")
 
@@ -122,10 +121,9 @@ def _space(arguments: Arguments) -> dict[str, str]:
     from revela_hub.demo.space import space_files
 
     if not arguments.space:
-        for option in ("space_corpus", "space_queries", "space_package"):
-            if getattr(arguments, option):
-                raise UserError(f"--{option} requires --space")
         return {}
+    if not arguments.space_corpus:
+        raise UserError("--space needs a text to search: give --space_corpus PATH")
     if arguments.revision or arguments.pull_request:
         raise UserError("--space shows the model of the main branch: leave out --revision and --pull_request")
     if arguments.part not in ("retriever", "model"):

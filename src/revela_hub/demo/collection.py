@@ -1,14 +1,16 @@
-"""Search of one collection with several retrievers, BM25 and a hybrid, as plain data."""
+"""Search of one collection with the hybrid, its retrievers and BM25, as plain data; and the report of `revela-hub adapt`."""
 
+import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from revela_hub.adaptation import UNTRAINED
 from revela_hub.data.sources.source import Document
 from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker, read_passages
@@ -20,7 +22,36 @@ from revela_hub.retrieval.rerank import OWN_DEPTH, Reranker, reranked
 from revela_hub.retrieval.top_k import Hits
 
 DEPTH = 100
-"""Hits of each part that the hybrid combines, as in `revela-hub search --mode hybrid`."""
+"""Passages of each part that the hybrid combines, as in `revela-hub search --mode hybrid`."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of `revela-hub adapt`: the settings of the hybrid, and the verdict as a sentence."""
+
+    bm25_weight: float
+    token_weight: float  # of late interaction; 0 without it
+    verdict: str
+    is_base: bool  # whether the base retriever was exported, because no training was better
+    bm25: BM25Settings = field(default_factory=BM25Settings)
+
+    @classmethod
+    def read(cls, file: Path) -> "Report":
+        """Read `adapt.json`."""
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            gain = values["difference"]
+            interval = f"{gain['difference']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+            return cls(
+                float(values["bm25_weight"]),
+                float(values.get("token_weight", 0)),
+                f"{values['verdict'].capitalize()}: {interval} nDCG@10 compared with the base retriever with BM25"
+                f" ({gain['queries']} test queries).",
+                values["exported"] in UNTRAINED,
+                BM25Settings(**values.get("bm25", {})),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{file} is not a report of `revela-hub adapt`, or is damaged") from error
 
 
 class LoadedRetriever(NamedTuple):
@@ -33,7 +64,7 @@ class LoadedRetriever(NamedTuple):
 
 @dataclass(frozen=True)
 class ResultRow:
-    """A passage that was found."""
+    """A retrieved passage."""
 
     rank: int  # from 1
     score: float
@@ -41,7 +72,7 @@ class ResultRow:
     source: str
     """Name of its document and lines, without a folder."""
     change: str
-    """Its rank compared with the first column: `▲2`, `▼1`, `=`, `new`, or empty in the first column."""
+    """Its rank compared with the base retriever: `▲2`, `▼1`, `=` or `new`; empty in the base retriever's own column."""
     matches: tuple[tuple[int, int], ...]
     """Places of the words that match the query, as (start, end)."""
 
@@ -53,7 +84,6 @@ class ResultColumn:
     title: str
     rows: tuple[ResultRow, ...]
     milliseconds: float
-    sizes: dict[str, int]  # of the index in bytes, by the type of its numbers
     nothing: str = ""  # why there are no results
 
 
@@ -61,15 +91,14 @@ class Collection:
     """Passages that are indexed for all systems.
 
     Args:
-        documents: The documents; they are cut into passages.
-        retrievers: The retrievers, the one that the others are compared with first and the one of the hybrid last.
-        folder: Folder for the passages.
-        cache: Folder for the vectors (default: the same).
-        name: Name to show.
-        bm25: Settings of BM25.
-        token_weight: Weight of the last retriever's own token vectors, which rerank the hybrid; 0 for no reranking.
-        max_words: Maximum number of words per passage.
-        most: Maximum number of passages.
+        documents: the documents; they are cut into passages.
+        retrievers: the retrievers, the base first and the one of the hybrid last.
+        folder: folder for the passages.
+        cache: folder for the vectors.
+        name: name to show.
+        bm25: settings of BM25.
+        token_weight: weight of late interaction, which reranks the hybrid; 0 for none.
+        max_words: maximum number of words per passage.
     """
 
     def __init__(
@@ -78,65 +107,52 @@ class Collection:
         retrievers: Sequence[LoadedRetriever],
         folder: Path,
         *,
-        cache: Path | None = None,
-        name: str = "your text",
+        cache: Path,
+        name: str,
         bm25: BM25Settings | None = None,
         token_weight: float = 0.0,
         max_words: int = 120,
-        most: int | None = None,
     ) -> None:
-        """Encodes the passages that are not in the cache."""
+        """Encode the passages that are not in the cache."""
         self.name = name
-        self.folder: Any = folder
         self.passages = read_passages(documents, folder, max_words=max_words)
         if not len(self.passages):
             raise UserError("the text is empty: no passage contains any text")
-        if most is not None and len(self.passages) > most:
-            raise UserError(
-                f"the text has {len(self.passages):,} passages, more than the {most:,} allowed here: shorten it"
-            )
         self.bm25 = BM25(self.passages.texts, bm25)
         self.rankers: dict[str, VectorRanker] = {}
         for title, encoder, identity in retrievers:
             settings = RankerSettings(identity=identity, device=getattr(encoder, "device", "cpu"))
-            ranker = build_ranker(self.passages.texts, settings, cache or folder, dense=encoder)
+            ranker = build_ranker(self.passages.texts, settings, cache, dense=encoder)
             assert isinstance(ranker, VectorRanker)
             self.rankers[title] = ranker
         self.token_weight = token_weight
         self.reranker = Reranker(retrievers[-1].encoder) if token_weight else None
 
-    def __len__(self) -> int:
-        return len(self.passages)
-
     def search(self, query: str, weight: float, top_k: int = 5) -> list[ResultColumn]:
-        """Return the results of each retriever, of BM25, and of the hybrid of the last retriever and BM25 with this weight."""
+        """Return the results of the hybrid with this weight of BM25, of the retrievers (the base last), and of BM25."""
         depth = max(DEPTH, top_k)
-        dense, columns = Hits.none(1), []
-        base: list[int] | None = None
-        seconds = 0.0
+        timed: dict[str, tuple[Hits, float]] = {}
         for title, ranker in self.rankers.items():
             began = time.perf_counter()
-            dense = ranker.search(ranker.encode([query]), depth)
-            seconds = time.perf_counter() - began
-            columns.append(self._column(title, query, dense, top_k, seconds, self._sizes(ranker), base))
-            base = ranks_of(dense)[:top_k] if base is None else base
+            timed[title] = ranker.search(ranker.encode([query]), depth), time.perf_counter() - began
+        dense, dense_seconds = timed[title]
         began = time.perf_counter()
         words = self.bm25.encode([query])
-        bm25 = self.bm25.search(words, depth)
-        bm25_seconds = time.perf_counter() - began
+        lexical = self.bm25.search(words, depth)
+        lexical_seconds = time.perf_counter() - began
+        hybrid = fuse([dense, lexical], max(top_k, OWN_DEPTH), "minmax", [1 - weight, weight])
+        hybrid = self._late_interaction(query, hybrid)
+        seconds = dense_seconds + time.perf_counter() - began
+        base_title = next(iter(timed))
+        base = rows_of(timed[base_title][0])[:top_k]
+        name = f"hybrid, BM25 weight {weight:.1f}" + (", late interaction" if self.reranker else "")
+        columns = [self._column(name, query, hybrid, top_k, seconds, base)]
+        for title, (hits, seconds) in reversed(timed.items()):
+            columns.append(self._column(title, query, hits, top_k, seconds, None if title == base_title else base))
         nothing = self.bm25.why_nothing(words)[0]
-        sizes = {"": self.bm25.bytes}
-        columns.append(self._column("BM25", query, bm25, top_k, bm25_seconds, sizes, base, nothing))
-        began = time.perf_counter()
-        fused = fuse([dense, bm25], max(top_k, OWN_DEPTH), "minmax", [1 - weight, weight])
-        both = self._late_interaction(query, fused)
-        seconds += bm25_seconds + time.perf_counter() - began
-        title = f"hybrid, BM25 weight {weight:.1f}" + (", late interaction" if self.reranker else "")
-        columns.append(self._column(title, query, both, top_k, seconds, {}, base, nothing))
-        return columns
+        return [*columns, self._column("BM25", query, lexical, top_k, lexical_seconds, base, nothing)]
 
     def _late_interaction(self, query: str, hits: Hits) -> Hits:
-        """Return the hits, reranked if there is a weight for that."""
         if (reranker := self.reranker) is None:
             return hits
 
@@ -145,10 +161,6 @@ class Collection:
 
         return reranked(hits, score, OWN_DEPTH, self.token_weight)
 
-    def _sizes(self, ranker: VectorRanker) -> dict[str, int]:
-        numbers = len(self) * ranker.vectors.dimension
-        return {"float32": 4 * numbers, "int8": numbers, "binary": numbers // 8}
-
     def _column(
         self,
         title: str,
@@ -156,11 +168,10 @@ class Collection:
         hits: Hits,
         top_k: int,
         seconds: float,
-        sizes: dict[str, int],
         base: list[int] | None,
         nothing: str = "",
     ) -> ResultColumn:
-        numbers = ranks_of(hits)[:top_k]
+        numbers = rows_of(hits)[:top_k]
         [found] = self.passages.found(Hits(hits.scores_QK[:, :top_k], hits.rows_QK[:, :top_k]))
         rows = tuple(
             ResultRow(
@@ -173,16 +184,16 @@ class Collection:
             )
             for rank, (number, hit) in enumerate(zip(numbers, found, strict=True), start=1)
         )
-        return ResultColumn(title, rows, 1000 * seconds, sizes, "" if rows else nothing)
+        return ResultColumn(title, rows, 1000 * seconds, "" if rows else nothing)
 
 
-def ranks_of(hits: Hits) -> list[int]:
+def rows_of(hits: Hits) -> list[int]:
     """Return the numbers of the passages of one query, best first."""
     return [int(row) for row in hits.rows_QK[0] if row >= 0]
 
 
 def change(number: int, rank: int, base: list[int] | None) -> str:
-    """Return how the rank of a passage differs from that in the first column.
+    """Return how the rank of a passage differs from that in the base retriever's results.
 
     >>> [change(number, rank, [7, 8, 9]) for rank, number in enumerate([9, 8, 5], start=1)]
     ['▲2', '=', 'new']
