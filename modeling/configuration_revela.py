@@ -1,11 +1,13 @@
 """Configuration of Revela: the settings that rebuild a checkpoint, without those of a training run."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
 
 Pooling = Literal["last", "mean", "cls"]
 SimilaritySpan = Literal["full", "first_half"]
+SimilaritySides = Literal["query_passage", "symmetric"]
+SimilarityDtype = Literal["float32", "bfloat16"]
 Reading = Literal["added", "joint"]
 TEMPERATURE = 0.05
 """Not the paper's 1e-4, at which a retriever that starts from a language model got worse in 200 groups (benchmarks/gpu.md)."""
@@ -23,8 +25,13 @@ class RevelaConfig(PreTrainedConfig):
         v_normalization: divide each cross-document output by the softmax-weighted norms of its values (in the paper: on for
             Wikipedia, off for code).
         v_normalization_eps: added to that divisor.
-        similarity_span: part of a chunk that the retriever encodes: `"first_half"` for natural language, `"full"` for code.
-            Applied by the collator; stored here because the retriever was trained with it.
+        similarity_sides: `"query_passage"`, the authors' form, compares each chunk as a query with the others as passages, with
+            both prompts; `"symmetric"` compares the chunks as passages with each other, and trains without the query prompt.
+            Applied by the collator, like `similarity_span`; stored here because the retriever was trained with it.
+        similarity_span: part of a chunk that is its query: `"first_half"` for natural language, `"full"` for code. In the
+            symmetric form, the part that is compared.
+        similarity_dtype: precision of cosines and their softmax: `"float32"`, or `"bfloat16"`, to which the authors' training
+            rounded. It matters at a temperature of 1e-4, where nearly all weights are 0 or 1 in float32.
         pooling: pooling of the retriever's token states: `"last"` token (EOS), `"mean"` or `"cls"` (first token).
         prompts: texts put before queries and documents, under the names `query` and `document`, and the retriever's other prompts.
         max_seq_length: maximum tokens per text in evaluation and in the published retriever, EOS included. May be more than
@@ -66,18 +73,18 @@ class RevelaConfig(PreTrainedConfig):
         truncate_dim: int | None = None,
         default_prompt_name: str | None = None,
         similarity_fn_name: str = "cosine",
+        similarity_sides: SimilaritySides = "symmetric",
+        similarity_dtype: SimilarityDtype = "float32",
         **kwargs: Any,
     ) -> None:
         if group_size < 1:
             raise ValueError(f"group_size must be at least 1, got {group_size}")
-        if reading not in ("added", "joint"):
-            raise ValueError(f'reading must be "added" or "joint", got {reading!r}')
         if temperature <= 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
-        if similarity_span not in ("full", "first_half"):
-            raise ValueError(f'similarity_span must be "full" or "first_half", got {similarity_span!r}')
-        if pooling not in ("last", "mean", "cls"):
-            raise ValueError(f'pooling must be "last", "mean" or "cls", got {pooling!r}')
+        chosen = ((reading, Reading), (pooling, Pooling), (similarity_span, SimilaritySpan))
+        for value, choices in (*chosen, (similarity_sides, SimilaritySides), (similarity_dtype, SimilarityDtype)):
+            if value not in get_args(choices):
+                raise ValueError(f"{value!r} is not one of {', '.join(get_args(choices))}")
         if similarity_tolerance is not None and similarity_tolerance < 0:
             raise ValueError(f"similarity_tolerance must not be negative, got {similarity_tolerance}")
         if max_seq_length < 1:
@@ -107,6 +114,8 @@ class RevelaConfig(PreTrainedConfig):
         self.truncate_dim = truncate_dim
         self.default_prompt_name = default_prompt_name
         self.similarity_fn_name = similarity_fn_name
+        self.similarity_sides = similarity_sides
+        self.similarity_dtype = similarity_dtype
 
 
 def _as_config(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig | None:

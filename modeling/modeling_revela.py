@@ -3,10 +3,14 @@
 A language model (LM) predicts the next tokens of a chunk and attends to the other chunks of its group, each weighted by the
 retriever's similarity. Lowering the LM loss thus trains the retriever to find chunks that help to predict others.
 
-    Sim[i, j] = softmax_{j != i}(cos(E_i, E_j) / temperature)      E = retriever("Passage: " + chunk)
+    Sim[i, j] = softmax_{j != i}(cos(Q_i, E_j) / temperature)      E = retriever("Passage: " + chunk)
     loss      = next-token cross-entropy of stream h               (h is defined in in_batch_attention.py)
 
-The cosine and its softmax are computed in float32 or wider: bf16 is too coarse for a temperature of 1e-4.
+In the authors' code, Q = retriever("Query: " + first half of the chunk, or the whole chunk for code). Without query inputs, the
+form is symmetric: Q = E.
+
+The cosine and its softmax are computed in float32 or wider. The authors computed them in bf16, where cosines of 0.5 to 1 have steps of
+0.004, 39 temperatures of 1e-4: similar chunks tie and share the weight. `similarity_dtype="bfloat16"` rounds as there.
 
 Shapes: G groups, B chunks of a group, N = G * B rows, L tokens of the LM, M tokens of the retriever, d embedding dimension,
 V vocabulary, P pairs. A row with an attention mask of zeros is an absent chunk: no chunk attends to it, and it has no loss.
@@ -53,13 +57,15 @@ class RevelaOutput(ModelOutput):
         loss: scalar, mean next-token cross-entropy of stream h in nats; None without labels.
         logits: (N, L, V) of stream h; None in training unless requested.
         similarity: (G, B, B), rows sum to one over j != i, zero on the diagonal.
-        embeddings: (N, d) unit vectors in float32 or wider; None if `similarity` was given.
+        embeddings: (N, d) unit vectors of the passages in float32 or wider; None if `similarity` was given.
+        query_embeddings: (N, d) those of the queries; None in the symmetric form.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     similarity: Tensor | None = None
     embeddings: Tensor | None = None
+    query_embeddings: Tensor | None = None
 
 
 class RevelaForCausalLM(PreTrainedModel):
@@ -184,22 +190,41 @@ class RevelaForCausalLM(PreTrainedModel):
         """Return the vectors of the published retriever, as `embed`, with the first `config.truncate_dim` components only."""
         return self.embed(input_ids, attention_mask)[:, : self.config.truncate_dim]
 
-    def similarity(self, embeddings: Tensor, present_GB: Tensor | None = None) -> Tensor:
-        """Return (G, B, B) Sim from (N, d) embeddings; `present_GB` is False for absent chunks.
+    def similarity(
+        self, embeddings: Tensor, present_GB: Tensor | None = None, query_embeddings: Tensor | None = None
+    ) -> Tensor:
+        """Return (G, B, B) Sim of queries i and passages j from (N, d) embeddings, each chunk with its own group.
 
-        The row of a chunk that has no other chunk to attend to is zero.
+        Args:
+            embeddings: of the passages.
+            present_GB: False for absent chunks.
+            query_embeddings: of the queries; by default those of the passages (symmetric form).
+
+        Returns:
+            Rows that sum to one over j != i, to the precision of `config.similarity_dtype`. The row of a chunk that has no other
+            chunk to attend to is zero.
         """
         size = self.config.group_size
         with torch.autocast(embeddings.device.type, enabled=False):
-            vectors = F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=-1)
-            vectors_GBd = vectors.view(-1, size, vectors.shape[-1])
-            cosine_GBB = vectors_GBd @ vectors_GBd.transpose(1, 2)
-            allowed_GBB = ~torch.eye(size, dtype=torch.bool, device=vectors.device)[None]
+            passages_GBd = self._unit_vectors(embeddings)
+            queries_GBd = passages_GBd if query_embeddings is None else self._unit_vectors(query_embeddings)
+            cosine_GBB = self._rounded(queries_GBd @ passages_GBd.transpose(1, 2))
+            allowed_GBB = ~torch.eye(size, dtype=torch.bool, device=embeddings.device)[None]
             if present_GB is not None:
                 allowed_GBB = allowed_GBB & present_GB[:, None, :] & present_GB[:, :, None]
-            scores = (cosine_GBB / self.config.temperature).masked_fill(~allowed_GBB, torch.finfo(vectors.dtype).min)
+            scores = self._rounded(cosine_GBB / self.config.temperature)
+            scores = scores.masked_fill(~allowed_GBB, torch.finfo(scores.dtype).min)
             # Mask again after the softmax, which makes rows with nothing allowed uniform.
-            return scores.softmax(-1) * allowed_GBB
+            return self._rounded(scores.softmax(-1)) * allowed_GBB
+
+    def _unit_vectors(self, embeddings: Tensor) -> Tensor:
+        """Return (G, B, d) unit vectors of (N, d) embeddings, in float32 or wider."""
+        vectors = F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=-1)
+        return self._rounded(vectors).view(-1, self.config.group_size, vectors.shape[-1])
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """Round values, and in the backward pass gradients, to `config.similarity_dtype`; the dtype stays, because CPUs lack bf16."""
+        return x.to(torch.bfloat16).to(x.dtype) if self.config.similarity_dtype == "bfloat16" else x
 
     def forward(
         self,
@@ -208,7 +233,10 @@ class RevelaForCausalLM(PreTrainedModel):
         labels: Tensor | None = None,
         retriever_input_ids: Tensor | None = None,
         retriever_attention_mask: Tensor | None = None,
+        retriever_query_input_ids: Tensor | None = None,
+        retriever_query_attention_mask: Tensor | None = None,
         embeddings: Tensor | None = None,
+        query_embeddings: Tensor | None = None,
         similarity: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
@@ -220,10 +248,14 @@ class RevelaForCausalLM(PreTrainedModel):
             input_ids: (N, L) tokens of the LM; every `config.group_size` consecutive rows are a group.
             attention_mask: (N, L), zero on padding, which may be on either side; all zero for an absent chunk.
             labels: (N, L), -100 where there is no loss; shifted inside, as in every causal LM.
-            retriever_input_ids: (N, M) tokens of the retriever.
+            retriever_input_ids: (N, M) tokens of the retriever, for each chunk as a passage.
             retriever_attention_mask: (N, M), zero on padding.
-            embeddings: (N, d), used instead of the retriever's.
-            similarity: (G, B, B), used instead of both; its diagonal is ignored.
+            retriever_query_input_ids: (N, M') tokens of the retriever, for each chunk as a query; without them, the passages'
+                embeddings are compared with each other (symmetric form).
+            retriever_query_attention_mask: (N, M'), zero on padding.
+            embeddings: (N, d), used instead of the retriever's of the passages.
+            query_embeddings: (N, d), used instead of the retriever's of the queries.
+            similarity: (G, B, B), used instead of all of these; its diagonal is ignored.
             num_items_in_batch: number of labels to divide the summed loss by (gradient accumulation).
             return_logits: whether to return logits; by default in evaluation and without labels. Without them the logits,
                 which need most of the memory of a step, are never held as a whole.
@@ -239,32 +271,39 @@ class RevelaForCausalLM(PreTrainedModel):
             raise ValueError(f"{input_ids.shape[0]} rows are not a multiple of group_size={size}")
         if similarity is None:
             if embeddings is None:
-                if retriever_input_ids is None or retriever_attention_mask is None:
-                    raise ValueError(
-                        "give retriever_input_ids and retriever_attention_mask, or embeddings, or similarity"
-                    )
-                with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_retriever):
-                    embeddings = self.embed(retriever_input_ids, retriever_attention_mask)
+                embeddings = self._embed_in_training(retriever_input_ids, retriever_attention_mask)
+            if query_embeddings is None and retriever_query_input_ids is not None:
+                query_embeddings = self._embed_in_training(retriever_query_input_ids, retriever_query_attention_mask)
             present_GB = attention_mask.any(-1).view(-1, size)
             if self.training and labels is not None and len(self.matryoshka_dims):
                 given = (input_ids, attention_mask, labels, num_items_in_batch, return_logits)
-                return self._mean_over_dims(embeddings, present_GB, *given)
-            similarity = self.similarity(embeddings, present_GB)
+                return self._mean_over_dims(embeddings, query_embeddings, present_GB, *given)
+            similarity = self.similarity(embeddings, present_GB, query_embeddings)
             lowest = self._resolution(similarity)
         else:  # may be a leaf, whose zeros need a gradient, too
             lowest = 0.0
         output = self._predict(similarity, lowest, input_ids, attention_mask, labels, num_items_in_batch, return_logits)
-        output.embeddings = embeddings
+        output.embeddings, output.query_embeddings = embeddings, query_embeddings
         return output
 
-    def _mean_over_dims(self, embeddings: Tensor, present_GB: Tensor, *given: Any) -> RevelaOutput:
+    def _embed_in_training(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+        """Return the embeddings of (N, M) retriever tokens, without gradients while the retriever is frozen."""
+        if input_ids is None or attention_mask is None:
+            raise ValueError("give the retriever's input ids and attention mask, or embeddings, or similarity")
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_retriever):
+            return self.embed(input_ids, attention_mask)
+
+    def _mean_over_dims(
+        self, embeddings: Tensor, query_embeddings: Tensor | None, present_GB: Tensor, *given: Any
+    ) -> RevelaOutput:
         """Return the mean loss over `matryoshka_dims`; the rest of the output belongs to the first of them."""
         outputs = []
         for dims in self.matryoshka_dims:
-            similarity = self.similarity(embeddings[:, :dims], present_GB)
+            queries = None if query_embeddings is None else query_embeddings[:, :dims]
+            similarity = self.similarity(embeddings[:, :dims], present_GB, queries)
             outputs.append(self._predict(similarity, self._resolution(similarity), *given))
         outputs[0].loss = torch.stack([output.loss for output in outputs if output.loss is not None]).mean()
-        outputs[0].embeddings = embeddings
+        outputs[0].embeddings, outputs[0].query_embeddings = embeddings, query_embeddings
         return outputs[0]
 
     def _predict(

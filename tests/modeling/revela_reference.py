@@ -54,14 +54,16 @@ def _joint_read(
     return sum(w * v for w, v in zip(torch.stack(scores).softmax(0), values, strict=True))
 
 
-def reference_similarity(embeddings: Tensor, size: int, temperature: float) -> Tensor:
-    """Sim of each group, from the definition."""
+def reference_similarity(embeddings: Tensor, size: int, temperature: float, queries: Tensor | None = None) -> Tensor:
+    """Sim of each group, from the definition; the symmetric form without queries."""
+    queries = embeddings if queries is None else queries
     result = torch.zeros(len(embeddings) // size, size, size, dtype=embeddings.dtype)
     rows = []
     for group in range(len(embeddings) // size):
         for i in range(size):
             e = [embeddings[group * size + j] for j in range(size)]
-            scores = [(e[i] @ e[j]) / (e[i].norm() * e[j].norm()) / temperature for j in range(size) if j != i]
+            q = queries[group * size + i]
+            scores = [(q @ e[j]) / (q.norm() * e[j].norm()) / temperature for j in range(size) if j != i]
             weights = torch.stack(scores).softmax(0)
             row = [torch.zeros((), dtype=embeddings.dtype)] * size
             for place, j in enumerate(j for j in range(size) if j != i):

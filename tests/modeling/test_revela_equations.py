@@ -71,21 +71,37 @@ def test_a_frozen_lm_runs_stream_e_once_without_gradients(v_normalization: bool)
     compare(model, "right", partial(reference_logits, v_normalization=v_normalization), frozen=True)
 
 
-def compare(model: RevelaForCausalLM, side: str, reference: Callable[..., list[Tensor]], frozen: bool = False) -> None:
+@pytest.mark.parametrize("v_normalization", [False, True])
+def test_queries_are_compared_with_passages(v_normalization: bool) -> None:
+    model = build(v_normalization, "sdpa")
+    compare(model, "right", partial(reference_logits, v_normalization=v_normalization), queries=True)
+
+
+def compare(
+    model: RevelaForCausalLM,
+    side: str,
+    reference: Callable[..., list[Tensor]],
+    frozen: bool = False,
+    queries: bool = False,
+) -> None:
     """Compare logits, loss and gradients with those of a reference, which returns the logits of each chunk."""
     model.lm.requires_grad_(not frozen)
     chunks, ids, mask = batch(side)
     embeddings = torch.randn(len(chunks), 7, dtype=torch.float64, requires_grad=True)
-    leaves = {"embeddings": embeddings} | {n: p for n, p in model.named_parameters() if not n.startswith("retriever")}
-    output = model(ids, mask, labels=ids.masked_fill(mask == 0, -100), embeddings=embeddings)
+    sides = {"embeddings": embeddings}
+    if queries:
+        sides["query_embeddings"] = torch.randn(len(chunks), 7, dtype=torch.float64, requires_grad=True)
+    leaves = sides | {n: p for n, p in model.named_parameters() if not n.startswith("retriever")}
+    output = model(ids, mask, labels=ids.masked_fill(mask == 0, -100), **sides)
     output.similarity.retain_grad()
     output.loss.backward()
     got = {name: p.grad.clone() for name, p in leaves.items() if p.grad is not None}
     assert any(name.startswith("lm.") for name in got) != frozen
 
     model.zero_grad()
-    embeddings.grad = None
-    similarity = reference_similarity(embeddings, SIZE, temperature=0.3)
+    for leaf in sides.values():
+        leaf.grad = None
+    similarity = reference_similarity(embeddings, SIZE, temperature=0.3, queries=sides.get("query_embeddings"))
     similarity.retain_grad()
     logits = reference(model.lm, chunks, similarity)
     loss = reference_loss(logits, chunks)
@@ -101,42 +117,59 @@ def compare(model: RevelaForCausalLM, side: str, reference: Callable[..., list[T
     got["similarity"], want["similarity"] = (x.grad * off_diagonal for x in (output.similarity, similarity))
     assert set(got) == set(want)
     for name, expected in want.items():
-        torch.testing.assert_close(got[name], expected, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(got[name], expected, rtol=1e-4, atol=3e-6, msg=lambda m, n=name: f"{n}: {m}")
         assert expected.abs().max() > 1e-6, f"{name}: the test would pass with a gradient of zero"
 
 
-def test_the_matryoshka_loss_is_the_mean_over_truncated_embeddings() -> None:
+def cut_vectors(vectors: Tensor, dims: int) -> Tensor:
+    """The first components of each vector, normalised again."""
+    return torch.tensor(
+        [[x / sum(y * y for y in v[:dims]) ** 0.5 for x in v[:dims]] for v in vectors.tolist()]
+    ).double()
+
+
+@pytest.mark.parametrize("queries", [False, True])
+def test_the_matryoshka_loss_is_the_mean_over_truncated_embeddings(queries: bool) -> None:
     model = build(False, "sdpa").train()
     chunks, ids, mask = batch("right")
     model.matryoshka_dims = (16, 7, 3)
-    output = model(
-        ids, mask, labels=ids.masked_fill(mask == 0, -100), retriever_input_ids=ids, retriever_attention_mask=mask
-    )
+    halves = mask.clone()
+    halves[:, 3:] = 0
+    inputs = {"retriever_input_ids": ids, "retriever_attention_mask": mask}
+    if queries:
+        inputs |= {"retriever_query_input_ids": ids.flip(0), "retriever_query_attention_mask": halves.flip(0)}
+    inputs |= {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    output = model(**inputs)
     vectors = model.embed(ids, mask).detach()
+    of_queries = model.embed(ids, halves).detach().flip(0)
     losses = []
     for dims in model.matryoshka_dims:
-        cut = torch.tensor([[x / sum(y * y for y in v[:dims]) ** 0.5 for x in v[:dims]] for v in vectors.tolist()])
-        similarity = reference_similarity(cut.double(), SIZE, 0.3)
+        cut = cut_vectors(of_queries, dims) if queries else None
+        similarity = reference_similarity(cut_vectors(vectors, dims), SIZE, 0.3, cut)
         logits = reference_logits(model.lm, chunks, similarity, v_normalization=False)
         losses.append(float(reference_loss(logits, chunks).detach()))
     assert float(output.loss.detach()) == pytest.approx(sum(losses) / 3, abs=1e-6)
     output.loss.backward()
     assert all(p.grad is not None and p.grad.any() for n, p in model.retriever.named_parameters() if "layers" in n)
-    whole = model.eval()(
-        ids, mask, labels=ids.masked_fill(mask == 0, -100), retriever_input_ids=ids, retriever_attention_mask=mask
-    ).loss
+    whole = model.eval()(**inputs).loss
     assert float(whole.detach()) == pytest.approx(losses[0], abs=1e-6)  # evaluation uses the whole embeddings
 
 
-def test_the_retriever_gets_the_gradient_of_its_embeddings() -> None:
+@pytest.mark.parametrize("queries", [False, True])
+def test_the_retriever_gets_the_gradient_of_its_embeddings(queries: bool) -> None:
+    """With queries that of both sides, whose widths differ."""
     model = build(True, "sdpa")
     _, ids, mask = batch("right")
     labels = ids.masked_fill(mask == 0, -100)
-    embeddings = model.embed(ids, mask)
-    model(ids, mask, labels=labels, embeddings=embeddings).loss.backward()
+    embeddings = {"embeddings": model.embed(ids, mask)}
+    inputs = {"retriever_input_ids": ids, "retriever_attention_mask": mask}
+    if queries:
+        embeddings["query_embeddings"] = model.embed(ids[:, :4], mask[:, :4])
+        inputs |= {"retriever_query_input_ids": ids[:, :4], "retriever_query_attention_mask": mask[:, :4]}
+    model(ids, mask, labels=labels, **embeddings).loss.backward()
     expected = {name: p.grad.clone() for name, p in model.retriever.named_parameters()}
     model.zero_grad()
-    model(ids, mask, labels=labels, retriever_input_ids=ids, retriever_attention_mask=mask).loss.backward()
+    model(ids, mask, labels=labels, **inputs).loss.backward()
     for name, parameter in model.retriever.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-6, atol=1e-10)
     assert max(g.abs().max() for g in expected.values()) > 1e-6

@@ -184,6 +184,32 @@ def test_under_bf16_autocast_the_similarity_stays_float32() -> None:
     assert output.similarity[0, 0, 1] > 1.005 * output.similarity[0, 0, 2]
 
 
+def entropy(similarity: Tensor) -> float:
+    return float(torch.special.entr(similarity.detach()).sum(-1).mean())
+
+
+def test_bfloat16_similarities_tie_as_in_the_authors_training() -> None:
+    """Each step in bf16, as their code ran under DeepSpeed: equal weights where cosines round to the same number."""
+    generator = torch.Generator().manual_seed(0)
+    passages, queries = (torch.randn(4 * 40, 24, generator=generator) + 2 for _ in range(2))  # cosines of about 0.8
+    model = build(temperature=1e-4, similarity_dtype="bfloat16")
+    queries.requires_grad_()
+    got = model.similarity(passages, query_embeddings=queries)
+
+    unit = torch.nn.functional.normalize
+    sides = [unit(x.detach(), dim=-1).bfloat16().view(40, 4, 24) for x in (queries, passages)]
+    scores = (sides[0] @ sides[1].transpose(1, 2)) / 1e-4
+    expected = scores.masked_fill(torch.eye(4, dtype=torch.bool), -torch.inf).softmax(-1)
+    assert got.dtype == torch.float32 and expected.dtype == torch.bfloat16
+    # A sum in another order may round a cosine the other way.
+    assert ((got - expected.float()).abs() < 1e-6).all(-1).float().mean() > 0.95
+    model.config.similarity_dtype = "float32"
+    in_float32 = model.similarity(passages, query_embeddings=queries)
+    assert entropy(in_float32) < 0.02 < 0.2 < entropy(got)
+    gradients = [torch.autograd.grad(x.square().sum(), queries)[0].norm() for x in (got, in_float32)]
+    assert gradients[0] > 3 * gradients[1]
+
+
 @pytest.mark.parametrize(
     "change", [{"v_normalization": False}, {"v_normalization": True}, {"reading": "joint"}], ids=str
 )
@@ -241,6 +267,14 @@ print(AutoConfig.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=
     assert done.stdout.strip() == "True"
 
 
+def test_a_configuration_without_the_sides_is_symmetric() -> None:
+    """As in checkpoints that were written before there were queries."""
+    stored = RevelaConfig().to_dict()
+    del stored["similarity_sides"], stored["similarity_dtype"]
+    config = RevelaConfig.from_dict(stored)
+    assert (config.similarity_sides, config.similarity_dtype) == ("symmetric", "float32")
+
+
 def test_tied_embeddings_stay_tied_through_a_round_trip(tmp_path: Path) -> None:
     lm = decoder(tie_word_embeddings=True)
     model = RevelaForCausalLM.from_backbones(bert(), lm, group_size=4, pooling="mean").eval()
@@ -262,9 +296,11 @@ def test_from_backbones_loads_folders(llama_folder: Path, bert_folder: Path) -> 
     [
         ({"group_size": 0}, "group_size must be at least 1"),
         ({"temperature": 0.0}, "temperature must be positive"),
-        ({"pooling": "max"}, "pooling must be"),
-        ({"similarity_span": "half"}, "similarity_span must be"),
-        ({"reading": "both"}, 'reading must be "added" or "joint"'),
+        ({"pooling": "max"}, "max"),
+        ({"similarity_span": "half"}, "half"),
+        ({"similarity_sides": "both"}, "both"),
+        ({"similarity_dtype": "bf16"}, "bf16"),
+        ({"reading": "both"}, "both"),
         ({"reading": "joint", "v_normalization": True}, "leave it out with reading='joint'"),
         ({"similarity_tolerance": -1.0}, "similarity_tolerance must not be negative"),
     ],

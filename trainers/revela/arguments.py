@@ -93,7 +93,7 @@ class RevelaDataArguments(StreamedTextArguments):
     )
     max_length: TextLength = option(160, "Maximum number of tokens per chunk, for both models.")
     similarity_span: Literal["full", "first_half"] = option(
-        "full", "Part of a chunk that the retriever reads; the paper uses first_half for natural language."
+        "full", "Part of a chunk that the retriever reads as a query; the paper uses first_half for natural language."
     )
     group_seed: Seed = option(0, "Random seed for drawing runs and mixing sources.")
     weights: list[PositiveFloat] | None = option(

@@ -23,7 +23,7 @@ from revela_hub.trainers.base.epochs import SharedEpoch
 
 Tokens: TypeAlias = NDArray[np.int64]
 _CALL_SETTINGS = ("truncation", "padding")  # keys of a tokenizer.json that only describe its last call
-LM_TOKENS, RETRIEVER_TOKENS = "lm_tokens", "retriever_tokens"
+LM_TOKENS, PASSAGE_TOKENS, QUERY_TOKENS = "lm_tokens", "retriever_tokens", "retriever_query_tokens"
 
 
 class RevelaCollator(SharedEpoch):
@@ -34,21 +34,25 @@ class RevelaCollator(SharedEpoch):
     persistent workers see it, too.
 
     For the language model, a chunk consists of its tokens, after the BOS token if the tokenizer adds one, and without EOS. For
-    the retriever, it consists of `passage_prompt` and the chunk, with the special tokens that the tokenizer adds; an EOS added
-    by its post-processor is kept when a chunk is cut. Both are cut at `max_length` tokens and padded on the right.
+    the retriever, it consists of a prompt and the chunk, with the special tokens that the tokenizer adds; an EOS added by its
+    post-processor is kept when a chunk is cut. All are cut at `max_length` tokens and padded on the right.
 
-    With `similarity_span="first_half"`, the retriever gets the first half of the chunk's tokens, rounded up, between the prompt
-    and the special tokens: it then cannot find chunks by the text that is to be predicted.
+    With `similarity_sides="query_passage"`, the retriever gets each chunk twice: as a query, `query_prompt` and the
+    `similarity_span` of the chunk, and as a passage, `passage_prompt` and the whole chunk. In the symmetric form it gets
+    `passage_prompt` and the `similarity_span` only.
+
+    The span `"first_half"` is the first half of the chunk's tokens, rounded up, between the prompt and the special tokens: it
+    cannot find chunks by the text that is to be predicted.
 
     A text of `""` is an absent row of a group that is not full: its attention masks are zero, its labels -100, its document -1.
 
     Example: a group of three rows, the last of them absent. The word ids are `[PAD]` 0, `[EOS]` 1, passage: 2, a 3, b 4, c 5,
-    d 6; the permutation of epoch 0 is (2, 0, 1).
+    d 6, query: 7; the permutation of epoch 0 is (2, 0, 1).
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers, processors
     >>> from transformers import PreTrainedTokenizerFast
     >>> def tokenizer(eos):
-    ...     words = ["[PAD]", "[EOS]", "passage:", "a", "b", "c", "d"]
+    ...     words = ["[PAD]", "[EOS]", "passage:", "a", "b", "c", "d", "query:"]
     ...     model = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "[PAD]"))
     ...     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     ...     if eos:
@@ -65,6 +69,20 @@ class RevelaCollator(SharedEpoch):
     retriever_attention_mask [[0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
     document [-1, 0, 1]
 
+    The same group in the form of the paper, whose queries are the first halves; the other tensors do not change:
+
+    >>> collator = RevelaCollator(
+    ...     tokenizer(eos=True), tokenizer(eos=False), max_length=5, passage_prompt="passage: ", query_prompt="query: ",
+    ...     similarity_sides="query_passage", similarity_span="first_half",
+    ... )
+    >>> batch = collator([{"group": 0, "document": ["x", "y", ""], "text": ["a b c d", "d c", ""]}])
+    >>> for name in [name for name in batch if name.startswith("retriever")]:
+    ...     print(name, batch[name].tolist())
+    retriever_input_ids [[0, 0, 0, 0, 0], [2, 3, 4, 5, 1], [2, 6, 5, 1, 0]]
+    retriever_attention_mask [[0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
+    retriever_query_input_ids [[0, 0, 0, 0], [7, 3, 4, 1], [7, 6, 1, 0]]
+    retriever_query_attention_mask [[0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]
+
     All are int64 of shape (rows, tokens), and `document` is (rows,). There are groups x group_size rows, and the rows of a group
     are consecutive. `document` numbers the documents of the batch.
     """
@@ -76,6 +94,8 @@ class RevelaCollator(SharedEpoch):
         *,
         max_length: int = 160,
         passage_prompt: str = "Passage: ",
+        query_prompt: str = "Query: ",
+        similarity_sides: Literal["query_passage", "symmetric"] = "symmetric",
         similarity_span: Literal["full", "first_half"] = "full",
         pad_to_multiple_of: int = 1,
         seed: int = 0,
@@ -87,22 +107,28 @@ class RevelaCollator(SharedEpoch):
             retriever_tokenizer: tokenizer of the retriever, whose post-processor adds the special tokens.
             lm_tokenizer: tokenizer of the language model.
             max_length: maximum tokens per row, for both models.
-            passage_prompt: text put before each chunk for the retriever.
-            similarity_span: part of a chunk that the retriever gets.
+            passage_prompt: text put before each passage for the retriever.
+            query_prompt: text put before each query for the retriever.
+            similarity_sides: whether the retriever gets each chunk as a query and as a passage, or only as a passage.
+            similarity_span: part of a chunk that is its query; in the symmetric form, its passage.
             pad_to_multiple_of: widths are rounded up to a multiple of this (8 suits tensor cores).
             seed: seed of the order of the chunks.
             epoch: epoch of the order of the chunks.
 
         Raises:
-            UserError: the prompt leaves no room for a chunk; the retriever's tokenizer drops its end token when it cuts a text;
+            UserError: a prompt leaves no room for a chunk; the retriever's tokenizer drops its end token when it cuts a text;
                 or half chunks are requested from a tokenizer without offsets.
         """
         super().__init__(epoch)
         self.retriever_tokenizer = retriever_tokenizer
         self.lm_tokenizer = lm_tokenizer
         self.max_length = max_length
-        self.passage_prompt = passage_prompt
         self.similarity_span = similarity_span
+        # Columns of the tokenized rows that the retriever reads: prompt, and whether it gets the first half of the chunk only.
+        halve = similarity_span == "first_half"
+        self.sides = {PASSAGE_TOKENS: (passage_prompt, halve)}
+        if similarity_sides == "query_passage":
+            self.sides = {PASSAGE_TOKENS: (passage_prompt, False), QUERY_TOKENS: (query_prompt, halve)}
         self.pad_to_multiple_of = pad_to_multiple_of
         self.seed = seed
         empty = lm_tokenizer("")["input_ids"]
@@ -117,16 +143,19 @@ class RevelaCollator(SharedEpoch):
         """
         rows = features if LM_TOKENS in features[0] else self.tokenize(features)
         chunks = [(row, index) for row in rows for index in self._order(row)]
-        lm_tokens, retriever_tokens = ([row[name][i] for row, i in chunks] for name in (LM_TOKENS, RETRIEVER_TOKENS))
+        lm_tokens = [row[LM_TOKENS][i] for row, i in chunks]
         input_ids, attention_mask = self._pad(lm_tokens, self.lm_tokenizer)
-        retriever_input_ids, retriever_attention_mask = self._pad(retriever_tokens, self.retriever_tokenizer)
+        retriever: dict[str, Tokens] = {}
+        for name in self.sides:
+            ids, mask = self._pad([row[name][i] for row, i in chunks], self.retriever_tokenizer)
+            side = name.removesuffix("tokens")
+            retriever |= {f"{side}input_ids": ids, f"{side}attention_mask": mask}
         numbers: dict[str, int] = {}
         batch = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "labels": np.where(attention_mask == 1, input_ids, -100),
-            "retriever_input_ids": retriever_input_ids,
-            "retriever_attention_mask": retriever_attention_mask,
+            **retriever,
             "document": np.array(
                 [
                     numbers.setdefault(row["document"][i], len(numbers)) if tokens else -1
@@ -141,21 +170,22 @@ class RevelaCollator(SharedEpoch):
 
         A text without tokens for the language model is absent for both models.
         """
-        texts = [text for row in rows for text in row["text"]]
-        present = [text for text in texts if text]
-        columns = iter(zip(self._lm_tokens(present), self._retriever_tokens(present), strict=True))
+        present = [text for row in rows for text in row["text"] if text]
+        made = {LM_TOKENS: self._lm_tokens(present)}
+        made |= {name: self._retriever_tokens(present, *side) for name, side in self.sides.items()}
+        columns = zip(*made.values(), strict=True)
+        absent: tuple[list[int], ...] = tuple([] for _ in made)
         tokenized = []
         for row in rows:
-            pairs = [next(columns) if text else ([], []) for text in row["text"]]
-            kept = [pair if len(pair[0]) > len(self._bos) else ([], []) for pair in pairs]
-            lm_tokens, retriever_tokens = ([pair[side] for pair in kept] for side in (0, 1))
-            own = {"group": row["group"], "document": row["document"]}
-            tokenized.append(own | {LM_TOKENS: lm_tokens, RETRIEVER_TOKENS: retriever_tokens})
+            chunks = [next(columns) if text else absent for text in row["text"]]
+            kept = [chunk if len(chunk[0]) > len(self._bos) else absent for chunk in chunks]
+            tokens = {name: [chunk[place] for chunk in kept] for place, name in enumerate(made)}
+            tokenized.append({"group": row["group"], "document": row["document"]} | tokens)
         return tokenized
 
     def fingerprint(self) -> str:
         """Return a hash of everything that determines the result of `tokenize`."""
-        made_with: list[Any] = [self.max_length, self.passage_prompt, self.similarity_span]
+        made_with: list[Any] = [self.max_length, self.sides]
         for tokenizer in (self.retriever_tokenizer, self.lm_tokenizer):
             with TemporaryDirectory() as folder:  # all that determines a tokenizer is in its saved files
                 tokenizer.save_pretrained(folder)
@@ -184,12 +214,11 @@ class RevelaCollator(SharedEpoch):
         )
         return [self._bos + tokens for tokens in encoded["input_ids"]]
 
-    def _retriever_tokens(self, texts: list[str]) -> list[list[int]]:
+    def _retriever_tokens(self, texts: list[str], prompt: str, halve: bool) -> list[list[int]]:
         if not texts:
             return []
-        halve = self.similarity_span == "first_half"
         encoded = self.retriever_tokenizer(
-            [self.passage_prompt + text for text in texts],
+            [prompt + text for text in texts],
             truncation=True,
             max_length=self.max_length,
             return_attention_mask=False,
@@ -200,15 +229,7 @@ class RevelaCollator(SharedEpoch):
         if not halve:
             return rows
         columns = zip(rows, encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
-        return [self._first_half(*column) for column in columns]
-
-    def _first_half(self, ids: list[int], offsets: list[tuple[int, int]], special: list[int]) -> list[int]:
-        """Drop the second half of the chunk's tokens; prompt and special tokens are kept."""
-        start = len(self.passage_prompt)
-        of_chunk = [not mark and end > start for mark, (_, end) in zip(special, offsets, strict=True)]
-        kept = (sum(of_chunk) + 1) // 2
-        counts = itertools.accumulate(of_chunk)
-        return [token for token, own, count in zip(ids, of_chunk, counts, strict=True) if not own or count <= kept]
+        return [_first_half(len(prompt), *column) for column in columns]
 
     def _pad(self, rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> tuple[Tokens, Tokens]:
         """Return ids and attention mask, both (rows, width)."""
@@ -228,17 +249,26 @@ class RevelaCollator(SharedEpoch):
             raise UserError(
                 "similarity_span=first_half needs a retriever with a fast tokenizer (tokenizer.json): use full"
             )
-        prompt = tokenizer(self.passage_prompt)["input_ids"]
-        if len(prompt) >= self.max_length:
-            raise UserError(
-                f"max_length is {self.max_length}, but the retriever's prompt alone has {len(prompt)} tokens: raise it"
-            )
-        long = tokenizer(self.passage_prompt * self.max_length + "a", truncation=True, max_length=self.max_length)
-        end = prompt[-1] if prompt else None
-        if end in tokenizer.all_special_ids and long["input_ids"][-1] != end:
-            raise UserError(
-                "the retriever's tokenizer drops its end token when it cuts a text: add the token with a post-processor"
-            )
+        for prompt, _ in self.sides.values():
+            tokens = tokenizer(prompt)["input_ids"]
+            if len(tokens) >= self.max_length:
+                raise UserError(
+                    f"max_length is {self.max_length}, but the retriever's prompt alone has {len(tokens)} tokens: raise it"
+                )
+            long = tokenizer(prompt * self.max_length + "a", truncation=True, max_length=self.max_length)
+            end = tokens[-1] if tokens else None
+            if end in tokenizer.all_special_ids and long["input_ids"][-1] != end:
+                raise UserError(
+                    "the retriever's tokenizer drops its end token when it cuts a text: add the token with a post-processor"
+                )
+
+
+def _first_half(start: int, ids: list[int], offsets: list[tuple[int, int]], special: list[int]) -> list[int]:
+    """Drop the second half of the chunk's tokens, which start at a character; prompt and special tokens are kept."""
+    of_chunk = [not mark and end > start for mark, (_, end) in zip(special, offsets, strict=True)]
+    kept = (sum(of_chunk) + 1) // 2
+    counts = itertools.accumulate(of_chunk)
+    return [token for token, own, count in zip(ids, of_chunk, counts, strict=True) if not own or count <= kept]
 
 
 def tokenize_groups(groups: Dataset, collator: RevelaCollator) -> Dataset:
@@ -249,8 +279,8 @@ def tokenize_groups(groups: Dataset, collator: RevelaCollator) -> Dataset:
         collator: collator that makes batches of the result.
 
     Returns:
-        A data set with `group` and `document`, and for each chunk its `lm_tokens` and `retriever_tokens` (lists of lists of
-        int32), which are empty for absent chunks.
+        A data set with `group` and `document`, and for each chunk its `lm_tokens`, `retriever_tokens` and, in the form with
+        queries, `retriever_query_tokens` (lists of lists of int32), which are empty for absent chunks.
     """
     import datasets
 
@@ -267,7 +297,7 @@ def tokenize_groups(groups: Dataset, collator: RevelaCollator) -> Dataset:
         batched=True,
         batch_size=64,
         remove_columns=[name for name in groups.column_names if name not in kept],
-        features=datasets.Features(kept | {LM_TOKENS: tokens, RETRIEVER_TOKENS: tokens}),
+        features=datasets.Features(kept | dict.fromkeys((LM_TOKENS, *collator.sides), tokens)),
         new_fingerprint=hashlib.sha256((fingerprint(groups) + collator.fingerprint()).encode()).hexdigest()[:16],
         desc="Tokenizing groups",
     )

@@ -42,7 +42,16 @@ from revela_hub.trainers.revela import REVELA
 class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train revela`: the models, then the data's, then those of every transformers Trainer."""
 
-    basic_options = ("group_size", "reading", "lm_training", "similarity_span", "weights", "v_normalization", "pooling")
+    basic_options = (
+        "group_size",
+        "reading",
+        "lm_training",
+        "similarity_sides",
+        "similarity_span",
+        "weights",
+        "v_normalization",
+        "pooling",
+    )
     old_names: ClassVar[dict[str, str]] = {"passage_prompt": "document_prompt"}
 
     retriever: str = required("Model to train as a retriever: Hub id, folder or GGUF file.")
@@ -55,6 +64,14 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
     )
     reading_bias: float = option(
         -2.0, "Initial logit of the other chunks' tokens in joint reading; trained, one per layer."
+    )
+    similarity_sides: Literal["query_passage", "symmetric"] = option(
+        "symmetric",
+        "Compare each chunk as a query with the others as passages (query_passage, the authors' form), or passages with"
+        " each other (symmetric).",
+    )
+    similarity_dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "Precision of the similarities; the paper's runs rounded them to bfloat16."
     )
     temperature: PositiveFloat = option(0.05, "Temperature of the softmax over similarities; the paper uses 1e-4.")
     v_normalization: bool = option(
@@ -123,8 +140,9 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:
     """The fields of `RevelaConfig`; without those that were left to the retriever."""
-    names = ("group_size", "reading", "reading_bias", "temperature", "v_normalization", "similarity_span")
-    settings: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, "similarity_tolerance")}
+    names = ("group_size", "reading", "reading_bias", "temperature", "v_normalization")
+    similarity = ("similarity_sides", "similarity_span", "similarity_dtype", "similarity_tolerance")
+    settings: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, *similarity)}
     settings["max_seq_length"] = arguments.export_max_length
     if arguments.pooling is not None:
         settings["pooling"] = arguments.pooling

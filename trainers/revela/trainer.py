@@ -128,6 +128,8 @@ class RevelaTrainer(MethodTrainer):
             lm_tokenizer,
             max_length=max_length,
             passage_prompt=model.config.prompts["document"],
+            query_prompt=model.config.prompts.get("query", ""),
+            similarity_sides=model.config.similarity_sides,
             similarity_span=model.config.similarity_span,
             seed=args.seed,
         )

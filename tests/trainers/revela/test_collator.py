@@ -222,6 +222,42 @@ def test_first_half_of_the_chunk(
     assert sorted(plain.decode(tokens) for tokens in row_tokens(whole)) == sorted(texts)
 
 
+@pytest.mark.parametrize("span", ["full", "first_half"])
+def test_queries_and_passages(
+    texts: list[str], wordpiece_tokenizer: BertTokenizerFast, plain: PreTrainedTokenizerFast, span: Any
+) -> None:
+    """The queries are those of the symmetric form with another prompt; the passages are whole."""
+    collate = RevelaCollator(
+        wordpiece_tokenizer, plain, similarity_sides="query_passage", similarity_span=span, query_prompt="Paris: "
+    )
+    row = group(0, [*texts, "", "the fox"], size=9)
+
+    batch = collate([row])
+
+    queries = RevelaCollator(wordpiece_tokenizer, plain, similarity_span=span, passage_prompt="Paris: ")([row])
+    assert row_tokens(batch, "retriever_query_") == row_tokens(queries, "retriever_")
+    passages = RevelaCollator(wordpiece_tokenizer, plain)([row])
+    assert row_tokens(batch, "retriever_") == row_tokens(passages, "retriever_")
+    assert batch["retriever_query_input_ids"].dtype == torch.int64
+    stored = tokenize_groups(Dataset.from_list([row]), collate)
+    assert all(torch.equal(tensor, batch[name]) for name, tensor in collate([stored[0]]).items())
+
+
+def test_stored_tokens_are_those_of_the_form(decoder: PreTrainedTokenizerFast, plain: PreTrainedTokenizerFast) -> None:
+    """Another prompt, span or form is another fingerprint, so that tokens of another run are never read from the cache."""
+    settings: list[dict[str, Any]] = [
+        {},
+        {"passage_prompt": "P: "},
+        {"similarity_span": "first_half"},
+        {"similarity_sides": "query_passage"},
+        {"similarity_sides": "query_passage", "query_prompt": "Q: "},
+        {"similarity_sides": "query_passage", "similarity_span": "first_half"},
+    ]
+    made = [RevelaCollator(decoder, plain, **changed).fingerprint() for changed in settings]
+    assert len(set(made)) == len(made)
+    assert RevelaCollator(decoder, plain, query_prompt="Q: ").fingerprint() == made[0]  # symmetric: no queries
+
+
 def test_first_half_with_byte_level_tokens(texts: list[str], decoder: PreTrainedTokenizerFast) -> None:
     text = texts[2] + " \u6f22\u5b57 caf\u00e9"
     full = RevelaCollator(decoder, decoder)([group(0, [text], size=1)])

@@ -65,6 +65,7 @@ def trainer(
     callbacks: tuple[TrainerCallback, ...] = (),
     task: RetrievalTask | None = None,
     reading: str = "added",
+    similarity: dict[str, Any] | None = None,
     **options: object,
 ) -> RevelaTrainer:
     defaults: dict[str, object] = {
@@ -81,7 +82,8 @@ def trainer(
         "disable_tqdm": True,
     }
     torch.manual_seed(0)
-    backbones = load_backbones(str(llama), str(llama), group_size=4, temperature=0.1, reading=reading)
+    settings = {"group_size": 4, "temperature": 0.1, "reading": reading} | (similarity or {})
+    backbones = load_backbones(str(llama), str(llama), **settings)
     return RevelaTrainer(
         backbones.model,
         RevelaTrainingArguments(**(defaults | options)),
@@ -424,7 +426,12 @@ def test_a_checkpoint_holds_everything(tmp_path: Path, llama_folder: Path, group
         tmp_path / "run", llama_folder, groups, lora_rank=lora_rank, save_strategy="steps", save_steps=4, max_steps=4
     )
     run.train()
+    written = tmp_path / "run" / "checkpoint-4" / "config.json"
+    config = json.loads(written.read_text())
+    del config["similarity_sides"], config["similarity_dtype"]  # as in checkpoints before there were queries
+    written.write_text(json.dumps(config))
     loaded = load_checkpoint(tmp_path / "run" / "checkpoint-4")
+    assert loaded.model.config.similarity_sides == "symmetric"
     ids = torch.tensor([[5, 6, 7, loaded.retriever_tokenizer.eos_token_id]])
     mask = torch.ones_like(ids)
     run.revela.eval()
@@ -635,6 +642,28 @@ def test_arguments_out_of_range_say_so(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             RevelaTrainingArguments(output_dir=str(tmp_path), **options)
+
+
+def test_both_prompts_are_trained_in_the_papers_form(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
+    """Similarities of a step are those of the query prompt and the first half with the passage prompt and the whole."""
+    form = {"similarity_sides": "query_passage", "similarity_span": "first_half", "similarity_dtype": "bfloat16"}
+    run = trainer(tmp_path / "run", llama_folder, groups, similarity=form, lora_rank=0)
+    batch = next(iter(run.get_train_dataloader()))
+    tokenizer, prompts = run.retriever_tokenizer, run.revela.config.prompts
+    texts = run.lm_tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True)
+    queries, passages = (
+        tokenizer([prompts[side] + text for text in texts], padding=True, return_tensors="pt")
+        for side in ("query", "document")
+    )
+    batch.pop("document")
+    output = run.revela.eval()(**batch)
+    torch.testing.assert_close(output.embeddings, run.revela.embed(**passages), rtol=1e-4, atol=1e-5)
+    assert output.query_embeddings.shape == output.embeddings.shape
+    assert not torch.allclose(output.query_embeddings, run.revela.embed(**queries), atol=1e-3)  # whole, not half
+    run.train()
+    run.save_model()
+    loaded = load_checkpoint(tmp_path / "run").model.config
+    assert {name: getattr(loaded, name) for name in form} == form
 
 
 def test_the_paper_is_the_default(tmp_path: Path) -> None:
