@@ -49,7 +49,6 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
         "similarity_sides",
         "similarity_span",
         "weights",
-        "v_normalization",
         "pooling",
     )
     old_names: ClassVar[dict[str, str]] = {"passage_prompt": "document_prompt"}
