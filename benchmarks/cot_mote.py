@@ -137,7 +137,7 @@ class Bench:
             gradient_accumulation_steps=1,
             learning_rate=args.learning_rate,
         )
-        CoTMoTETrainer(model, arguments, tokenizer=tokenizer, train_dataset=rows).train()
+        CoTMoTETrainer(model, arguments, processing_class=tokenizer, train_dataset=rows).train()
 
     def finetune(self, model: CoTMoTEModel, tokenizer: Any, ranking: NDArray[Any], run: Run) -> None:
         """Fine-tune in place, with the highest-ranked irrelevant passages as negatives."""
@@ -164,7 +164,7 @@ class Bench:
         CoTMoTEFinetuner(
             model,
             arguments,
-            tokenizer=tokenizer,
+            processing_class=tokenizer,
             train_dataset=Dataset.from_dict(rows),
             query_max_length=24,
             max_length=args.max_length,

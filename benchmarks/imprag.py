@@ -208,7 +208,7 @@ def train_imprag(experiment: Experiment, seed: int, stages: str, **config: Any) 
     trainer = ImpRAGTrainer(
         model,
         arguments,
-        tokenizer=experiment.test.tokenizer,
+        processing_class=experiment.test.tokenizer,
         train_dataset=train.prompts.select(chosen),
         passages=train.passages,
         pseudo_labels=train.bm25[chosen],
@@ -226,7 +226,7 @@ def reader(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
         trainer = RAITTrainer(
             AutoModelForCausalLM.from_pretrained(given.backbone, dtype=torch.float32),
             RAITTrainingArguments(**experiment.run_arguments(seed, lora_rank=given.lora_rank)),
-            tokenizer=experiment.test.tokenizer,
+            processing_class=experiment.test.tokenizer,
             train_dataset=train.prompts.select(chosen),
             passages=train.passages,
             pseudo_labels=train.bm25[chosen],

@@ -112,7 +112,7 @@ def pretrain(
         report_to="none",
     )
     ratio = DECODER_MASK_RATIO[model.config.decoder]
-    RetroMAETrainer(model, arguments, tokenizer=tokenizer, train_dataset=spans, decoder_mask_ratio=ratio).train()
+    RetroMAETrainer(model, arguments, processing_class=tokenizer, train_dataset=spans, decoder_mask_ratio=ratio).train()
 
 
 def export(model: RetroMAEForPreTraining, tokenizer: BertTokenizerFast, folder: Path) -> None:

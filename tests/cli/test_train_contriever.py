@@ -76,7 +76,7 @@ def test_the_run_says_what_it_was_worth(
     [
         (["--probe", "nowhere"], "no folder nowhere"),
         (["--retriever", "nothing/there/at/all"], "cannot load the retriever"),
-        (["--min_ratio", "0.9"], "--min_ratio 0.9 and --max_ratio 0.5"),
+        (["--min_ratio", "0.9"], "min_ratio 0.9 and max_ratio 0.5"),
     ],
 )
 def test_mistakes_are_one_line(

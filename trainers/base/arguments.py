@@ -11,14 +11,17 @@ from transformers import IntervalStrategy, TrainingArguments
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source, parse_sources
-from revela_hub.errors import UserError, require
+from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.options import option
 from revela_hub.precision import bf16_is_fast
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
-from revela_hub.trainers.base.early import MEASURING_PACKAGES, METRIC, METRIC_SCHEDULES, check_early
 
 Rows = TypeVar("Rows")
+METRIC = "ndcg_at_10"
+"""Metric that selects the best checkpoint."""
+METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that depend on the evaluation metric."""
 WARMUP = "Linear warm-up: number of steps, or a fraction below 1 of all steps."
 WEIGHT_DECAY = "Weight decay of AdamW, applied to all weights except biases and norms."
 
@@ -38,8 +41,6 @@ class RunArguments(TrainingArguments):
         None, "Train under bf16 autocast (default: true if the hardware supports it)."
     )
     logging_steps: PositiveFloat = option(10, "Log every N steps.")
-    logging_nan_inf_filter: bool = False  # a run stops at a NaN loss
-    remove_unused_columns: bool = False  # the collators read all columns
     shuffle_buffer: PositiveInt = option(
         10_000, "Number of rows that are shuffled together when training from a stream; 1 keeps their order."
     )
@@ -50,6 +51,8 @@ class RunArguments(TrainingArguments):
     def __post_init__(self) -> None:
         """Set defaults that depend on the hardware and the terminal; raise a `ValueError` for a value out of range."""
         check_ranges(self)
+        self.logging_nan_inf_filter = False  # a run stops at a NaN loss
+        self.remove_unused_columns = False  # the collators read all columns
         if self.bf16 is None:
             self.bf16 = not self.fp16 and bf16_is_fast()
         if not torch.accelerator.is_available():
@@ -62,7 +65,6 @@ class RunArguments(TrainingArguments):
         checkpointing: Any = self.gradient_checkpointing_kwargs or {}  # JSON has been parsed above
         if checkpointing.get("use_reentrant"):
             raise ValueError("reentrant gradient checkpointing would lose a part of the gradient: remove use_reentrant")
-        check_early(self)
 
     def card_settings(self) -> dict[str, str]:
         """Return settings that a model card lists even if they have their default values."""
@@ -195,7 +197,6 @@ class ProbeArguments:
             self.eval_steps = 0.25
         of: Any = self
         if self.eval_strategy != "no":
-            require(*MEASURING_PACKAGES)
             # Select the best checkpoint by a retrieval metric instead of the loss, transformers' default.
             if of.load_best_model_at_end or of.save_strategy == "best" or of.lr_scheduler_type in METRIC_SCHEDULES:
                 name = METRIC if of.metric_for_best_model is None else of.metric_for_best_model.removeprefix("eval_")

@@ -29,8 +29,8 @@ from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run,
 from revela_hub.evaluation.significance import compare_queries
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.encoder import Encoder
+from revela_hub.trainers.base.arguments import METRIC
 from revela_hub.trainers.base.checkpoints import MEASUREMENTS_FOLDER
-from revela_hub.trainers.base.early import METRIC
 from revela_hub.trainers.base.encoder_in_training import rank_together
 from revela_hub.trainers.base.outcome import Outcome
 from revela_hub.trainers.base.processes import copy_from_main, from_main, full_weight

@@ -11,7 +11,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.evaluation.hybrid_weight import PROBE, FittedHybrid
 from revela_hub.evaluation.retrieval import RetrievalScores
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
-from revela_hub.trainers.base.early import METRIC
+from revela_hub.trainers.base.arguments import METRIC
 
 if TYPE_CHECKING:
     from revela_hub.hub_cards.metadata import Figure, Result

@@ -26,7 +26,7 @@ from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.report import counted
-from revela_hub.errors import UserError, is_file_error, reason, require
+from revela_hub.errors import UserError, is_file_error, reason
 from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
 from revela_hub.internals import TrainerHooks
 from revela_hub.interrupts import Interrupted
@@ -45,7 +45,6 @@ from revela_hub.trainers.base.checkpoints import (
     step_of,
 )
 from revela_hub.trainers.base.cost import WallTime
-from revela_hub.trainers.base.early import MEASURING_PACKAGES
 from revela_hub.trainers.base.encoder_in_training import rank_together
 from revela_hub.trainers.base.epochs import NewEpoch, SharedEpoch
 from revela_hub.trainers.base.inputs import endless, first_rows, name_in, prepare_eval_dataset
@@ -104,7 +103,6 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self._measurement: tuple[RetrievalScores, Rankings] | None = None
         self._to_log: dict[str, float] | None = None  # in `evaluate`, the retrieval metrics that are not logged yet
         if retrieval_task is not None:
-            require(*MEASURING_PACKAGES)  # fail before training, not after it
             if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
                 kwargs["eval_dataset"] = {}  # the Trainer does not evaluate without one
         self._kept: dict[str, tuple[Tensor, int]] = {}

@@ -1,6 +1,7 @@
 """Load a checkpoint's weights from safetensors, raising an error if any are missing, and check models before a run."""
 
 from collections.abc import Iterable
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,19 @@ def checkpoint_config(folder: str | Path, model_type: str, title: str) -> dict[s
     if fields.get("model_type") != model_type:
         raise UserError(f"{Path(folder) / 'config.json'} is not of a {title} checkpoint")
     return fields
+
+
+def config_fields(kind: type[PreTrainedConfig]) -> list[str]:
+    """Return the names of a configuration's own fields, without those that are configurations."""
+    without = ("self", "kwargs", *kind.sub_configs)
+    return [name for name in signature(kind.__init__).parameters if name not in without]
+
+
+def check_fields(given: Iterable[str], *names: str) -> None:
+    """Raise a `TypeError` for a field with another name, which transformers would store in the configuration and ignore."""
+    for name in given:
+        if name not in names:
+            raise TypeError(f"unexpected argument {name!r}: the arguments are {', '.join(names)}")
 
 
 def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:

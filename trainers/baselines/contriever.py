@@ -34,7 +34,6 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.arguments import WARMUP, RunArguments
-from revela_hub.trainers.base.constructors import constructor, known
 from revela_hub.trainers.base.epochs import SharedEpoch
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
 from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
@@ -255,7 +254,6 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
 
     args: ContrieverTrainingArguments
 
-    @constructor
     def __init__(
         self,
         model: ModelLike,
@@ -267,7 +265,7 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(ContrieverTrainingArguments, model, self.method)
-        loading = {"max_length": max_length} | known(model_init_kwargs, "trust_remote_code", "max_length")
+        loading = {"max_length": max_length} | (model_init_kwargs or {})
         retriever = load_retriever(model, **loading)
         refuse_frozen_documents(retriever)
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("row", "text"), args, build_passages))

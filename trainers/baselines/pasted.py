@@ -22,7 +22,6 @@ from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
-from revela_hub.trainers.base.constructors import constructor, known
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, prepare_datasets
 from revela_hub.trainers.base.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.base.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
@@ -111,7 +110,6 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     args: RAITTrainingArguments
 
-    @constructor
     def __init__(
         self,
         model: ModelLike,
@@ -129,7 +127,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(RAITTrainingArguments, model, self.method)
-        loading = known(model_init_kwargs, "trust_remote_code")
+        loading = model_init_kwargs or {}
         loaded = load_reader(model, tokenizer=processing_class, **loading)
         decoder, tokenizer = loaded.model, loaded.tokenizer
         texts = as_texts(passages)

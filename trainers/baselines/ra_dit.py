@@ -39,7 +39,6 @@ from revela_hub.modeling.backbones import evaluating, load_backbone
 from revela_hub.pickles import refuse_pickles
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.adapters import freeze_pooler
-from revela_hub.trainers.base.constructors import constructor, known
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, model_of_run, name_of, unwrapped
 from revela_hub.trainers.base.passages import PassageTokens, tokenize_passages
 from revela_hub.trainers.base.prompts import (
@@ -259,7 +258,6 @@ class RADITTrainer(RetrieverTrainer):
 
     args: RADITTrainingArguments
 
-    @constructor
     def __init__(
         self,
         model: Retriever | ModelLike,
@@ -279,7 +277,7 @@ class RADITTrainer(RetrieverTrainer):
         **kwargs: Any,
     ) -> None:
         refuse_eval_dataset(kwargs, "RADITTrainer")
-        loading = known(model_init_kwargs, "trust_remote_code")
+        loading = model_init_kwargs or {}
         inner: Any = model.retriever if isinstance(model, Retriever) else model
         args = args or default_arguments(RADITTrainingArguments, inner, self.method)
         if not isinstance(model, Retriever):

@@ -31,7 +31,6 @@ from revela_hub.ranges import PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import text_positions, truncates
 from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.arguments import WARMUP, RunArguments
-from revela_hub.trainers.base.constructors import constructor, known
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, name_of, prepare_datasets, prepared_rows
 from revela_hub.trainers.base.passages import token_rows
 from revela_hub.trainers.base.processes import gathered
@@ -218,7 +217,6 @@ class ReplugTrainer(WrappedRetrieverTrainer):
 
     args: ReplugTrainingArguments
 
-    @constructor
     def __init__(
         self,
         model: ModelLike,
@@ -239,7 +237,7 @@ class ReplugTrainer(WrappedRetrieverTrainer):
                 lm = given
         if lm is None:
             raise UserError("the language model is missing: it teaches the retriever, so pass lm=")
-        loading = known(model_init_kwargs, "trust_remote_code")
+        loading = model_init_kwargs or {}
         args = args or default_arguments(ReplugTrainingArguments, model, self.method)
         own_length = None if isinstance(model, SentenceTransformer) else max_length
         retriever = load_chunk_encoder(model, own_length, **loading)

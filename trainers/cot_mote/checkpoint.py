@@ -13,9 +13,8 @@ from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.base.constructors import config_fields, known
 from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import checkpoint_config, load_whole
+from revela_hub.trainers.base.weights import check_fields, checkpoint_config, config_fields, load_whole
 
 PRE_TRAINING = CoTMoTEForPreTraining.__name__
 
@@ -58,10 +57,9 @@ def load_cot_mote_start(
 
     Raises:
         UserError: the model cannot be loaded, is not an encoder with a masked-LM head, has no mask token, or is a CoT-MoTE
-            model whose settings differ from `config`, or to which `query_encoder` or `fresh_head` do not apply; or an argument
-            is unknown.
+            model whose settings differ from `config`, or to which `query_encoder` or `fresh_head` do not apply.
     """
-    known(config, *config_fields(CoTMoTEConfig))
+    check_fields(config, *config_fields(CoTMoTEConfig))
     config = {field: value for field, value in config.items() if value is not None}
     start = model_of_run(start, CoTMoTEConfig.model_type)
     query_encoder = name_of(model_of_run(query_encoder)) if query_encoder else None

@@ -22,7 +22,6 @@ from revela_hub.errors import UserError
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.trainers.base.adapters import merged_copy
-from revela_hub.trainers.base.constructors import constructor
 from revela_hub.trainers.base.inputs import (
     ModelLike,
     as_dataset,
@@ -67,7 +66,6 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     method = COT_MOTE
     saves_copy = True
 
-    @constructor
     def __init__(
         self,
         model: ModelLike | CoTMoTEModel | CoTMoTEForPreTraining,

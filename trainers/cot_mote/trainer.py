@@ -10,7 +10,6 @@ from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
-from revela_hub.trainers.base.constructors import constructor
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.masked import MaskedTrainer
 from revela_hub.trainers.cot_mote import COT_MOTE
@@ -52,7 +51,6 @@ class CoTMoTETrainer(MaskedTrainer):
 
     losses = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
-    @constructor
     def __init__(
         self,
         model: ModelLike | CoTMoTEForPreTraining,

@@ -12,9 +12,8 @@ from revela_hub.errors import UserError, loading
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.base.constructors import config_fields, known
 from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import is_encoder, load_adapters, load_whole
+from revela_hub.trainers.base.weights import check_fields, config_fields, is_encoder, load_adapters, load_whole
 
 OPTIONS = {
     "b": "retrieval_layer",
@@ -69,10 +68,10 @@ def load_imprag(
         **further: `attn_implementation` and `dtype` of a decoder; also the fields of `ImpRAGConfig` by their own names.
 
     Raises:
-        UserError: the model cannot be loaded, is not a decoder, or is an ImpRAG model with other layers; or an argument is unknown.
+        UserError: the model cannot be loaded, is not a decoder, or is an ImpRAG model with other layers.
     """
     named = (retrieval_layer, last_reading_layer, num_passages, max_passage_length, passage_encoding)
-    known(further, *OPTIONS.values(), *config_fields(ImpRAGConfig), "attn_implementation", "dtype")
+    check_fields(further, *config_fields(ImpRAGConfig), "attn_implementation", "dtype", *OPTIONS.values())
     fields = dict(zip(OPTIONS, named, strict=True)) | further
     given = {key: value for key, value in fields.items() if value is not None}
     backbone = model_of_run(backbone, ImpRAGConfig.model_type)

@@ -35,7 +35,6 @@ from revela_hub.retrieval.encoding import divided
 from revela_hub.retrieval.milvus import MilvusIndex
 from revela_hub.retrieval.stored_vectors import VectorsInMemory
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
-from revela_hub.trainers.base.constructors import constructor
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.passages import PassageTokens, token_rows, tokenize_passages
 from revela_hub.trainers.base.processes import from_main
@@ -93,7 +92,6 @@ class ImpRAGTrainer(MethodTrainer):
 
     method = IMPRAG
 
-    @constructor
     def __init__(
         self,
         model: ModelLike | ImpRAGForCausalLM,

@@ -16,9 +16,8 @@ from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.base.adapters import add_adapters
-from revela_hub.trainers.base.constructors import known
 from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import is_encoder, load_whole, raise_for_names
+from revela_hub.trainers.base.weights import check_fields, is_encoder, load_whole, raise_for_names
 from revela_hub.trainers.nvembed import EMBEDDER
 from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION
 
@@ -58,9 +57,9 @@ def load_nvembed(
             `attn_implementation`; with None, the default or the trained model's value is used.
 
     Raises:
-        UserError: the model cannot be loaded, the settings differ from those of a trained model, or an argument is unknown.
+        UserError: the model cannot be loaded, the settings differ from those of a trained model.
     """
-    known(config, "pooling", "mask", "num_latents", "num_heads", "attn_implementation")
+    check_fields(config, "pooling", "mask", "num_latents", "num_heads", "attn_implementation")
     config = {name: value for name, value in config.items() if value is not None}
     if isinstance(model, str | Path) and (local_path(model) / EMBEDDER / "config.json").is_file():
         model = local_path(model) / EMBEDDER

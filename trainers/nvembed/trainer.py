@@ -33,7 +33,6 @@ from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder, text_positions
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy, refuse_frozen, saving_merged
-from revela_hub.trainers.base.constructors import constructor
 from revela_hub.trainers.base.inputs import (
     ModelLike,
     as_dataset,
@@ -89,7 +88,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     method = NVEMBED
 
-    @constructor
     def __init__(
         self,
         model: ModelLike,

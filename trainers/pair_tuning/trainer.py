@@ -35,7 +35,6 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.base.adapters import add_adapters, freeze_pooler, lora_config
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
-from revela_hub.trainers.base.constructors import constructor, known
 from revela_hub.trainers.base.inputs import (
     ModelLike,
     checked_stream,
@@ -119,7 +118,6 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
     documents: str | None = None
     """With `query_only`, the identity of the model whose document vectors stay valid (`identity_of_documents`)."""
 
-    @constructor
     def __init__(
         self,
         model: ModelLike,
@@ -134,7 +132,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
     ) -> None:
         # A copy: prompts and routes of this model are set in it.
         args = copy(args) if args else default_arguments(PairsTrainingArguments, model, self.method)
-        loading = {"max_length": max_length} | known(model_init_kwargs, "trust_remote_code", "max_length")
+        loading = {"max_length": max_length} | (model_init_kwargs or {})
         length = loading.pop("max_length") if args.query_only else None  # of queries; documents keep their own limit
         retriever = load_retriever(model, **loading)
         prompts: dict[str, str] = {}  # of the columns of all data sets, some of which may have more negatives

@@ -13,9 +13,15 @@ from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.base.constructors import config_fields, known
 from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import checkpoint_config, load_whole, refuse_fused, refuse_remote_code
+from revela_hub.trainers.base.weights import (
+    check_fields,
+    checkpoint_config,
+    config_fields,
+    load_whole,
+    refuse_fused,
+    refuse_remote_code,
+)
 
 
 @dataclass
@@ -45,9 +51,9 @@ def load_retromae_encoder(
 
     Raises:
         UserError: the model cannot be loaded, is not an encoder with a masked-LM head, has no mask token, or is a RetroMAE
-            model whose decoder differs from `config`; or an argument is unknown.
+            model whose decoder differs from `config`.
     """
-    known(config, *config_fields(RetroMAEConfig))
+    check_fields(config, *config_fields(RetroMAEConfig))
     encoder = model_of_run(encoder, RetroMAEConfig.model_type)
     given, name = unwrapped(encoder), name_of(encoder)
     with loading(f"cannot load the encoder {name!r}", name):

@@ -7,7 +7,6 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.base.constructors import constructor
 from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.masked import MaskedTrainer
@@ -50,7 +49,6 @@ class RetroMAETrainer(MaskedTrainer):
     losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
     forward_options = {"return_logits": False}  # noqa: RUF012 (a class variable)
 
-    @constructor
     def __init__(
         self,
         model: ModelLike | RetroMAEForPreTraining,

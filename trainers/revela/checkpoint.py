@@ -19,7 +19,6 @@ from revela_hub.modeling.backbones import load_backbone
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
 from revela_hub.trainers.base.adapters import refuse_adapters
-from revela_hub.trainers.base.constructors import config_fields, known
 from revela_hub.trainers.base.inputs import (
     ModelLike,
     model_of_run,
@@ -30,7 +29,9 @@ from revela_hub.trainers.base.inputs import (
 )
 from revela_hub.trainers.base.prompts import refuse_excluded_prompts
 from revela_hub.trainers.base.weights import (
+    check_fields,
     checkpoint_config,
+    config_fields,
     is_encoder,
     load_adapters,
     load_in_place,
@@ -81,10 +82,9 @@ def load_backbones(
         **config: fields of `RevelaConfig`, which override the retriever's own settings; also `attn_implementation` and `dtype`.
 
     Raises:
-        UserError: a model cannot be loaded, the retriever has modules or a pooling that Revela does not support, or an argument
-            is unknown.
+        UserError: a model cannot be loaded, the retriever has modules or a pooling that Revela does not support.
     """
-    known(config, *config_fields(RevelaConfig), "attn_implementation", "dtype")
+    check_fields(config, *config_fields(RevelaConfig), "attn_implementation", "dtype")
     retriever, lm = retriever_of_run(retriever), model_of_run(lm)
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
     for called, given in ((name, retriever), (lm_name, lm)):

@@ -26,7 +26,6 @@ from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.adapters import add_adapters, freeze_pooler, lora_config, merged_copy, refuse_frozen
 from revela_hub.trainers.base.arguments import check_positions
-from revela_hub.trainers.base.constructors import constructor
 from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.base.inputs import (
     ModelLike,
@@ -80,7 +79,6 @@ class RevelaTrainer(MethodTrainer):
     method = REVELA
     adapts_retriever = True
 
-    @constructor
     def __init__(
         self,
         model: ModelLike | RevelaForCausalLM,

@@ -64,7 +64,7 @@ def test_ra_it_learns_the_answers_alone(
     trainer = RAITTrainer(
         model,
         args,
-        tokenizer=bpe_tokenizer,
+        processing_class=bpe_tokenizer,
         train_dataset=prompts(),
         passages=PASSAGES,
         pseudo_labels=RANKING,

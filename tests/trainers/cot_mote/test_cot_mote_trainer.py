@@ -113,7 +113,7 @@ def pre_trainer(
     return CoTMoTETrainer(
         start.model,
         arguments(folder, **options),
-        tokenizer=start.tokenizer,
+        processing_class=start.tokenizer,
         train_dataset=rows,
         switch_experts=switch,
         callbacks=list(callbacks),
@@ -126,7 +126,7 @@ def finetuner(
     return CoTMoTEFinetuner(
         start.encoder,
         arguments(folder, stage="finetune", **({"learning_rate": 1e-3} | options)),
-        tokenizer=start.tokenizer,
+        processing_class=start.tokenizer,
         train_dataset=pairs,
         query_max_length=12,
         max_length=30,
@@ -466,7 +466,7 @@ def test_fine_tuning_without_negatives_is_rejected(
         CoTMoTEFinetuner(
             start.encoder,
             arguments(tmp_path, stage="finetune"),
-            tokenizer=start.tokenizer,
+            processing_class=start.tokenizer,
             train_dataset=pairs,
             **({"query_max_length": 12, "max_length": 12} | lengths),
         )

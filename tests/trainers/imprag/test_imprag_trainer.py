@@ -100,7 +100,7 @@ def trainer(
     return ImpRAGTrainer(
         start or model(tokenizer),
         args,
-        tokenizer=tokenizer,
+        processing_class=tokenizer,
         train_dataset=data,
         passages=PASSAGES,
         pseudo_labels=labels,
@@ -168,7 +168,7 @@ def test_retrieval_alone_needs_labels_and_a_weight(tmp_path: Path, bpe_tokenizer
         ImpRAGTrainer(
             start,
             args,
-            tokenizer=bpe_tokenizer,
+            processing_class=bpe_tokenizer,
             train_dataset=data,
             passages=PASSAGES,
             pseudo_labels=None,
@@ -411,7 +411,7 @@ def test_missing_results_of_an_approximate_index_come_from_an_exact_search(
 
 
 def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
-    options = {"tokenizer": bpe_tokenizer, "train_dataset": prompts(), "max_length": 100}
+    options = {"processing_class": bpe_tokenizer, "train_dataset": prompts(), "max_length": 100}
     args = arguments(tmp_path, retrieval_warmup_epochs=0)
     with pytest.raises(UserError, match="there are no passages"):
         ImpRAGTrainer(model(bpe_tokenizer), args, passages=[], **options)
@@ -442,7 +442,7 @@ def test_long_prompts_are_skipped_and_reported(
         run = ImpRAGTrainer(
             model(bpe_tokenizer),
             arguments(tmp_path, retrieval_warmup_epochs=0, quiet=quiet),
-            tokenizer=bpe_tokenizer,
+            processing_class=bpe_tokenizer,
             train_dataset=Dataset.from_list(data),
             passages=PASSAGES,
             max_length=100,

@@ -80,7 +80,7 @@ def trainer(
     }
     arguments = RetroMAETrainingArguments(**(defaults | options))
     return RetroMAETrainer(
-        start.model, arguments, tokenizer=start.tokenizer, train_dataset=spans, callbacks=list(callbacks)
+        start.model, arguments, processing_class=start.tokenizer, train_dataset=spans, callbacks=list(callbacks)
     )
 
 
