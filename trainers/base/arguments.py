@@ -187,7 +187,11 @@ class ProbeArguments:
     )
     probe_queries: PositiveInt = option(200, "Maximum number of queries in the evaluation set that --probe auto makes.")
     probe_passages: PositiveInt = option(500, "Number of passages in the evaluation set that --probe auto makes.")
-    keep_worse: bool = option(False, "Export the trained model even if the base model scores better.")
+    export: Literal["best", "last"] | None = option(
+        None,
+        "Export the best evaluated weights, the base model included, or those of the last step (default: last in pre-training"
+        " and second stages).",
+    )
 
     def __post_init__(self) -> None:
         """Evaluate during training if there is a task."""
@@ -195,6 +199,7 @@ class ProbeArguments:
             self.eval_strategy = "steps" if self.eval_corpus or self.probe != "none" else "no"
         if self.eval_strategy == "steps" and self.eval_steps is None:
             self.eval_steps = 0.25
+        self.export = self.export or "best"
         of: Any = self
         if self.eval_strategy != "no":
             # Select the best checkpoint by a retrieval metric instead of the loss, transformers' default.

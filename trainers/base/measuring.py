@@ -7,6 +7,8 @@ did not help, the base model's weights are restored.
 If the base model is itself a retriever, the average of its weights and the best weights is evaluated too (Wortsman et al., arXiv
 2109.01903): it forgets less of what the queries do not cover. The average is kept unless the best checkpoint is better by more
 than one standard error.
+
+With `--export last`, evaluations do not select: the last step is exported, and no run is stopped early.
 """
 
 import json
@@ -53,7 +55,7 @@ class _History:
 
     task: str  # identity of the task that was evaluated
     scores: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
-    best: int = 0  # best step after training started; 0 before the first evaluation
+    best: int = 0  # step to export: the best so far, or the last; 0 before the first evaluation
 
     @classmethod
     def read(cls, file: Path, task: str) -> "_History":
@@ -94,6 +96,7 @@ class BestWeights(TrainerCallback):
         latest: returns the scores and rankings of the trainer's last evaluation.
         folder: output folder of the run.
         averages: whether the average of the base model's and the best weights may be exported.
+        last: whether the last step is exported, whatever the scores.
         resumed: whether the run resumes, so that earlier evaluations count.
         main: whether this process writes files.
         log: logs a line.
@@ -108,12 +111,13 @@ class BestWeights(TrainerCallback):
         folder: Path,
         *,
         averages: bool = False,
+        last: bool = False,
         resumed: bool = False,
         main: bool = True,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.model, self.encoder, self.task, self.latest = model, encoder, task, latest
-        self.averages, self.log = averages, log
+        self.averages, self.last, self.log = averages and not last, last, log
         self.folder, self.main = folder / MEASUREMENTS_FOLDER, main
         self.dev, self.test = halves(task.queries)
         file = self.folder / SCORES
@@ -135,15 +139,16 @@ class BestWeights(TrainerCallback):
             trainer.last_measurement,
             folder,
             averages=trainer.adapts_retriever,
+            last=getattr(trainer.args, "export", "best") == "last",
             resumed=resumed,
             main=trainer.args.should_save,
             log=trainer.args.log,
         )
 
     def record(self, step: int, scores: RetrievalScores, rankings: Rankings) -> None:
-        """Record the scores of a step, and store its weights if it is the best so far or the base model."""
+        """Record the scores of a step, and store its weights if it may be exported or is the base model."""
         self.history.scores[step] = {metric: dict(by_query) for metric, by_query in scores.per_query.items()}
-        if step and (not self.history.best or self._dev_mean(step) > self._dev_mean(self.history.best)):
+        if step and (self.last or not self.history.best or self._dev_mean(step) > self._dev_mean(self.history.best)):
             self.history.best = step
         known = self.rankings | {step: rankings}
         self.rankings = {kept: found for kept, found in known.items() if kept in (0, self.history.best)}
@@ -172,7 +177,7 @@ class BestWeights(TrainerCallback):
         """Record an evaluation, and stop the run if it got significantly worse."""
         self.record(state.global_step, *self.latest())
         best = max({0, self.history.best} & self.history.scores.keys(), key=self._dev_mean)
-        if not self._significantly_worse(best):
+        if self.last or not self._significantly_worse(best):
             return
         if state.global_step < state.max_steps and not control.should_training_stop:
             self.log(
@@ -181,11 +186,10 @@ class BestWeights(TrainerCallback):
             )
         control.should_training_stop = True
 
-    def finish(self, step: int, *, keep_worse: bool = False) -> Outcome:
+    def finish(self, step: int) -> Outcome:
         """Load the weights to export into the model and return the results of the run.
 
-        The final step and step 0 must have been recorded. With `keep_worse`, trained weights are kept even if the base model is
-        better.
+        The final step and step 0 must have been recorded.
         """
         start, trained = self._candidate(0), self._select()
         difference = compare_queries(self._test_scores(start.scores), self._test_scores(trained.scores))
@@ -193,7 +197,7 @@ class BestWeights(TrainerCallback):
         higher = (
             difference.verdict == "no significant difference" and trained.scores.ndcg_at_10 > start.scores.ndcg_at_10
         )
-        chosen = trained if keep_worse or higher or difference.verdict == "better" else start
+        chosen = trained if self.last or higher or difference.verdict == "better" else start
         self._load(*chosen.weights)
         dense = chosen.rankings or rank_together(self.encoder, self.task, self.model)
         bm25 = bm25_run(self.task)

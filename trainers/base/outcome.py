@@ -32,7 +32,7 @@ class Outcome:
         step: step of the exported weights; 0 is the base model.
         averaged: whether they are averaged with the base model's weights.
         last_step: last evaluated step.
-        difference: nDCG@10 of the best trained weights minus the base model's, on the test half.
+        difference: nDCG@10 of the selected trained weights minus the base model's, on the test half.
         bm25: scores of BM25.
         hybrid: scores of the exported weights combined with BM25.
         curve: step -> mean nDCG@10 over all queries.
@@ -60,7 +60,7 @@ class Outcome:
             return f"Training improved nDCG@10 by {d.difference:.3f} {interval}. {exported}"
         if d.verdict == "no significant difference":
             return f"Training made no significant difference in nDCG@10: {d.difference:+.3f} {interval}. {exported}"
-        requested = " (--keep_worse)" if self.step else ""
+        requested = " (--export last)" if self.step else ""
         return f"Training lowered nDCG@10 by {-d.difference:.3f} {interval}. {exported[:-1]}{requested}."
 
     def _weights(self) -> str:

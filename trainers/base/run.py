@@ -126,7 +126,7 @@ class Run:
         if step not in best.history.scores:
             trainer.evaluate()
         if 0 in best.history.scores:  # missing if the run resumed without its earlier measurements
-            self.outcome = best.finish(step, keep_worse=getattr(self.arguments, "keep_worse", False))
+            self.outcome = best.finish(step)
         else:
             self.arguments.log("no comparison with the base model, which was not evaluated on this task")
 

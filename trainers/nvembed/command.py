@@ -89,6 +89,8 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
             self.in_batch_negatives = IN_BATCH_NEGATIVES[self.stage]
         if self.learning_rate is None:
             self.learning_rate = LEARNING_RATES[self.stage]
+        if self.stage == 2:
+            self.export = self.export or "last"  # it also trains tasks that the probe does not ask
         if self.dtype != "float32" and not self.lora_rank:
             raise ValueError("--dtype bfloat16 is for LoRA: trained weights have to be float32 (--lora_rank above 0)")
         super().__post_init__()

@@ -48,6 +48,11 @@ class Arguments(ProbeArguments, RetroMAEDataArguments, RetroMAETrainingArguments
         False, "Allow tokenizers to run their own code; models have to be supported by transformers."
     )
 
+    def __post_init__(self) -> None:
+        """Export the last step: how well a pre-trained encoder retrieves before fine-tuning does not select."""
+        self.export = self.export or "last"
+        super().__post_init__()
+
 
 def run(arguments: Arguments) -> None:
     """Pre-train, export and print the paths of the results."""

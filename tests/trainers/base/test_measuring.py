@@ -93,7 +93,6 @@ def run(
     folder: Path,
     *,
     every: int = 10,
-    keep_worse: bool = False,
     **options: Any,
 ) -> Any:
     """Update -> skill: what the training does to the model."""
@@ -106,7 +105,7 @@ def run(
             model.skill.copy_(torch.tensor(float(skills.get(step, float(model.skill)))))
         if (step % every == 0 or step == last) and evaluate(measured, step):
             break
-    return model, measured.finish(step, keep_worse=keep_worse), step
+    return model, measured.finish(step), step
 
 
 def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: Path) -> None:
@@ -137,9 +136,18 @@ def test_what_is_worse_than_the_start_is_not_handed_out(task: RetrievalTask, tmp
     assert float(model.skill) == 50 and outcome.step == 0
     assert "lowered nDCG@10 by 0." in outcome.sentence() and "Exported: the base model." in outcome.sentence()
     assert outcome.chosen.ndcg_at_10 == outcome.start.ndcg_at_10
-    model, outcome, _ = run(skills, task, tmp_path / "b", every=1000, keep_worse=True)
+    model, outcome, _ = run(skills, task, tmp_path / "b", every=1000, last=True)
     assert float(model.skill) == 10 and outcome.step == 30
-    assert outcome.sentence().endswith("Exported: step 30 of 30 (--keep_worse).")
+    assert outcome.sentence().endswith("Exported: step 30 of 30 (--export last).")
+
+
+def test_the_last_step_is_exported_whatever_the_scores(task: RetrievalTask, tmp_path: Path) -> None:
+    """Also after evaluations that would stop a run; they are measured."""
+    skills = {0: 40, 10: 50, 20: 12, 30: 11, 40: 10, 50: 20}
+    model, outcome, step = run(skills, task, tmp_path, averages=True, last=True)
+    assert (float(model.skill), outcome.step, step) == (20, 50, 50)
+    assert outcome.difference.verdict == "worse" and list(outcome.curve) == [0, 10, 20, 30, 40, 50]
+    assert outcome.chosen.ndcg_at_10 == outcome.curve[50]
 
 
 def test_chance_is_called_chance(task: RetrievalTask, tmp_path: Path) -> None:
@@ -163,9 +171,8 @@ def test_the_mean_with_the_start_is_handed_out_unless_the_best_is_better(task: R
     model, outcome, _ = run({0: 50, 10: 10}, task, tmp_path / "c", averages=True)  # 30 is worse, too
     assert (float(model.skill), outcome.step, outcome.averaged) == (50, 0, False)
     assert outcome.chosen == score_run(retrieval_run(model, task), task)
-    model, outcome, _ = run({0: 50, 10: 10}, task, tmp_path / "d", averages=True, keep_worse=True)
-    assert (float(model.skill), outcome.step, outcome.averaged) == (30, 10, True)
-    assert outcome.sentence().endswith("Exported: the average of the base model and step 10 of 10 (--keep_worse).")
+    model, outcome, _ = run({0: 50, 10: 10}, task, tmp_path / "d", averages=True, last=True)
+    assert (float(model.skill), outcome.step, outcome.averaged) == (10, 10, False)
     model, outcome, _ = run({0: 20, 10: 50}, task, tmp_path / "e")
     outcome = replace(outcome, averaged=True)
     assert "improved nDCG@10 by 0." in outcome.sentence() and outcome.sentence().endswith("step 10 of 10.")

@@ -48,7 +48,7 @@ class Nodes:
             "--max_steps 6 --save_steps 2 --eval_steps 2 --learning_rate 1e-2 --per_device_train_batch_size 4".split()
         )
         self.words += (
-            "--use_cpu true --bf16 false --probe_queries 20 --logging_steps 1 --keep_worse true --quiet true".split()
+            "--use_cpu true --bf16 false --probe_queries 20 --logging_steps 1 --export last --quiet true".split()
         )
         self.words += ["--retriever", str(retriever)]
 

@@ -39,7 +39,7 @@ def arguments(folder: Path, **options: Any) -> Arguments:
     ("name", "value"),
     [
         *(("dataloader_drop_last", True), ("ignore_data_skip", True), ("average_tokens_across_devices", False)),
-        *(("eval_corpus", "owner/corpus"), ("eval_split", "dev"), ("eval_steps", 0.5), ("keep_worse", True)),
+        *(("eval_corpus", "owner/corpus"), ("eval_split", "dev"), ("eval_steps", 0.5), ("export", "last")),
         *(("probe_queries", 30), ("probe", "none"), ("accelerator_config", {"split_batches": True})),
         *(("ddp_broadcast_buffers", True), ("auto_find_batch_size", True), ("deepspeed", None)),
     ],

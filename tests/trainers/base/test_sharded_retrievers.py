@@ -141,7 +141,7 @@ def train(name: str, folder: Path, models: dict[str, str], rows: int) -> list[fl
         run.evaluate()
         assert sorted(best.history.scores) == [0, STEPS]
         scores = json.dumps(best.history.scores, sort_keys=True)
-        best.finish(STEPS, keep_worse=True)
+        best.finish(STEPS)
         run.write_models(folder / "best")
         if run.is_world_process_zero():
             (folder / "scores.json").write_text(scores)

@@ -50,11 +50,11 @@ run.evaluate()
 assert sorted(best.history.scores) == [0, run.state.global_step]
 assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
 run.save_model({out!r})
-outcome = best.finish(run.state.global_step, keep_worse=True)  # loads the average or the best
+outcome = best.finish(run.state.global_step)  # loads the average or the best
 exported = {{name: full_weight(p) for name, p in best._trainable()}}
 assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
 stored = [load_file(Path({out!r}, "measured", f"{{name}}.safetensors")) for name in ("start", "best")]
-kept = stored if outcome.averaged else stored[1:]
+kept = stored if outcome.averaged else stored[1:] if outcome.step else stored[:1]
 for name, value in exported.items():
     assert torch.equal(value, torch.stack([weights[name] for weights in kept]).mean(0)), name
 assert any(not torch.equal(stored[0][name], stored[1][name]) for name in stored[0])
