@@ -19,7 +19,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no
 export PYTHONDONTWRITEBYTECODE :=
 PACKAGE_FILES := find src modeling data retrieval trainers evaluation hub_cards -type f -not -name '*.pyc' -not -name '.*'
 
-.PHONY: quickstart test test-adversarial lint style docs clean FORCE
+.PHONY: quickstart test test-nightly lint style docs clean FORCE
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/.installed-eval
@@ -31,13 +31,10 @@ test: style
 	$(BIN)/pytest $(PYTEST_ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
-# All exhaustive and adversarial cases; each command prints its counts. CI runs a sample of them.
-test-adversarial: $(VENV)/.installed-dev
+# All exhaustive cases, bad options of every command, and killed runs. CI runs a sample of them.
+test-nightly: $(VENV)/.installed-dev
 	$(BIN)/pytest $(PYTEST_ARGS) -m exhaustive
-	$(BIN)/python tests/adversarial/hostile_publish.py
-	$(BIN)/python tests/adversarial/good_folders.py
-	$(BIN)/python tests/adversarial/fuzz_cli.py
-	$(BIN)/python tests/adversarial/kill_and_resume.py
+	$(BIN)/python tests/nightly.py
 
 lint: style
 	$(BIN)/mypy -p revela_hub

@@ -17,9 +17,8 @@ from encode import minilm
 from retrieval_common import heading, texts
 
 from revela_hub import evaluate_retrieval, read_beir
-from revela_hub.hub_cards.onnx_export import export_onnx
-from revela_hub.hub_cards.verify.contents import contents
-from revela_hub.hub_cards.verify.onnx_files import MODEL, QUANTIZED, OnnxModel
+from revela_hub.hub_cards.contents import copy_model
+from revela_hub.hub_cards.onnx_export import MODEL, QUANTIZED, OnnxModel, export_onnx
 from revela_hub.retrieval import load_encoder
 from revela_hub.retrieval.encoding import encode_texts
 
@@ -78,7 +77,7 @@ def main() -> None:
     print(heading())
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "model")
-        contents(Path(args.model or minilm())).copy_to(folder)
+        copy_model(Path(args.model or minilm()), folder)
         shutil.rmtree(folder / "onnx", ignore_errors=True)
         for file in export_onnx(folder, quantize=True):
             print(

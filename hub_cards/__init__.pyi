@@ -1,6 +1,8 @@
 from .assemble import Assembled as Assembled
 from .assemble import Assembly as Assembly
 from .card import write_card as write_card
+from .contents import Check as Check
+from .contents import as_table as as_table
 from .export import export_retriever as export_retriever
 from .metadata import Figure as Figure
 from .metadata import ModelCardMetadata as ModelCardMetadata
@@ -12,5 +14,3 @@ from .repository import Destination as Destination
 from .tokenizers import with_eos as with_eos
 from .upload import Published as Published
 from .upload import check as check
-from .verify.files import Check as Check
-from .verify.verify import as_table as as_table

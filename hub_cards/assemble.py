@@ -1,13 +1,10 @@
-"""Assemble the model folder to publish: its parts, its reference vectors and the metadata of its card."""
+"""Assemble the model folder to publish: one part of a checkpoint, or the model files of a finished folder, with reference vectors."""
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -16,22 +13,17 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.card import CARD_METADATA, METADATA_FOLDER
+from revela_hub.hub_cards.card import METADATA_FOLDER
+from revela_hub.hub_cards.contents import code_files, copy_model, is_of_model, read_json
 from revela_hub.hub_cards.export import make_readable, write_json
-from revela_hub.hub_cards.figures import training_curve
-from revela_hub.hub_cards.metadata import Figure, ModelCardMetadata
+from revela_hub.hub_cards.metadata import ModelCardMetadata, hub_model_id
 from revela_hub.hub_cards.method import Method, Part
-from revela_hub.hub_cards.repository import OTHER_FORMATS, files_of
-from revela_hub.hub_cards.verify.consistency import contradictions
-from revela_hub.hub_cards.verify.contents import Contents, belongs_by_name, code_files, contents, read_json
-from revela_hub.hub_cards.verify.kinds import content_faults
-from revela_hub.hub_cards.verify.texts import probe_texts
+from revela_hub.hub_cards.verify import probe_texts
 from revela_hub.retrieval.disk import make_folder
 from revela_hub.whole_files import whole_path
 
 # The expected vectors of an exported model. The folder is hidden, so that libraries do not load the file as weights.
 REFERENCE = f"{METADATA_FOLDER}/reference.safetensors"
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -66,24 +58,20 @@ class Assembled:
         method: the training method; None for a finished folder.
         base: base model, a Hub id or a folder.
         reference: safetensors file with the expected vectors.
-        vectors: the Python file that encodes texts, see `Method.vectors`.
         remote_code: whether the verification runs code in the folder.
         adapter_of: base model, if the folder contains only an adapter.
         keep_card: the folder has a card that we did not write; keep it unless there is metadata for a new one.
-        skipped: path -> reason, for files that are not published.
-        timeout: time limit of the verification in seconds; by default depends on the size of the weights.
+        skipped: files of a finished folder that are not published.
     """
 
     folder: Path
     method: Method | None = None
     base: str | None = None
     reference: Path | None = None
-    vectors: Path | None = None
     remote_code: bool = False
     adapter_of: str | None = None
     keep_card: bool = False
-    skipped: dict[str, str] = field(default_factory=dict)
-    timeout: float | None = None
+    skipped: list[str] = field(default_factory=list)
 
 
 # (checkpoint, new folder, assembly) -> the folder as it was written
@@ -108,18 +96,15 @@ def assemble_parts(
         parts: new folder -> part. If the method has no retriever, its first part takes the place of `retriever`.
         assembly: options; its `part` is ignored.
         loaded: the result of `method.loader`, if the checkpoint is already loaded.
-
-    Raises:
-        UserError: the method has no such part, or its adapter cannot be published alone, or `max_length` has no effect on it.
     """
-    trained_with = f"{checkpoint} was trained with {method.title}"
-    wanted = {}
-    for folder, part in parts.items():
-        wanted[folder] = method.parts[0] if part == "retriever" and part not in method.parts else part
-        if wanted[folder] not in method.parts:
-            raise UserError(f"{trained_with}: its parts are {', '.join(method.parts)}, not {part}")
+    first = method.parts[0]
+    wanted = {
+        folder: first if part == "retriever" and part not in method.parts else part for folder, part in parts.items()
+    }
+    if unknown := set(wanted.values()) - set(method.parts):
+        raise UserError(f"{method.title} has no part {min(unknown)}: its parts are {', '.join(method.parts)}")
     if assembly.adapter_only and not method.adapter_only:
-        raise UserError(f"{trained_with}: its adapter cannot be published alone")
+        raise UserError(f"the adapter of {method.title} cannot be published alone")
     if loaded is None:
         loaded = resolve_name(method.loader)(str(checkpoint))
     write = resolve_name(method.assembler)
@@ -129,12 +114,6 @@ def assemble_parts(
         length = assembly.max_length if len(wanted) == 1 or part in method.folders.values() else None
         assembled.append(write(loaded, checkpoint, folder, replace(assembly, part=part, max_length=length)))
     return assembled
-
-
-def refuse_max_length(assembly: Assembly, method: Method) -> None:
-    """Raise a UserError if the maximum length is given for a part of a model that does not store one."""
-    if assembly.max_length is not None:
-        raise UserError(f"--max_length has no effect on the part {assembly.part} of {method.title}: leave it out")
 
 
 def export_parts(
@@ -163,12 +142,11 @@ def export_parts(
 
 
 def keep_other_files(old: Path, new: Path) -> None:
-    """Copy the files of an exported folder that an update on the Hub would keep, except our card with its figures."""
+    """Copy the user's files of an exported folder that is replaced: not those of the old model, and not our card and figures."""
     ours = {METADATA_FOLDER, *(["README.md", "figures"] if has_our_card(old) else []), *code_files(old)}
-    for file in files_of(old):
+    for file in (file for file in sorted(old.rglob("*")) if file.is_file()):
         name = file.relative_to(old)
-        replaced = name.parts[0] in ours or belongs_by_name(name.as_posix()) or OTHER_FORMATS.fullmatch(name.as_posix())
-        if not replaced and not (new / name).exists():
+        if name.parts[0] not in ours and not is_of_model(name.as_posix()) and not (new / name).exists():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, new / name)
 
@@ -180,30 +158,16 @@ def has_our_card(folder: Path) -> bool:
 
 
 def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Copy the model files of a finished sentence-transformers folder.
-
-    Raises:
-        UserError: the options ask for a part of the model or for other settings, or its files contradict each other.
-    """
-    if assembly.part != "retriever" or assembly.adapter_only:
-        raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as a whole")
-    if given := [name for name in ("max_length", "dtype") if getattr(assembly, name) is not None]:
-        raise UserError(f"--{given[0]} applies to checkpoints, but {checkpoint} is a finished model")
-    found, reference = contents(checkpoint), checkpoint / REFERENCE
-    if find_spec("onnxruntime") is None:
-        for name in [name for name in found.included if name.startswith("onnx/")]:
-            found.skipped[name] = "cannot be checked, because onnxruntime is not installed"
-            del found.included[name]
-    unreadable = content_faults(checkpoint, sorted(found.included))
-    for fault in chain(found.links, contradictions(checkpoint, found), _pickled_modules(found), unreadable):
-        raise UserError(f"{checkpoint}: {fault}")
-    found.copy_to(folder)
+    """Copy the model files of a finished sentence-transformers folder."""
+    if assembly.part != "retriever" or assembly.adapter_only or assembly.max_length or assembly.dtype:
+        raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as it is")
+    skipped = copy_model(checkpoint, folder).skipped
     return Assembled(
         folder,
-        reference=reference if reference.is_file() else None,
+        reference=checkpoint / REFERENCE if (checkpoint / REFERENCE).is_file() else None,
         remote_code=assembly.trust_remote_code,
         keep_card=(checkpoint / "README.md").is_file() and not has_our_card(checkpoint),
-        skipped=found.skipped,
+        skipped=skipped,
     )
 
 
@@ -211,18 +175,12 @@ def copy_with_metadata(source: Path, folder: Path) -> None:
     """Copy the model files of a finished folder to a new or empty one, with our metadata for its card and its reference vectors."""
     if folder.is_dir():
         folder.rmdir()
-    contents(source).copy_to(folder)
+    copy_model(source, folder)
     if (source / METADATA_FOLDER).is_dir():
         shutil.copytree(source / METADATA_FOLDER, folder / METADATA_FOLDER)
 
 
-def _pickled_modules(found: Contents) -> Iterator[str]:
-    """Yield modules with only pickled weights: these are not published, so readers could not load the model."""
-    safe = {Path(name).parent for name in found.included if name.endswith(".safetensors")}
-    modules = {Path(name).parent for name in found.included} - safe - {Path()}
-    for name in found.pickles:
-        if Path(name).parent in modules:
-            yield f"{name} is a pickle, which can run code when loaded: save the module as safetensors"
+# --- for the functions of methods that write a part
 
 
 def save_reference(
@@ -270,25 +228,13 @@ def write_reference(folder: Path, vectors: dict[str, torch.Tensor], max_length: 
 
 
 def save_adapter(checkpoint: Path, folder: Path, *, part: str, base: str) -> str:
-    """Save the LoRA weights of a part of a checkpoint as a PEFT repository in a new folder; return its base model.
-
-    Raises:
-        UserError: the checkpoint has no adapters, or the base model is not on the Hub.
-    """
+    """Save the LoRA weights of a part of a checkpoint as a PEFT repository in a new folder; return its base model."""
     from peft import LoraConfig
 
-    weights = checkpoint / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise UserError(
-            f"{checkpoint} has no adapter_model.safetensors: all weights were trained, publish the whole model"
-        )
-    if not HUB_ID.fullmatch(base) or Path(base).exists():
-        raise UserError(
-            f"the adapter belongs to {base or 'a model without a name'}, which is not a Hub id, so others could not load it:"
-            " publish the whole model (without --adapter_only), or train from a model on the Hub"
-        )
+    if hub_model_id(base) is None or Path(base).exists():
+        raise UserError(f"the adapter's base model {base} is not on the Hub, so others could not load the adapter")
     inner, outer = "base_model.model.", f"base_model.model.{part}."
-    stored = load_file(weights)
+    stored = load_file(checkpoint / "adapter_model.safetensors")
     tensors = {inner + key.removeprefix(outer): value for key, value in stored.items() if key.startswith(outer)}
     config = LoraConfig.from_pretrained(str(checkpoint))
     config.target_modules = sorted({key.removeprefix(inner).partition(".lora_")[0] for key in tensors})
@@ -307,30 +253,3 @@ def forget_origins(folder: Path, *parts: str) -> None:
     for part in parts:
         config[part].pop("_name_or_path", None)
     write_json(folder / "config.json", config)
-
-
-def card_metadata(
-    checkpoint: Path, assembled: Assembled, given: ModelCardMetadata | None, work: Path, methods: Mapping[str, Method]
-) -> ModelCardMetadata:
-    """Return the given metadata or the checkpoint's card.yaml, completed with method, base model and training curve.
-
-    The training curve is drawn in the folder `work`.
-    """
-    files = [
-        checkpoint / CARD_METADATA,
-        *([] if assembled.keep_card else [checkpoint / METADATA_FOLDER / CARD_METADATA]),
-    ]
-    if (metadata := given) is None:
-        file = next((file for file in files if file.is_file()), None)
-        metadata = ModelCardMetadata.from_file(file, methods) if file else ModelCardMetadata()
-    if assembled.keep_card and metadata == ModelCardMetadata():
-        return metadata  # a training curve alone is no reason to replace the author's card
-    metadata = replace(metadata, method=metadata.method or assembled.method)
-    base = assembled.base
-    if base and metadata.base_model is None and HUB_ID.fullmatch(base) and not Path(base).exists():
-        metadata = replace(metadata, base_model=base)
-    history = read_json(checkpoint / "trainer_state.json", {}).get("log_history")
-    picture = work / "training_curve.png"
-    if not metadata.figures and history and training_curve(history, picture):
-        metadata = replace(metadata, figures=(Figure(str(picture), "Training loss"),))
-    return metadata

@@ -8,15 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from revela_hub import __version__
-from revela_hub.errors import UserError, first_line
 from revela_hub.hub_cards.metadata import (
-    HUB_NAME,
-    LICENSES,
     METRIC_NAMES,
     Figure,
     ModelCardMetadata,
@@ -25,36 +21,14 @@ from revela_hub.hub_cards.metadata import (
     describe,
     hub_model_id,
 )
-from revela_hub.hub_cards.verify.contents import EVAL_RESULTS
 from revela_hub.paths import local_path
 
 CARD_METADATA = "card.yaml"  # file in a checkpoint with the fields of `ModelCardMetadata`
 METADATA_FOLDER = ".revela_hub"  # folder next to a model for our own files; it is never uploaded
-# Key of the front matter -> (expression for its values, error message).
-_FRONT_MATTER = {
-    "license": (
-        "|".join(map(re.escape, LICENSES)),
-        "is not a license identifier of the Hub: use one (apache-2.0), or other",
-    ),
-    "base_model": (HUB_NAME, "is not the id of a model on the Hub"),
-    "datasets": (HUB_NAME, "is not the id of a dataset on the Hub"),
-    "language": (r"[a-z]{2,3}(-[\w-]+)?|code|multilingual", "is not an ISO 639 code"),
-    **dict.fromkeys(("tags", "library_name", "pipeline_tag"), (r"[\s\S]*", "is not a text")),
-}
-# Class that loads a model -> (pipeline of the Hub, tags).
-_KINDS = {
-    "SentenceTransformer": ("sentence-similarity", ["feature-extraction", "dense", "retrieval"]),
-    "SparseEncoder": ("feature-extraction", ["feature-extraction", "sparse-encoder", "sparse", "retrieval"]),
-    "MultiVectorEncoder": (
-        "feature-extraction",
-        ["feature-extraction", "multi-vector", "late-interaction", "retrieval"],
-    ),
-    "CrossEncoder": ("text-ranking", ["cross-encoder", "reranker"]),
-}
 
 
 def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str | None = None) -> Path:
-    """Write README.md, the figures, and `.eval_results/` into a model folder.
+    """Write README.md and the figures into a model folder.
 
     Args:
         folder: any model folder, such as one written by `export_retriever`.
@@ -69,7 +43,6 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     title = name.rpartition("/")[2]
     metadata = replace(metadata, base_model=hub_model_id(metadata.base_model))
     figures = _write_figures(folder, metadata.figures)
-    _write_eval_results(folder, metadata.results)
     method = metadata.method
     usage = method.usage if method else None
     text = _template(*([usage.parent] if usage else [])).render(
@@ -90,33 +63,6 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     kept = [Figure(str(folder / figure.path), figure.caption) for figure in figures]
     replace(metadata, figures=kept).to_file(folder / METADATA_FOLDER / CARD_METADATA)
     return folder / "README.md"
-
-
-def check_card(card: Path) -> None:
-    """Check the front matter of a card for values that the Hub would reject or misread.
-
-    Raises:
-        UserError: the YAML is invalid, or a value is.
-    """
-    try:
-        text = card.read_bytes().decode("utf-8")
-    except ValueError as error:
-        raise UserError(f"{card.name} is not UTF-8 text") from error
-    if not text.startswith("---"):
-        return
-    if not re.search(r"^---[ \t]*\r?$", text[3:], re.MULTILINE):
-        raise UserError(f"{card.name}: the YAML block at the top has no end: add a line with ---")
-    try:
-        values = ModelCard(text).data
-    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{card.name}: the YAML block at the top is invalid: {first_line(error)}") from error
-    for key, (pattern, message) in _FRONT_MATTER.items():
-        given = values.get(key)
-        for value in given if isinstance(given, list) else [given]:
-            if isinstance(value, bool):
-                raise UserError(f"{card.name}: {key}: YAML reads an unquoted yes or no as {value}: put it in quotes")
-            if value is not None and not (isinstance(value, str) and re.fullmatch(pattern, value)):
-                raise UserError(f"{card.name}: {key}: {value!r} {message}")
 
 
 @cache
@@ -146,13 +92,12 @@ def _code_span(text: str) -> str:
 
 def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescription) -> ModelCardData:
     """Return the YAML block that the Hub and MTEB read."""
-    tags: list[str] = []
-    pipeline = "text-generation" if model.architecture.endswith("ForCausalLM") else None
+    tags, pipeline = [], "text-generation" if model.architecture.endswith("ForCausalLM") else None
     if model.is_encoder:
-        pipeline, kinds = _KINDS.get(model.loader, _KINDS["SentenceTransformer"])
-        if model.labels > 1:
-            pipeline, kinds = "text-classification", ["cross-encoder"]
-        tags = ["sentence-transformers", *kinds]
+        sparse = model.loader == "SparseEncoder"
+        pipeline = "feature-extraction" if sparse else "sentence-similarity"
+        kinds = ["sparse-encoder", "sparse"] if sparse else ["dense"]
+        tags = ["sentence-transformers", "feature-extraction", *kinds, "retrieval"]
     results = [
         EvalResult(
             task_type="information-retrieval",
@@ -202,34 +147,26 @@ def _write_figures(folder: Path, figures: Sequence[Figure]) -> list[Figure]:
     contents = [local_path(figure.path).read_bytes() for figure in figures]
     written: dict[str, Figure] = {}
     for figure, content in zip(figures, contents, strict=True):
-        path = Path(re.sub(r"[^\w.-]+", "_", Path(figure.path).name))
-        name, number = path.name, 1
-        while name.casefold() in written:
-            name, number = f"{path.stem}_{number + 1}{path.suffix}", number + 1
+        name = re.sub(r"[^\w.-]+", "_", Path(figure.path).name)
+        if name.casefold() in written:
+            name = f"{len(written) + 1}_{name}"
         written[name.casefold()] = Figure(f"figures/{name}", figure.caption)
         (folder / "figures").mkdir(exist_ok=True)
         (folder / "figures" / name).write_bytes(content)
     return list(written.values())
 
 
-def _write_eval_results(folder: Path, results: Sequence[Result]) -> None:
-    """Write the main metric on each dataset of the Hub in the Hub's newer format, one file per dataset, instead of earlier ones."""
-    for old in sorted((folder / ".eval_results").glob("*")):
-        if EVAL_RESULTS.fullmatch(old.name):
-            old.unlink()
-    for result in results:
-        if result.model is not None or result.dataset is None:
-            continue
-        metric, value = next(iter(result.metrics.items()))
-        entry = EvalResultEntry(
-            dataset_id=result.dataset,
-            task_id=result.task,
-            value=round(value, 5),
-            dataset_revision=result.revision,
-            date=result.date,
-            notes=f"{METRIC_NAMES.get(metric, metric)}, {result.split} split",
-        )
-        name = f"{result.dataset.replace('/', '__')}-{result.task}"
-        file = folder / ".eval_results" / (re.sub(r"[^\w.-]+", "_", name) + ".yaml")  # a task may be "scifact/test"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False), encoding="utf-8")
+def training_curve(log_history: Sequence[dict[str, float]], path: Path) -> bool:
+    """Draw the training loss over the steps of `trainer_state.json` into a PNG; return False if there are too few points."""
+    points = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry and "step" in entry]
+    if len(points) < 2:
+        return False
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas(figsize=(6, 3.2), layout="constrained")
+    axes = canvas.subplots()
+    axes.plot(*zip(*points, strict=True), color="#2a6f97")
+    axes.set(xlabel="step", ylabel="training loss")
+    axes.grid(alpha=0.3)
+    canvas.savefig(path, dpi=150)
+    return True

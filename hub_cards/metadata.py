@@ -15,33 +15,20 @@ from typing import Any, get_type_hints
 
 import yaml
 from huggingface_hub.dataclasses import type_validator
+from safetensors import safe_open
 
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.contents import code_files, listed_modules, read_json
 from revela_hub.hub_cards.method import Method
-from revela_hub.hub_cards.verify.contents import MODEL, QUANTIZED, code_files, listed_modules, of_type, read_json
-from revela_hub.hub_cards.verify.kinds import onnx_outputs
-from revela_hub.hub_cards.verify.weights import safetensors_header
 from revela_hub.paths import local_path
 
-HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
 METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 # Model types that the documentation of these servers lists; models with remote code are not supported.
 SERVED_BY_TEI = {"bert", "camembert", "gemma3_text", "mistral", "modernbert", "mpnet", "qwen2", "qwen3", "xlm-roberta"}
 SERVED_BY_VLLM = SERVED_BY_TEI - {"camembert", "mpnet"} | {"gemma2", "llama", "roberta"}
-# What sentence-transformers uses if a model was saved without a similarity; a CrossEncoder has none.
-DEFAULT_SIMILARITY = {"SentenceTransformer": "cosine", "SparseEncoder": "dot", "MultiVectorEncoder": "maxsim"}
-# From https://huggingface.co/docs/hub/repositories-licenses.
-LICENSES = frozenset(
-    """apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m
-    afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5
-    cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0
-    cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0
-    cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 agpl-3.0 gfdl gpl gpl-2.0 gpl-3.0 lgpl
-    lgpl-2.1 lgpl-3.0 isc h-research intel-research lppl-1.3c ms-pl apple-ascl apple-amlr mpl-2.0 odc-by odbl openmdw-1.0
-    openrail++ osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib pddl lgpl-lr deepfloyd-if-license
-    fair-noncommercial-research-license llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 grok2-community gemma unknown
-    other""".split()
-)
+# What sentence-transformers uses if a model was saved without a similarity.
+DEFAULT_SIMILARITY = {"SentenceTransformer": "cosine", "SparseEncoder": "dot"}
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -68,18 +55,13 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Result":
-        """Build a result from its fields, or from the output of `revela-hub evaluate --json`.
-
-        Raises:
-            ValueError: a key is unknown or missing.
-            TypeError: a value has the wrong type.
-        """
+        """Build a result from its fields, or from the output of `revela-hub evaluate --json`."""
         if "metrics" not in values:
             metrics = {name: values[name] for name in METRIC_NAMES if values.get(name) is not None}
             known = {entry.name: values.get(entry.name) for entry in fields(cls)}
             values = known | {"task": values.get("name"), "metrics": metrics}
         result = cls(**{"task": "", "metrics": {}} | _known(cls, values))
-        check_types(result)
+        _check_types(result)
         if not result.task or not result.metrics:
             raise ValueError(f"a result needs `task` and `metrics`, or `name` and one of {', '.join(METRIC_NAMES)}")
         return result
@@ -146,12 +128,12 @@ class ModelCardMetadata:
             methods: the known methods by name.
 
         Raises:
-            UserError: the file cannot be read, or has an unknown key or a value of the wrong type.
+            UserError: the file has an unknown key or a value of the wrong type.
         """
         path = local_path(path)
+        text = path.read_text(encoding="utf-8")
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-            values = _known(cls, json.loads(json.dumps(content, default=str)))  # dates become texts
+            values = _known(cls, json.loads(json.dumps(yaml.safe_load(text) or {}, default=str)))  # dates become texts
             if (name := values.pop("method", None)) is not None:
                 if name not in methods:
                     raise ValueError(f"unknown method {name!r}: choose one of {', '.join(methods)}")
@@ -165,13 +147,9 @@ class ModelCardMetadata:
             if isinstance(values.get("config"), dict):
                 values["config"] = yaml.safe_dump(values["config"], sort_keys=False, allow_unicode=True)
             metadata = cls(**values)
-            check_types(metadata)
+            _check_types(metadata)
             return metadata
-        except OSError as error:
-            raise UserError(f"{path}: cannot read the metadata of the card: {error.strerror}") from error
-        except (TypeError, AttributeError) as error:
-            raise UserError(f"{path}: {error}: put a text that is a number, yes or no in quotes") from error
-        except (ValueError, KeyError, yaml.YAMLError) as error:
+        except (TypeError, AttributeError, ValueError, KeyError, yaml.YAMLError) as error:
             raise UserError(f"{path}: {error}") from error
 
     def to_file(self, path: str | Path) -> None:
@@ -186,14 +164,29 @@ class ModelCardMetadata:
         path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
+def _check_types(record: Any) -> None:
+    """Raise a TypeError if a field of a dataclass has a value of another type: YAML reads an unquoted `no` as false."""
+    for name, kind in get_type_hints(type(record)).items():
+        try:
+            type_validator(name, getattr(record, name), kind)
+        except TypeError as error:
+            raise TypeError(f"{name} has a value of the wrong type, {getattr(record, name)!r}") from error
+
+
+def _known(kind: type, values: Any) -> dict[str, Any]:
+    """Return the values that are not None, if all keys are fields of a dataclass."""
+    names = [entry.name for entry in fields(kind)]
+    if unknown := [name for name in dict(values) if name not in names]:
+        raise ValueError(f"unknown key {unknown[0]!r}; use one of {', '.join(names)}")
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def hub_model_id(name: str | None) -> str | None:
     """Return the Hub id of a base model; None for a path.
 
     sentence-transformers loads its own models by their names alone, so their organization is added.
     """
-    if not isinstance(name, str):
-        return name
-    if not re.fullmatch(HUB_NAME, name) or ("/" not in name and Path(name).exists()):
+    if name is None or not _HUB_NAME.fullmatch(name) or ("/" not in name and Path(name).exists()):
         return None
     if "/" in name:
         return name
@@ -202,28 +195,7 @@ def hub_model_id(name: str | None) -> str | None:
     return name if name.lower() in ORIGINAL_TRANSFORMER_MODELS else f"sentence-transformers/{name}"
 
 
-def check_types(record: Any) -> None:
-    """Check that the fields of a dataclass have values of the types that it declares.
-
-    Raises:
-        TypeError: one has not.
-    """
-    for name, kind in get_type_hints(type(record)).items():
-        value = getattr(record, name)
-        try:
-            type_validator(name, value, kind)
-        except TypeError as error:
-            raise TypeError(f"{name} has a value of the wrong type, {value!r}") from error
-
-
-def _known(kind: type, values: Any) -> dict[str, Any]:
-    """Return the values that are not None, if all keys are fields of a dataclass."""
-    if not isinstance(values, dict):
-        raise ValueError("expected a mapping from names to values")
-    names = [entry.name for entry in fields(kind)]
-    if unknown := [name for name in values if name not in names]:
-        raise ValueError(f"unknown key {unknown[0]!r}; use one of {', '.join(names)}")
-    return {name: value for name, value in values.items() if value is not None}
+# --- the model
 
 
 @dataclass(frozen=True)
@@ -244,9 +216,8 @@ class ModelDescription:
     similarity: str | None = None
     prompts: dict[str, str] = field(default_factory=dict)
     loader: str = "SentenceTransformer"  # class of sentence-transformers that loads the model
-    labels: int = 1  # scores of a CrossEncoder for each pair
     routes: tuple[str, ...] = ()  # of a Router
-    onnx: tuple[str, ...] = ()  # files in the folder onnx/ that give the final vectors
+    onnx: bool = False  # has onnx/model.onnx
 
     @property
     def is_encoder(self) -> bool:
@@ -256,9 +227,18 @@ class ModelDescription:
     def loading_code(self, name: str) -> str:
         """Return the Python expression that loads the model from a folder or Hub id."""
         causal = self.architecture.endswith("ForCausalLM")
-        transformers = "AutoModelForCausalLM.from_pretrained" if causal else "AutoModel.from_pretrained"
-        trust = ", trust_remote_code=True" if self.remote_code else ""
-        return f"{self.loader if self.is_encoder else transformers}({json.dumps(name, ensure_ascii=False)}{trust})"
+        auto = "AutoModelForCausalLM.from_pretrained" if causal else "AutoModel.from_pretrained"
+        return f"{self.loader if self.is_encoder else auto}({self._arguments(name)})"
+
+    def tokenizer_code(self, name: str) -> str:
+        """Return the Python expression that loads the tokenizer.
+
+        `AutoTokenizer` reads the model's configuration, and would ask whether to run its code.
+        """
+        return f"AutoTokenizer.from_pretrained({self._arguments(name)})"
+
+    def _arguments(self, name: str) -> str:
+        return json.dumps(name, ensure_ascii=False) + (", trust_remote_code=True" if self.remote_code else "")
 
     @property
     def servers(self) -> list[str]:
@@ -271,40 +251,28 @@ class ModelDescription:
 
 
 def describe(folder: str | Path) -> ModelDescription:
-    """Read the description of a model from its folder.
-
-    Raises:
-        UserError: a value in its configuration has the wrong type.
-    """
+    """Read the description of a model from its folder."""
     folder = local_path(folder)
-    try:
-        model = _describe(folder)
-        check_types(model)
-    except (TypeError, AttributeError, KeyError, ValueError) as error:
-        raise UserError(f"{folder}: its files cannot be read ({error}): save the model again") from error
-    return model
-
-
-def _describe(folder: Path) -> ModelDescription:
     config = read_json(folder / "config.json", {})
     files = [file for file in sorted(folder.rglob("*.safetensors")) if not file.parent.name.startswith(".")]
-    tensors = [tensor for file in files for tensor in safetensors_header(file).values()]
-    weights = [tensor for tensor in tensors if tensor.get("dtype", "").lstrip("B").startswith("F")]  # not token tables
-    stored = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    parameters, dtype = 0, ""
+    for file in files:
+        with safe_open(file, framework="np") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                stored = tensors.get_slice(name)
+                if "F" in stored.get_dtype():  # not tables of token ids
+                    dtype = dtype or stored.get_dtype()
+                    parameters += math.prod(stored.get_shape())
     encoder = _describe_encoder(folder)
     return ModelDescription(
         model_type=encoder.pop("model_type", config.get("model_type", "")),
         architecture=next(iter(config.get("architectures") or ()), ""),
-        parameters=sum(math.prod(tensor["shape"]) for tensor in weights),
+        parameters=parameters,
         bytes=sum(file.stat().st_size for file in files),
-        dtype=stored.get(weights[0]["dtype"], weights[0]["dtype"]) if weights else "",
+        dtype={"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(dtype, dtype),
         remote_code=bool(code_files(folder)),
         adapter_of=read_json(folder / "adapter_config.json", {}).get("base_model_name_or_path"),
-        onnx=tuple(
-            name
-            for name in (MODEL, QUANTIZED)
-            if (folder / name).is_file() and "sentence_embedding" in onnx_outputs(folder / name)
-        ),
+        onnx=(folder / "onnx" / "model.onnx").is_file(),
         **encoder,
     )
 
@@ -312,12 +280,9 @@ def _describe(folder: Path) -> ModelDescription:
 def _describe_encoder(folder: Path) -> dict[str, Any]:
     """Return the fields of a sentence-transformers model; empty for other models."""
     paths = {kind.rpartition(".")[2]: path for path, kind in listed_modules(folder)}
-    config = read_json(folder / "config_sentence_transformers.json", {})
-    loader = config.get("model_type") or "SentenceTransformer"
     if not paths:
-        if "sentence_transformers" not in read_json(folder / "config.json", {}):
-            return {}
-        loader = "CrossEncoder"  # as saved before version 6
+        return {}
+    config = read_json(folder / "config_sentence_transformers.json", {})
     routes: dict[str, Any] = {}
     if "Router" in paths:  # the routes differ only in their weights
         router = read_json(folder / paths["Router"] / "router_config.json", {})
@@ -336,24 +301,15 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     # Vectors have the width of the last Dense module, and are cut after all modules.
     width = read_json(folder / paths["Dense"] / "config.json", {}).get("out_features") if "Dense" in paths else None
     width = width or pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
-    truncated = config.get("truncate_dim")
-    backbone = read_json(transformer / "config.json", {})
+    truncated, loader = config.get("truncate_dim"), config.get("model_type") or "SentenceTransformer"
     return {
-        "model_type": backbone.get("model_type", ""),
+        "model_type": read_json(transformer / "config.json", {}).get("model_type", ""),
         "dimensions": min(filter(None, (truncated, width)), default=None),
         "truncate_dim": truncated,
         "max_length": length,
         "pooling": f"sparse, {splade['pooling_strategy']} over the tokens" if splade else mode,
         "similarity": config.get("similarity_fn_name") or DEFAULT_SIMILARITY.get(loader),
-        "prompts": {name: text for name, text in of_type(config.get("prompts"), {}).items() if text},
+        "prompts": {name: text for name, text in (config.get("prompts") or {}).items() if text},
         "loader": loader,
-        "labels": _labels(backbone) if loader == "CrossEncoder" else 1,
         "routes": tuple(routes),
     }
-
-
-def _labels(config: dict[str, Any]) -> int:
-    """Return the number of labels of a classifier, which transformers saves unless it is 2; 1 for other models."""
-    classifier = str(next(iter(config.get("architectures") or ()), "")).endswith("ForSequenceClassification")
-    names = of_type(config.get("id2label"), {})
-    return (len(names) or 2) if classifier else 1

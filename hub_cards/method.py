@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from revela_hub.hub_cards.verify.contents import read_json
+from revela_hub.hub_cards.contents import read_json
 
 Part = str
 """A publishable part of a checkpoint: `retriever`, `sparse` (its sparse form), `lm`, or `model` (everything, with its code)."""

@@ -8,7 +8,7 @@ and, if the tokenizer returns them, `token_type_ids`: (n_texts, length) int64.
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +18,14 @@ import torch
 from torch import nn
 
 from revela_hub.errors import UserError, reason, require
+from revela_hub.hub_cards.contents import auto_maps, listed_modules, read_json
 from revela_hub.hub_cards.tokenizers import uses_chat_template
-from revela_hub.hub_cards.verify.contents import MODEL, QUANTIZED, auto_maps, listed_modules, read_json
-from revela_hub.hub_cards.verify.onnx_files import OnnxModel, lowest_cosine
-from revela_hub.hub_cards.verify.texts import probe_texts
-from revela_hub.hub_cards.verify.vectors import difference
+from revela_hub.hub_cards.verify import difference, probe_texts
 from revela_hub.paths import local_path
 from revela_hub.pickles import encoder
 from revela_hub.scratch import scratch_folder
 
+MODEL, QUANTIZED = "onnx/model.onnx", "onnx/model_quantized.onnx"
 # The newest version that onnxruntime 1.17 and all later ones support, and that the exporter writes without a conversion.
 _OPSET = 18
 # A file of protobuf has at most 2 GiB; the weights of larger models are stored in a second file.
@@ -41,6 +40,45 @@ class OnnxFile(NamedTuple):
     bytes: int  # with the file of its weights
     difference: float  # largest one of a coordinate from the model's vectors, relative to the longest vector's norm
     cosine: float  # lowest one with the model's vector of the same text
+
+
+class OnnxModel:
+    """An ONNX file with its tokenizer.
+
+    `modules` are those of sentence-transformers after the first, for files without the output `sentence_embedding`.
+    """
+
+    def __init__(self, file: Path, tokenizer: Any, max_length: int, modules: Sequence[Any] = ()) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self._session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        self._tokenizer, self._max_length, self._pooling = tokenizer, max_length, modules
+        known = ("sentence_embedding", "last_hidden_state", "token_embeddings")
+        outputs = [output.name for output in self._session.get_outputs()]
+        self._output = next((name for name in known if name in outputs), outputs[0])
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        """Return the vectors (n_texts, d), computed in one batch."""
+        tokens = self._tokenizer(texts, padding=True, truncation=True, max_length=self._max_length, return_tensors="np")
+        inputs = {one.name: tokens[one.name].astype(np.int64) for one in self._session.get_inputs()}
+        found = np.asarray(self._session.run([self._output], inputs)[0])
+        if self._output == "sentence_embedding":
+            return found
+        features = {
+            "token_embeddings": torch.from_numpy(found),
+            "attention_mask": torch.from_numpy(tokens["attention_mask"]),
+        }
+        for module in self._pooling:
+            features = module(features)
+        return np.asarray(features["sentence_embedding"].numpy())
+
+
+def lowest_cosine(got: np.ndarray, expected: np.ndarray) -> float:
+    """Return the lowest cosine between two vectors of the same text."""
+    norms = np.linalg.norm(got, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((got * expected).sum(axis=1) / np.maximum(norms, 1e-12)).min())
 
 
 def onnx_obstacle(folder: Path) -> str:

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, require
 from revela_hub.retrieval.index_options import IndexOptions
+from revela_hub.retrieval.stored_vectors import NumberedVectors
 from revela_hub.retrieval.top_k import Hits, best_hits
-from revela_hub.retrieval.vectors import NumberedVectors
 from revela_hub.whole_files import whole_file
 
 if TYPE_CHECKING:

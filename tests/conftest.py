@@ -124,16 +124,16 @@ def seed() -> Iterator[None]:
 @pytest.fixture
 def forked_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders are verified in a process of the fork server, except adapters, whose readers have peft."""
-    from revela_hub.hub_cards.verify import verify as module
+    from revela_hub.hub_cards import clean_process
 
-    started = module._started
+    run_child = clean_process._run_child
 
-    def quickly(scratch: Path, offline: bool) -> Any:
-        adapter = json.loads((scratch / "task").read_text())["adapter_only"]
-        monkeypatch.setattr(module, "_PYTHON", (sys.executable,) if adapter else python("readers"))
-        return started(scratch, offline)
+    def quickly(task: Path, *options: Any) -> bool:
+        adapter = json.loads(task.read_text())["adapter_only"]
+        monkeypatch.setattr(clean_process, "_PYTHON", (sys.executable,) if adapter else python("readers"))
+        return run_child(task, *options)
 
-    monkeypatch.setattr(module, "_started", quickly)
+    monkeypatch.setattr(clean_process, "_run_child", quickly)
 
 
 @pytest.fixture(autouse=True)

@@ -206,9 +206,9 @@ def _import_as_readers() -> None:
     from types import ModuleType
 
     package = ModuleType("verification")
-    package.__path__ = [os.path.join(os.path.dirname(_TESTS), "hub_cards", "verify")]
+    package.__path__ = [os.path.join(os.path.dirname(_TESTS), "hub_cards")]
     sys.modules["verification"] = package
-    from verification.process import hide_other_packages
+    from verification.clean_process import hide_other_packages
 
     hide_other_packages([])
     import transformers
@@ -221,10 +221,10 @@ def _import_as_readers() -> None:
     assert all(
         (CrossEncoder, SentenceTransformer, SparseEncoder, Normalize, Pooling, Router, Transformer, modeling_llama)
     )
-    from verification import model
+    from verification import verify
 
     # These modules stay, with what they know of the packages, so that no process finds it out again.
-    assert model
+    assert verify
     with suppress(ImportError):  # other versions
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 

@@ -84,7 +84,7 @@ def test_nobody_else_names_a_method() -> None:
     folders = ("src", "data", "retrieval", "trainers", "evaluation", "hub_cards", "modeling")
     files = [file for folder in folders for file in sorted((REPOSITORY / folder).rglob("*.*"))]
     files = [file for file in files if file.suffix in (".py", ".pyi", ".j2", ".yaml")]
-    assert len(files) > 300
+    assert len(files) > 100
     found = [
         f"{name}:{number} names {method}"
         for file in files

@@ -107,6 +107,6 @@ def options(script: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_scripts_that_are_shown_have_these_options(page: str) -> None:
-    for line in lines(PAGES[page], r"python (?:benchmarks|examples|tests/adversarial)/"):
+    for line in lines(PAGES[page], r"python (?:benchmarks|examples|tests)/"):
         script, *words = shlex.split(line.removeprefix("python "), comments=True)
         assert {word.partition("=")[0] for word in words if word.startswith("--")} <= options(ROOT / script), line

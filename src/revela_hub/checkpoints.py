@@ -11,11 +11,11 @@ from revela_hub.data.own_folder import check_free
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished, export_parts
 from revela_hub.hub_cards.card import METADATA_FOLDER
+from revela_hub.hub_cards.contents import read_json
 from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
-from revela_hub.hub_cards.verify.contents import read_json
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json
 from revela_hub.trainers.base.checkpoints import RECORD
@@ -73,10 +73,10 @@ def publish(
         assembly: options.
         dry_run: stop before the upload; the Hub is only accessed with `update`, to compare the files.
         keep: folder for the assembled files, which are deleted by default.
-        log: called before the upload with each file that will be deleted or is stale.
+        log: called before the upload with each file that will be deleted.
 
     Raises:
-        UserError: the checkpoint cannot be assembled, a check fails, or the Hub rejects it.
+        UserError: the checkpoint cannot be assembled, a check fails, or the commit has other files than the local ones.
     """
     if isinstance(destination, str):
         destination = Destination(destination)

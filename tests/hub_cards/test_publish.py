@@ -1,34 +1,35 @@
 """Publish with the real client to a local Hub."""
 
-import errno
 import importlib
 import json
 import os
 import re
 import shutil
-import socket
+import signal
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from clean_environment import make_environment
-from huggingface_hub import HfApi
-from loopback_hub import READER, WRITER, LoopbackHub, Repository
+from datasets import Dataset
+from huggingface_hub.errors import HfHubHTTPError
+from loopback_hub import WRITER, LoopbackHub, Repository
 from peft import LoraConfig, get_peft_model
-from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
-from revela_hub.data.own_folder import is_ours
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, with_eos, write_card
 from revela_hub.hub_cards.assemble import assemble_part, assemble_parts
-from revela_hub.hub_cards.repository import hub_errors
 from revela_hub.modeling import RevelaForCausalLM
+from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_backbones
 from revela_hub.trainers.revela import REVELA
 
 # The module, not the function of the same name.
@@ -72,16 +73,9 @@ np.savez(out, query=retriever.encode_query(texts), adapter=adapter.encode_query(
 
 
 @pytest.fixture
-def unverified(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Replace the verification, for tests of the upload, and return the folders to verify."""
-    folders: list[Path] = []
-
-    def verify(folder: Path, **options: object) -> list[Check]:
-        folders.append(Path(folder))
-        return [Check("all", True, "not looked at")]
-
-    monkeypatch.setattr(publishing, "verify", verify)
-    return folders
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the verification, for tests of the upload."""
+    monkeypatch.setattr(publishing, "verify", lambda *args, **options: [Check("all", True, "not looked at")])
 
 
 def llama(tokenizer: PreTrainedTokenizerBase, like: LlamaForCausalLM) -> PreTrainedModel:
@@ -114,20 +108,18 @@ def checkpoint(
     return folder
 
 
+# --- assembling
+
+
 @pytest.mark.slow
 def test_all_parts_load_in_a_clean_environment(
-    hub: LoopbackHub, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
+    hub: LoopbackHub, checkpoint: Path, tmp_path: Path, texts: list[str]
 ) -> None:
     retriever = publish(
         checkpoint, Destination("org/retriever", tag="v1", collection="Tiny ones"), Assembly(metadata=METADATA)
     )
     assert retriever.commit == hub.repositories["org/retriever"].refs["v1"]
     assert list(hub.collections.values()) == [["org/retriever"]]
-    # Skips the verification of downloads, because the clean environment below loads them.
-    verify = publishing.verify
-    monkeypatch.setattr(
-        publishing, "verify", lambda folder, **k: [] if "revela-hub-download" in str(folder) else verify(folder, **k)
-    )
     publish(checkpoint, Destination("org/adapter"), Assembly(adapter_only=True))
     publish(checkpoint, Destination("org/both"), Assembly(part="model"))
     publish(checkpoint, Destination("org/lm", private=True), Assembly(part="lm"))
@@ -199,351 +191,243 @@ def test_a_checkpoint_is_loaded_once_for_all_its_parts(
     assert len(loaded) == 4
 
 
-def test_an_adapter_of_a_local_model_is_an_error(
-    hub: LoopbackHub, checkpoint: Path, tmp_path: Path, unverified: list[Path]
-) -> None:
+def test_an_adapter_of_a_local_model_is_an_error(checkpoint: Path, tmp_path: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     config["retriever"]["_name_or_path"] = str(tmp_path / "retriever")
     (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="not a Hub id"):
+    with pytest.raises(UserError, match="not on the Hub"):
         publish(checkpoint, Destination("org/x"), Assembly(adapter_only=True), dry_run=True)
+
+
+def test_a_part_that_a_method_does_not_have(checkpoint: Path) -> None:
+    with pytest.raises(UserError, match="retriever, lm, model"):
+        publish(checkpoint, Destination("org/x"), Assembly(part="sparse"), dry_run=True)
+
+
+def test_only_model_files_are_published(
+    hub: LoopbackHub, retriever_folder: Path, tmp_path: Path, unverified: None
+) -> None:
+    folder = tmp_path / "checkpoint-7"
+    shutil.copytree(retriever_folder, folder)
+    skipped = ["optimizer.pt", "training_args.bin", "trainer_state.json", "notes.ipynb", "train.jsonl", "stray.py",
+               "checkpoint-3/model.safetensors", "1_Pooling/log.csv", "runs/events.out.tfevents.1"]  # fmt: skip
+    for name in [*skipped, ".env", "LICENSE"]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"{}")
+    published = publish(folder, Destination("org/x"))
+    assert sorted(published.skipped) == sorted(skipped)
+    there = set(hub.repositories["org/x"].files("main")) - {".gitattributes"}
+    assert there == set(published.files) and {"LICENSE", "README.md", "model.safetensors"} <= there
+    assert not there & {*skipped, ".env"} and not any(name.startswith(".revela_hub") for name in there)
+
+
+# --- the card of a finished folder
+
+
+def test_the_card_names_the_published_model(retriever_folder: Path, tmp_path: Path, unverified: None) -> None:
+    """Our card is written again with the new id."""
+    folder = Path(shutil.copytree(retriever_folder, tmp_path / "embedder"))
+    write_card(folder, ModelCardMetadata(method=REVELA, base_model="/home/ada/base"))
+    assert 'SentenceTransformer("embedder"' in (folder / "README.md").read_text()
+    publish(folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept")
+    card = (tmp_path / "kept" / "model" / "README.md").read_text()
+    assert 'SentenceTransformer("org/x"' in card and "2506.16552" in card and "ada" not in card
+
+
+def test_the_card_of_the_author_is_only_replaced_by_metadata(
+    retriever_folder: Path, tmp_path: Path, unverified: None
+) -> None:
+    folder = Path(shutil.copytree(retriever_folder, tmp_path / "finished"))
+    (folder / "README.md").write_text("# My own words\n")
+    for name, assembly, start in (("a", Assembly(), "# My own"), ("b", Assembly(metadata=METADATA), "---\n")):
+        publish(folder, Destination("org/x"), assembly, dry_run=True, keep=tmp_path / name)
+        assert (tmp_path / name / "model" / "README.md").read_text().startswith(start)
+    with pytest.raises(UserError, match="finished model"):
+        publish(folder, Destination("org/x"), Assembly(dtype=torch.float16), dry_run=True)
+
+
+# --- the repository
 
 
 def test_nothing_is_published_if_a_check_fails(
     hub: LoopbackHub, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [Check("weights", True, ""), Check("end of text", False, "EOS is not added")]
+    rows = [Check("weights", True, ""), Check("length", False, "EOS is not added")]
     monkeypatch.setattr(publishing, "verify", lambda *args, **options: rows)
-    with pytest.raises(UserError, match="not published: end of text: EOS is not added"):
+    with pytest.raises(UserError, match="length: EOS is not added"):
         publish(retriever_folder, Destination("org/x"))
     assert not [request for request in hub.requests if not request.startswith("GET")]
 
 
-def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
-    publish(retriever_folder, Destination("org/x", private=True))
+def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path, unverified: None) -> None:
+    publish(retriever_folder, Destination("org/x", private=True, tag="v1", collection="Tiny ones"))
     repository = hub.repositories["org/x"]
-    assert repository.private
-    assert repository.messages[-1].startswith("Publish with revela-hub ")
-    with pytest.raises(UserError, match="org/x already contains a model"):
+    assert repository.private and repository.refs["v1"] == repository.refs["main"]
+    assert list(hub.collections.values()) == [["org/x"]]
+    with pytest.raises(UserError, match="--update"):
         publish(retriever_folder, Destination("org/x"), Assembly(metadata=METADATA))
-    head = dict(repository.commits[repository.refs["main"]])
-    spared = {"LICENSE": b"mine", "docs/NOTES.md": b"mine", "onnx/model.onnx": b"of the old weights"}
-    stale = {"model-00002-of-00002.safetensors": b"old", "modeling_old.py": b"old", "3_Dense/config.json": b"{}"}
-    repository.commit("main", head | stale | spared, "an earlier version")
-    said: list[str] = []
-    destination = Destination("org/x", update=True)
-    dry = publish(retriever_folder, destination, dry_run=True, log=said.append)
-    assert (dry.deleted, dry.stale, said) == (sorted(stale), ["onnx/model.onnx"], [])
-    publish(retriever_folder, destination, log=said.append)
-    assert repository.files("main") == head | spared
-    assert [line.split()[2] for line in said] == [*sorted(stale), "onnx/model.onnx"]
-    with pytest.raises(UserError, match="add --update"):
-        Destination("org/x", delete_stale=True)
-    repository.commit("main", head | spared | {"training_args.bin": b"pickle"}, "an earlier version")
-    asked = Destination("org/x", update=True, delete_stale=True)
-    dry = publish(retriever_folder, asked, dry_run=True)
-    assert (dry.deleted, dry.stale) == (["onnx/model.onnx", "training_args.bin"], [])
-    publish(retriever_folder, asked)
-    spared.pop("onnx/model.onnx")
-    assert repository.files("main") == head | spared
-    publish(retriever_folder, Destination("org/x", revision="smaller"))
-    assert repository.files("smaller") == repository.files("main")
-    repository.commit("main", head | spared | stale, "an earlier version")
-    said.clear()  # a new branch starts with the files of main
-    publish(retriever_folder, Destination("org/x", revision="next", update=True), log=said.append)
-    assert repository.files("next") == head | spared and len(said) == len(stale)
-    repository.commit("main", head | spared, "the files of the model")
-    repository.refs["smaller"] = repository.refs["main"]
-    for _ in range(2):  # the second run finds the pull request of the first
-        published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(metadata=METADATA))
-        assert str(published.url).endswith("/org/x/discussions/1")
-    assert repository.files("main") == head | spared
-    for number, status in enumerate(("closed", "merged"), 1):
-        repository.statuses[str(number)] = status
-        published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(metadata=METADATA))
-        assert str(published.url).endswith(f"/org/x/discussions/{number + 1}")
-
-
-def test_an_update_keeps_the_files_of_the_user(
-    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]
-) -> None:
-    publish(retriever_folder, Destination("org/x"), Assembly(metadata=METADATA))
-    repository = hub.repositories["org/x"]
     head = dict(repository.files("main"))
-    (results,) = (name for name in head if name.startswith(".eval_results/"))
-    own = ["handler.py", "examples/train.py", "eval_06_scifact/scores.json", "results_2024/mteb.json",
-           "v2_notes/todo.txt", ".eval_results/mine.yaml", "Experiment_1_plots/data.json"]  # fmt: skip
-    old = [
-        "configuration_old.py",
-        "query_0_Transformer/config.json",
-        "query_tokenizer/vocab.txt",
-        "own.py",
-        "shared.py",
-    ]
-    config = {**json.loads(head["config.json"]), "auto_map": {"AutoModel": "own.Model"}}
-    earlier = head | {"config.json": json.dumps(config).encode()} | dict.fromkeys([*own, *old], b"{}")
-    repository.commit("main", earlier | {"own.py": b"from .shared import Model"}, "manually")
-    published = publish(retriever_folder, Destination("org/x", update=True))
-    assert published.deleted == sorted([*old, results])
-    assert set(repository.files("main")) == (head.keys() | {*own}) - {results}
-    other = hub.repositories["org/y"] = Repository()
-    other.commit("main", dict.fromkeys(own, b"{}"), "not a model")
-    publish(retriever_folder, Destination("org/y"))
+    own = {"LICENSE": b"mine", "docs/NOTES.md": b"mine", "handler.py": b"mine", "results_2024/mteb.json": b"mine"}
+    old = ["model-00002-of-00002.safetensors", "3_Dense/config.json", "onnx/model.onnx", "pytorch_model.bin"]
+    repository.commit("main", head | own | dict.fromkeys(old, b"{}"), "an earlier version")
+    lines: list[str] = []
+    assert publish(retriever_folder, Destination("org/x", update=True), dry_run=True).deleted == sorted(old)
+    publish(retriever_folder, Destination("org/x", update=True), log=lines.append)
+    assert repository.files("main") == head | own and len(lines) == len(old)
+    publish(retriever_folder, Destination("org/x", revision="next"), Assembly(metadata=METADATA))
+    assert repository.files("main") == head | own and b"apache-2.0" in repository.files("next")["README.md"]
+    published = publish(retriever_folder, Destination("org/x", pull_request=True), Assembly(metadata=METADATA))
+    assert str(published.url).endswith("/org/x/discussions/1") and repository.files("main") == head | own
 
 
-def test_not_allowed(
-    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["README.md", "LICENSE"])
+def test_files_of_others_are_replaced_on_demand_only(
+    hub: LoopbackHub, retriever_folder: Path, tmp_path: Path, name: str, unverified: None
 ) -> None:
-    for token, repo_id, message in (
-        ("", "org/x", "not logged in to the Hub"),
-        ("hf_" + "x" * 30, "org/x", "the token is not valid"),
-        ("hf_ä", "org/x", "the token is not valid"),
-        (READER, "org/x", "no write access to org/x"),
-        (WRITER, "other/x", "no write access to other/x"),
-    ):
-        monkeypatch.setenv("HF_TOKEN", token)
-        with pytest.raises(UserError, match=message) as caught:
-            publish(retriever_folder, Destination(repo_id))
-        assert not token or token not in str(caught.value)
-    assert not hub.repositories
+    folder = Path(shutil.copytree(retriever_folder, tmp_path / "licensed"))
+    (folder / "LICENSE").write_text("MIT")
+    repository = hub.repositories["org/x"] = Repository()
+    before = {name: b"my own words", "notes.txt": b"notes"}
+    repository.commit("main", before, "initial commit")
+    with pytest.raises(UserError, match="--update"):
+        publish(folder, Destination("org/x"))
+    assert repository.files("main") == before
+    publish(folder, Destination("org/x", update=True))
+    files = repository.files("main") or {}
+    assert files[name] != b"my own words" and files["notes.txt"] == b"notes"
 
 
-def test_nothing_is_published_if_the_connection_fails(
-    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], tmp_path: Path
+def test_access_is_checked_before_the_work(
+    hub: LoopbackHub, retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.cut_uploads = True
-    with pytest.raises(UserError, match="connection to the Hub failed .* run the same command again"):
-        publish(retriever_folder, Destination("org/x"), keep=tmp_path / "kept")
-    assert set(hub.repositories["org/x"].files("main")) == {".gitattributes"}
-    hub.cut_uploads = False
-    publish(retriever_folder, Destination("org/x"), keep=tmp_path / "kept")
-    assert "model.safetensors" in hub.repositories["org/x"].files("main")
-
-
-def test_a_commit_in_progress_is_not_an_existing_model(
-    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "loopback_hub.Handler.commit", lambda self, **_: self._answer(409, {"error": "A commit is in progress"})
-    )
-    with pytest.raises(UserError, match="status 409: A commit is in progress; .* run the same command again"):
-        publish(retriever_folder, Destination("org/x"))
-
-
-def test_an_interrupted_command_can_be_repeated(
-    retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def verify(*args: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("revela_hub.hub_cards.upload.verify", verify)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            publish(retriever_folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept")
-        assert is_ours(tmp_path / "kept")  # not read as text
-
-
-def test_uploaded_files_are_not_sent_again(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
-    publish(retriever_folder, Destination("org/x"))
-    hub.requests.clear()
-    publish(retriever_folder, Destination("org/y"))
-    assert not [request for request in hub.requests if request.startswith("PUT")]
-
-
-def test_a_download_that_differs_is_reported(hub: LoopbackHub, retriever_folder: Path, unverified: list[Path]) -> None:
-    hub.corrupt_downloads = True
-    with pytest.raises(
-        UserError, match=r"model.safetensors differs from the uploaded file; it was reverted by a second commit"
-    ):
-        publish(retriever_folder, Destination("org/x", tag="v1"))
-    repository = hub.repositories["org/x"]
-    assert set(repository.files("main")) == {".gitattributes"}
-    assert "v1" not in repository.refs
-    hub.corrupt_downloads = False
-    publish(retriever_folder, Destination("org/x"))
-    first = dict(repository.files("main"))
-    hub.corrupt_downloads = True
-    with pytest.raises(UserError, match="reverted"):
-        publish(retriever_folder, Destination("org/x", update=True), Assembly(metadata=METADATA))
-    assert repository.files("main") == first
-
-
-def test_disk_full(hub: LoopbackHub, checkpoint: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in (
-        OSError(errno.ENOSPC, "No space left on device"),
-        RuntimeError("I/O error: (os error 28)"),
-        OSError([("a", "b", "[Errno 28] No space left on device")]),
-        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
-        Exception("No space left on device (os error 28)"),  # as raised by tokenizers
-    ):
-
-        def save_pretrained(*args: object, error: Exception = error, **options: object) -> None:
-            raise error
-
-        monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_pretrained)
-        with pytest.raises(UserError, match="no space left on the disk"):
-            publish(checkpoint, Destination("org/x"))
-        assert "org/x" not in hub.repositories
-
-
-def test_full_disk_of_output_dir(
-    hub: LoopbackHub, checkpoint: Path, unverified: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def save_pretrained(*args: object, **options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_pretrained)
-    with pytest.raises(UserError, match="nothing was published. Free some, or choose another --output_dir"):
-        publish(checkpoint, Destination("org/x"), keep=tmp_path / "kept", dry_run=True)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (PermissionError(errno.EACCES, "Permission denied", "/cache"), "/cache"),
-        (OSError(errno.EIO, "Input/output error", "/m"), "/m"),
-        (RuntimeError("CUDA error: out of memory"), "CUDA error: out of memory"),
-        (RuntimeError("dictionary changed size during iteration"), "dictionary changed size during iteration"),
-        (AttributeError("'NoneType' object has no attribute 'sha'"), "'NoneType' object has no attribute 'sha'"),
-    ],
-)  # fmt: skip
-def test_other_errors_are_not_reported_as_connection_errors(
-    error: Exception, said: str, hub: LoopbackHub, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def model_info(*args: object, **options: object) -> None:
-        raise error
-
-    monkeypatch.setattr(HfApi, "model_info", model_info)
-    with pytest.raises((UserError, type(error))) as caught:
-        publish(retriever_folder, Destination("org/x"))
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
-        TimeoutError("timed out"),
-        socket.gaierror(-3, "Temporary failure in name resolution"),
-        OSError(errno.ENETUNREACH, "Network is unreachable"),
-        RuntimeError("Data processing error: CAS service error : Reqwest Error: error sending request"),
-    ],
-)
-def test_connection_errors(error: Exception) -> None:
-    for cause in (None, error):
-        raised = error if cause is None else RuntimeError("Error while uploading 'model.safetensors' to the Hub.")
-        with pytest.raises(UserError, match=r"the connection to the Hub failed .*; the state"):
-            with hub_errors("org/x", "the state"):
-                raise raised from cause
-
-
-def test_invalid_model_ids() -> None:
-    for repo_id, message in (
-        ("a b/c", "is not a valid model id"),
-        ("name", "has no namespace"),
-        ("a/b/c", "is not a valid model id"),
+    hub.repositories["org/public"] = Repository()
+    hub.repositories["org/public"].commit("main", {}, "initial commit")
+    hub.repositories["org/public"].refs["v1"] = hub.repositories["org/public"].commit("old", {}, "tagged")
+    hub.repositories["org/public"].tags.add("v1")
+    monkeypatch.setattr(publishing, "_assembled", lambda *args: pytest.fail("the work has begun"))
+    for destination, message in (
+        (Destination("org/public", private=True), "--private"),
+        (Destination("org/public", private=True, revision="other"), "--private"),
+        (Destination("org/public", tag="v1"), "tag v1"),
+        (Destination("other/x"), "no write access"),
     ):
         with pytest.raises(UserError, match=message):
+            publish(retriever_folder, destination)
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 30)
+    with pytest.raises(HfHubHTTPError):
+        publish(retriever_folder, Destination("org/x"))
+    for repo_id in ("a b/c", "name", "a/b/c"):
+        with pytest.raises((UserError, ValueError)):
             Destination(repo_id)
+    assert set(hub.repositories) == {"org/public"}
 
 
-def test_command_line(
-    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_commit_with_other_files_is_reported(hub: LoopbackHub, retriever_folder: Path, unverified: None) -> None:
+    def changed(request: str) -> None:
+        if request == "POST /api/models/org/x/commit/main":
+            repository = hub.repositories["org/x"]
+            repository.commits[repository.refs["main"]]["modules.json"] = b"[]"
+
+    hub.after_request = changed
+    with pytest.raises(UserError, match=r"modules.json differs"):
+        publish(retriever_folder, Destination("org/x", tag="v1"))
+    assert "v1" not in hub.repositories["org/x"].refs
+
+
+def test_concurrent_commits(hub: LoopbackHub, retriever_folder: Path, unverified: None) -> None:
+    publish(retriever_folder, Destination("org/x"))
+    repository = hub.repositories["org/x"]
+
+    def meanwhile(request: str) -> None:
+        if "/preupload/" in request:
+            hub.before_request = lambda request: None
+            repository.commit("main", dict(repository.files("main")) | {"NEWS.md": b""}, "of another user")
+
+    hub.before_request = meanwhile
+    with pytest.raises(HfHubHTTPError):
+        publish(retriever_folder, Destination("org/x", update=True), Assembly(metadata=METADATA))
+    assert "NEWS.md" in repository.files("main")
+
+
+# The requests of an upload in order. The process is killed after each of them.
+STEPS = (
+    "POST /api/repos/create",
+    "POST /api/models/org/x/branch/next",
+    "PUT /lfs/",
+    "POST /api/models/org/x/commit/next",
+    "POST /api/models/org/x/tag/",
+    "POST /api/collections",
+)
+
+
+def waiting(step: str, reached: threading.Event, released: threading.Event) -> Callable[[str], None]:
+    def wait(request: str) -> None:
+        if request.startswith(step) and not reached.is_set():
+            reached.set()
+            released.wait(60)
+
+    return wait
+
+
+def test_a_killed_upload_is_resumed_at_any_step(hub: LoopbackHub, retriever_folder: Path, unverified: None) -> None:
+    destination = Destination("org/x", revision="next", tag="v1", collection="Tiny ones")
+    for step in STEPS:
+        for cleared in (hub.repositories, hub.large, hub.collections):
+            cleared.clear()
+        reached, released = threading.Event(), threading.Event()
+        hub.after_request = waiting(step, reached, released)
+        child = os.fork()
+        if not child:
+            try:
+                publish(retriever_folder, destination)
+            finally:
+                os._exit(0)
+        assert reached.wait(60), step
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        hub.after_request = lambda request: None
+        released.set()
+        hub.requests.clear()
+        published = publish(retriever_folder, destination)
+        repository = hub.repositories["org/x"]
+        assert repository.refs["v1"] == repository.refs["next"] == published.commit, step
+        assert repository.messages.count(repository.messages[-1]) == 1, f"{step}: published twice"
+        assert step != "PUT /lfs/" or "PUT" not in {request.split()[0] for request in hub.requests}, "sent again"
+        assert {"model.safetensors", "modules.json", "README.md"} <= set(repository.files("next")), step
+        assert [set(items) for items in hub.collections.values()] == [{"org/x"}], step
+
+
+# --- commands
+
+
+def test_publish_and_check_commands(
+    hub: LoopbackHub, retriever_folder: Path, unverified: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metadata = tmp_path / "metadata.yaml"
     metadata.write_text("license: mit\nresults:\n  - {name: SciFact, ndcg_at_10: 0.25, queries: 3}\n")
-    assert (
-        cli.main(["publish", str(retriever_folder), "org/x", "--card", str(metadata), "--dry-run", "--timeout", "9"])
-        == 0
-    )
-    assert "nothing was uploaded" in capsys.readouterr().out
-    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(metadata)]) == 0
-    assert f"published and verified: {hub.endpoint}/org/x" in capsys.readouterr().out
+    words = ["publish", str(retriever_folder), "org/x", "--card", str(metadata)]
+    assert cli.main([*words, "--dry_run", "--timeout", "9"]) == 0
+    assert "nothing was uploaded" in capsys.readouterr().out and "org/x" not in hub.repositories
+    assert cli.main(words) == 0
+    assert f"{hub.endpoint}/org/x" in capsys.readouterr().out
     card = hub.repositories["org/x"].files("main")["README.md"].decode()
-    assert "license: mit" in card
-    assert "| SciFact | **x** | 0.2500 |" in card
+    assert "license: mit" in card and "| SciFact | **x** | 0.2500 |" in card
     metadata.write_text("licence: mit\n")
-    assert cli.main(["publish", str(retriever_folder), "org/x", "--card", str(metadata)]) == 2
-    assert f"{metadata}: unknown key 'licence'" in capsys.readouterr().err
-
-
-def test_a_pickled_module_is_an_error(retriever_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(retriever_folder, folder)
-    modules = json.loads((folder / "modules.json").read_text())
-    kind = "sentence_transformers.models.Dense"
-    (folder / "modules.json").write_text(
-        json.dumps([*modules, {"idx": 3, "name": "3", "path": "3_Dense", "type": kind}])
-    )
-    (folder / "3_Dense").mkdir()
-    (folder / "3_Dense" / "config.json").write_text("{}")
-    torch.save({}, folder / "3_Dense" / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"3_Dense/pytorch_model\.bin is a pickle.*save the module as safetensors"):
-        publish(folder, Destination("org/x"), dry_run=True)
-
-
-def test_check_of_a_model_on_the_hub(
-    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    publish(retriever_folder, Destination("org/x"))
+    assert cli.main(words) == 2
+    assert "licence" in capsys.readouterr().err
     assert cli.main(["check", "org/x"]) == 0
-    assert "org/x: all 2 checks passed" in capsys.readouterr().out
     assert cli.main(["check", "org/absent"]) == 2
-    assert "org/absent is not on the Hub" in capsys.readouterr().err
     assert cli.main(["check", "no/such/folder"]) == 2
-    assert "neither a folder nor a valid model id" in capsys.readouterr().err
 
 
 def test_a_failed_check_is_exit_status_1(
     retriever_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(publishing, "verify", lambda *args, **options: [Check("values", False, "NaN")])
-    with pytest.raises(SystemExit, match="1"):
-        cli.main(["check", str(retriever_folder)])
-    assert "1 of 2 checks failed: values" in capsys.readouterr().out
+    monkeypatch.setattr(publishing, "verify", lambda *args, **options: [Check("weights", False, "NaN")])
     with pytest.raises(SystemExit, match="1"):
         cli.main(["check", str(retriever_folder), "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert (found["ok"], found["checks"][1]) == (False, {"name": "values", "ok": False, "detail": "NaN"})
-
-
-def test_a_finished_folder_keeps_its_card(
-    hub: LoopbackHub, retriever_folder: Path, unverified: list[Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "finished"
-    shutil.copytree(retriever_folder, folder)
-    (folder / "README.md").write_text("# My own words\n")
-    publish(folder, Destination("org/x"))
-    assert hub.repositories["org/x"].files("main")["README.md"] == b"# My own words\n"
-
-
-def test_the_card_of_the_author_is_only_replaced_by_metadata(
-    retriever_folder: Path, unverified: list[Path], tmp_path: Path
-) -> None:
-    folder = tmp_path / "checkpoint-500"
-    shutil.copytree(retriever_folder, folder)
-    (folder / "README.md").write_text("# My own words\n")
-    (folder / ".eval_results").mkdir()
-    (folder / ".eval_results" / "mine.yaml").write_text("- value: 1\n")
-    history = [{"step": step, "loss": 5.0 - step} for step in range(1, 4)]
-    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-    said: list[str] = []
-    publish(folder, Destination("org/x"), dry_run=True, keep=tmp_path / "kept", log=said.append)
-    assert (tmp_path / "kept" / "model" / "README.md").read_text() == "# My own words\n"
-    assert said == []
-    given = Assembly(metadata=METADATA)
-    published = publish(folder, Destination("org/x"), given, dry_run=True, keep=tmp_path / "new", log=said.append)
-    assert "license: apache-2.0" in (tmp_path / "new" / "model" / "README.md").read_text()
-    assert said == [f"{folder / 'README.md'} is replaced by a card made from --card"]
-    assert {".eval_results/mine.yaml", ".eval_results/mteb__scifact-SciFact.yaml"} <= published.files.keys()
-
-
-@pytest.mark.parametrize(("option", "value"), [("dtype", "float16"), ("max_length", "32")])
-def test_a_finished_model_is_published_as_it_is(
-    option: str, value: str, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["publish", str(retriever_folder), "org/x", "--dry_run", f"--{option}", value]) == 2
-    assert f"--{option} applies to checkpoints, but {retriever_folder} is a finished model" in capsys.readouterr().err
+    assert (found["ok"], found["checks"]) == (False, [{"name": "weights", "ok": False, "detail": "NaN"}])
 
 
 def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -586,7 +470,7 @@ def test_export_does_not_replace_files_of_the_user(
     write_card(new / "retriever", METADATA)
     model = new / "retriever"
     own = {"handler.py": "mine", "LICENSE": "mine", "notes/todo.txt": "mine", ".eval_results/mine.yaml": "a: 1"}
-    old = {"onnx/model.onnx": "of the old weights", "modeling_old.py": "", "3_Dense/config.json": "{}"}
+    old = {"onnx/model.onnx": "of the old weights", "3_Dense/config.json": "{}"}
     old |= {"own.py": "from .shared import Model", "shared.py": ""}
     config = json.loads((model / "config.json").read_text()) | {"auto_map": {"AutoModel": "own.Model"}}
     (model / "config.json").write_text(json.dumps(config))
@@ -616,16 +500,34 @@ def test_the_result_of_a_run_is_not_replaced_by_one_of_its_checkpoints(
     assert f"{run / 'retriever'} is the exported model of the run in {run}: choose" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("part", ["lm", "model"])
-def test_parts_without_a_maximum_length(part: str, checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"--max_length has no effect on the part {part} of Revela: leave it out"):
-        publish(checkpoint, Destination("org/x"), Assembly(part=part, max_length=32), dry_run=True)
+# --- trainers
 
 
-def test_a_finished_model_is_not_exported_again(
-    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_trainer_publishes_its_retriever_after_training(
+    hub: LoopbackHub, tmp_path: Path, llama_folder: Path, texts: list[str], unverified: None
 ) -> None:
-    assert cli.main(["export", str(retriever_folder), "--output_dir", str(tmp_path / "new")]) == 2
-    printed = capsys.readouterr().err
-    assert "is a finished model, not a checkpoint" in printed and "--format onnx" in printed
-    assert not (tmp_path / "new").exists()
+    """Training uploads nothing, not even with `push_to_hub`, and no checkpoint has the token."""
+    backbones = load_backbones(str(llama_folder), str(llama_folder), group_size=2, temperature=0.1)
+    settings: dict[str, Any] = {"max_steps": 1, "gradient_accumulation_steps": 1, "lora_rank": 2, "bf16": False}
+    settings |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "push_to_hub": True}
+    settings |= {"hub_model_id": "org/pushed", "hub_private_repo": True, "hub_token": WRITER}
+    rows = [{"group": i, "document": ["a", "b"], "text": texts[2 * i : 2 * i + 2]} for i in range(len(texts) // 2)]
+    trainer = RevelaTrainer(
+        backbones.model,
+        RevelaTrainingArguments(output_dir=str(tmp_path / "run"), **settings),
+        retriever_tokenizer=backbones.retriever_tokenizer,
+        lm_tokenizer=backbones.lm_tokenizer,
+        max_length=32,
+        train_dataset=Dataset.from_list(rows),
+    )
+    trainer.train()
+    trainer.save_model(str(tmp_path / "run"))
+    assert hub.requests == []
+    assert WRITER.encode() not in (tmp_path / "run" / "training_args.bin").read_bytes()
+    auto_map = json.loads((tmp_path / "run" / "config.json").read_text()).get("auto_map", {})
+    assert all((tmp_path / "run" / f"{name.partition('.')[0]}.py").is_file() for name in auto_map.values())
+    published = trainer.push_to_hub()
+    assert published is not None and hub.repositories["org/pushed"].private
+    files = set(hub.repositories["org/pushed"].files(str(published.commit)) or ())
+    assert {"modules.json", "model.safetensors", "README.md"} <= files
+    assert not any("adapter" in name or name.endswith((".bin", ".pt")) for name in files)

@@ -19,8 +19,6 @@ from revela_hub.trainers.methods import METHODS
 
 RECORD = '''
 """SimToy: SimCSE in a few lines."""
-from pathlib import Path
-
 from revela_hub.hub_cards.method import Command, Method, Paper
 
 TOY = Method(
@@ -29,12 +27,9 @@ TOY = Method(
     paper=Paper("SimToy: A Toy", "Ada Lovelace and Alan Turing", "2101.00001", 2021, "taught with dropout as augmentation"),
     commands={"train toy": Command("toy.command", "train a toy")},
     model_type="toy",
-    parts=("retriever", "model"),
     folders={"embedder_of_toy": "retriever"},
     loader="toy.trainer.load_toy",
     assembler="toy.export.assemble_toy",
-    usage=Path(__file__).with_name("usage.md.j2"),
-    vectors=Path(__file__).with_name("verification.py"),
     models=("encoder",),
     neutral_settings=frozenset({"chunk"}),
 )
@@ -120,23 +115,13 @@ EXPORT = """
 import torch
 from toy import TOY
 
-from revela_hub.hub_cards.assemble import Assembled, save_reference, write_reference
-from revela_hub.hub_cards.export import export_retriever, save_backbone, save_tokenizer
-from revela_hub.hub_cards.verify.loading import text_limit
-from revela_hub.hub_cards.verify.texts import probe_texts
-from toy import verification
+from revela_hub.hub_cards.assemble import Assembled, save_reference
+from revela_hub.hub_cards.export import export_retriever
 from transformers import BertConfig, BertModel
 
 
 def assemble_toy(loaded, checkpoint, folder, assembly):
     model, tokenizer = loaded.model, loaded.tokenizer
-    if assembly.part == "model":
-        save_backbone(model, folder, dtype=assembly.dtype)
-        save_tokenizer(tokenizer, folder)
-        tokenizer.model_max_length = length = text_limit(model, tokenizer)
-        texts = probe_texts(length)
-        vectors = {kind: verification.vectors(model, tokenizer, kind, texts) for kind in ("query", "document")}
-        return Assembled(folder, TOY, reference=write_reference(folder, vectors, length), remote_code=True)
     fields = {name: value for name, value in model.config.to_dict().items() if name not in ("model_type", "auto_map")}
     plain = BertModel(BertConfig(**fields)).eval()
     plain.load_state_dict(model.state_dict())
@@ -148,15 +133,6 @@ def assemble_toy(loaded, checkpoint, folder, assembly):
         return torch.nn.functional.normalize(model.embed(ids, mask), dim=-1)
 
     return Assembled(folder, TOY, reference=save_reference(embed, tokenizer, prompts, folder))
-"""
-VERIFICATION = """
-import torch
-
-
-def vectors(model, tokenizer, kind, texts):
-    tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
-    with torch.no_grad():
-        return model.embed(tokens["input_ids"], tokens["attention_mask"]).float()
 """
 COMMAND = '''
 """Trains a toy.
@@ -204,15 +180,12 @@ def _read(arguments, held_out):
     report = ReadReport()
     return build_passages(arguments.sources(held_out), cache_dir=arguments.cache_dir, report=report), report
 '''
-USAGE = "Load it with `AutoModel`, and call `embed`:\n\n```python\nmodel = {{ model.loading_code(name) }}\n```\n"
 FILES = {
     "__init__.py": RECORD,
     "modeling_toy.py": MODELING,
     "trainer.py": TRAINER,
     "export.py": EXPORT,
-    "verification.py": VERIFICATION,
     "command.py": COMMAND,
-    "usage.md.j2": USAGE,
 }
 
 
@@ -309,11 +282,10 @@ def test_it_is_exported_checked_and_published(
     files = hub.repositories["org/toy"].files("main")
     assert files is not None and {"modules.json", "model.safetensors", "README.md"} <= set(files)
     assert b"2101.00001" in files["README.md"] and b"SentenceTransformer" in files["README.md"]
-    work = tmp_path / "work"
-    words = ["publish", tmp_path / "out", "org/toy-model", "--part", "model", "--dry_run", "--output_dir", work]
-    assert main(words) == 0
-    assert {"modeling_toy.py", "model.safetensors"} <= {file.name for file in (work / "model").iterdir()}
-    assert "Load it with `AutoModel`, and call `embed`" in (work / "model" / "README.md").read_text()
-    assert "same as checkpoint" in capsys.readouterr().out
     assert main(["publish", checkpoint, "org/toy", "--part", "lm"]) == 2
-    assert "SimToy: its parts are retriever, model, not lm" in capsys.readouterr().err
+    assert "SimToy has no part lm" in capsys.readouterr().err
+
+
+def test_it_takes_five_files() -> None:
+    """And a line in the list of methods."""
+    assert len(FILES) == 5

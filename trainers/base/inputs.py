@@ -20,8 +20,8 @@ from revela_hub.data.row_cache import stream_rows
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError, loading
 from revela_hub.gguf_files import model_folder
+from revela_hub.hub_cards.contents import read_json
 from revela_hub.hub_cards.method import Method
-from revela_hub.hub_cards.verify.contents import read_json
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import model_in
 from revela_hub.trainers.base.arguments import RunArguments

@@ -72,7 +72,7 @@ class Publishing(Base):
         private: bool | None = None,
         **kwargs: Any,
     ) -> "Published | None":
-        """Assemble, verify and upload the model to `args.hub_model_id`, then download and verify it again.
+        """Assemble, verify and upload the model to `args.hub_model_id`.
 
         Args:
             commit_message: ignored; commit messages are generated.

@@ -158,7 +158,7 @@ class Run:
 
     def report(self, trainer: MethodTrainer) -> None:
         """Plot the training curve, record that the run has finished, and print its results."""
-        from revela_hub.hub_cards.figures import training_curve
+        from revela_hub.hub_cards.card import training_curve
 
         trainer.save_state()
         if self.arguments.should_save:

@@ -24,7 +24,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer, with_pooler
 from revela_hub.hub_cards.tokenizers import padding_right
-from revela_hub.hub_cards.verify.texts import probe_texts
+from revela_hub.hub_cards.verify import probe_texts
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
 from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.cot_mote import COT_MOTE

@@ -5,10 +5,9 @@ from pathlib import Path
 import torch
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, refuse_max_length, write_reference
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
-from revela_hub.hub_cards.verify.loading import text_limit
-from revela_hub.hub_cards.verify.texts import probe_texts
+from revela_hub.hub_cards.verify import probe_texts, text_limit
 from revela_hub.trainers.imprag import IMPRAG, verification
 from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint
 
@@ -19,7 +18,6 @@ def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, as
     Raises:
         UserError: the passages leave no positions for a prompt, or `max_length` is given.
     """
-    refuse_max_length(assembly, IMPRAG)
     backbone = loaded.model.config.backbone
     base = None if backbone is None else backbone.name_or_path
     save_backbone(loaded.model, folder, dtype=assembly.dtype)

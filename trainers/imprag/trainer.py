@@ -27,13 +27,14 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerContro
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
+from revela_hub.hub_cards.export import save_config
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.encoding import divided
 from revela_hub.retrieval.milvus import MilvusIndex
-from revela_hub.retrieval.vectors import VectorsInMemory
+from revela_hub.retrieval.stored_vectors import VectorsInMemory
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.passages import PassageTokens, token_rows, tokenize_passages
@@ -331,7 +332,7 @@ class ImpRAGTrainer(MethodTrainer):
             # The base of the adapters: an ImpRAG model, or the decoder it was made of.
             model.peft_config["default"].base_model_name_or_path = config.name_or_path or config.backbone.name_or_path
         super().write_weights(folder, state_dict)
-        self.imprag.config.save_pretrained(folder)
+        save_config(self.imprag.config, folder)
         if self.ranking is not None:
             kept = {"ranking": torch.from_numpy(self.ranking), "built_at": torch.tensor(self.built_at)}
             save_file(kept, folder / CANDIDATES)

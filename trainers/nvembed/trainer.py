@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import export_parts
+from revela_hub.hub_cards.export import save_config
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.paths import local_path
@@ -207,7 +208,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         else:
             trained = {name: weights[name].detach().contiguous() for name in self._trained}
             save_file(trained, folder / TRAINED_WEIGHTS, metadata={"format": "pt"})
-            self.nvembed.config.save_pretrained(folder)
+            save_config(self.nvembed.config, folder)
             adapters, config = self.adapters.peft_config["default"], self.nvembed.config
             # The base of the adapters: an NV-Embed model, or the decoder that got new pooling.
             adapters.base_model_name_or_path = config.name_or_path or config.text_config.name_or_path

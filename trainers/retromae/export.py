@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, refuse_max_length, save_reference
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer, with_pooler
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.retromae import RETROMAE
@@ -21,7 +21,6 @@ def assemble_retromae(loaded: RetroMAECheckpoint, checkpoint: Path, folder: Path
     """Write the encoder with [CLS] pooling, or the whole model with its decoder for further pre-training."""
     base = loaded.model.config.encoder.name_or_path
     if assembly.part == "model":
-        refuse_max_length(assembly, RETROMAE)
         save_backbone(loaded.model, folder, dtype=assembly.dtype)
         forget_origins(folder, "encoder")
         save_tokenizer(loaded.tokenizer, folder)

@@ -9,13 +9,12 @@ from revela_hub.hub_cards.assemble import (
     Assembled,
     Assembly,
     forget_origins,
-    refuse_max_length,
     save_adapter,
     save_reference,
 )
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
 from revela_hub.hub_cards.tokenizers import padding_right, text_length
-from revela_hub.hub_cards.verify.texts import LONGEST_PROBE
+from revela_hub.hub_cards.verify import LONGEST_PROBE
 from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.checkpoint import RevelaBackbones
 
@@ -30,7 +29,6 @@ def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, ass
     base = trained.name_or_path
     if assembly.part == "retriever":
         return _retriever(checkpoint, loaded, base, folder, assembly)
-    refuse_max_length(assembly, REVELA)
     if assembly.part == "lm":
         save_backbone(loaded.model.lm, folder, dtype=assembly.dtype)
         save_tokenizer(loaded.lm_tokenizer, folder)

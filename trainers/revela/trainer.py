@@ -21,6 +21,7 @@ from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.export import save_config
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.retrieval.encoder import text_positions
@@ -268,7 +269,7 @@ class RevelaTrainer(MethodTrainer):
         if any(map(self.left_out, weights)):
             state_dict = {name: weight for name, weight in weights.items() if not self.left_out(name)}
         super().write_weights(folder, state_dict)
-        self.revela.config.save_pretrained(folder)
+        save_config(self.revela.config, folder)
         self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
         self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
 

@@ -2,12 +2,11 @@
 
 The model is a checkpoint of `revela-hub train` (LoRA adapters are merged) or a sentence-transformers folder. Before
 the upload, all checks of `revela-hub check` have to pass, and the exported model has to reproduce the checkpoint's
-vectors. Only files that belong to the model are uploaded, in one commit, which is then downloaded and verified again.
-An interrupted upload can be resumed by running the same command again.
+vectors. Only files that belong to the model are uploaded, in one commit, whose hashes are compared with the local
+files. An interrupted upload can be resumed by running the same command again.
 
-With --update, remaining files of the previous model are deleted; --delete_stale also deletes its other formats. The
-model card uses the metadata of the checkpoint and of card.yaml or --card. Log in with `hf auth login` or set
-HF_TOKEN.
+With --update, files of the previous model are deleted, also its weights in other formats. The model card uses the
+metadata of the checkpoint and of card.yaml or --card. Log in with `hf auth login` or set HF_TOKEN.
 
 With --space, the page of `revela-hub demo` is published as a Space of the same name. It searches the text that you give
 with --space_corpus, which is uploaded with it.
@@ -20,8 +19,7 @@ Examples:
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
@@ -41,8 +39,6 @@ PARTS = sorted({part for method in METHODS.values() for part in method.parts})
 class Arguments:
     """Arguments of `revela-hub publish`."""
 
-    old_names: ClassVar[dict[str, str]] = {"keep": "output_dir"}
-
     checkpoint: str = required("Checkpoint folder that training saved, or a sentence-transformers folder.")
     repo_id: str = required("Repository to publish to.")
     private: bool = option(False, "Make a new repository private.")
@@ -51,9 +47,6 @@ class Arguments:
     tag: str | None = option(None, "Tag for the new commit.")
     collection: str | None = option(None, "Title of a collection to add the model to.")
     update: bool = option(False, "Replace the model in an existing repository.")
-    delete_stale: bool = option(
-        False, "With --update: Also delete ONNX, OpenVINO and pickled files made from the previous weights."
-    )
     dry_run: bool = option(False, "Assemble and verify the model, but do not upload it.")
     output_dir: str | None = option(None, "Folder to keep the assembled files in (default: they are deleted).")
     part: str = option(
@@ -88,12 +81,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.checkpoints import publish
     from revela_hub.demo.space import check_space, publish_space
     from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata
-    from revela_hub.retrieval.disk import try_folder
 
-    if arguments.output_dir:
-        try_folder(Path(arguments.output_dir), "--output_dir")
-    if arguments.adapter_only and arguments.part != "retriever":
-        raise UserError("--adapter_only applies to the retriever: leave out --part")
     destination = Destination(**values_of(Destination, arguments))
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     metadata = ModelCardMetadata.from_file(arguments.card, METHODS) if arguments.card else None
@@ -108,7 +96,7 @@ def run(arguments: Arguments) -> None:
     if published.url is None:
         _print_plan(published, space, arguments.repo_id)
         return
-    print(f"\npublished and verified: {published.url} (commit {str(published.commit)[:10]})")
+    print(f"\npublished: {published.url} (commit {str(published.commit)[:10]})")
     if space:
         address = publish_space(space, arguments.repo_id, private=arguments.private, update=arguments.update)
         print(f"demo: {address}")
@@ -148,16 +136,13 @@ def _print_checks_and_files(published: "Published") -> None:
     print(f"{sum(published.files.values()):>14,}  bytes in {counted(len(published.files), 'file')}")
     if published.skipped:
         print(f"\nskipped, because they are not model files ({len(published.skipped)}):")
-        for name, why in published.skipped.items():
-            print(f"  {name}: {why}")
+        print("\n".join(f"  {name}" for name in published.skipped))
 
 
 def _print_plan(published: "Published", space: dict[str, str], repo_id: str) -> None:
     """Print what an upload would change, and the files of the Space."""
     for name in published.deleted:
         print(f"would delete from {repo_id}: {name}")
-    for name in published.stale:
-        print(f"would keep in {repo_id}, though made from the previous weights: {name} (see --delete_stale)")
     if space:
         print("\nfiles of the Space:")
         for name, text in space.items():

@@ -1,0 +1,46 @@
+"""Every method: train two steps, export, load in the clean process, and get the vectors of the trained model."""
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import commands
+
+from revela_hub.checkpoints import exported_retriever, is_checkpoint, publish
+from revela_hub.cli.main import main
+from revela_hub.hub_cards import Assembly, Destination, as_table, check
+from revela_hub.trainers.methods import METHODS
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    return commands(tmp_path_factory.mktemp("inputs") / "inputs")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_exported_has_the_vectors_of_the_trained_model(
+    name: str, words: dict[str, list[str]], tmp_path: Path
+) -> None:
+    method, out = METHODS[name], tmp_path / "out"
+    run = [*words[name], "--output_dir", str(out), "--max_steps", "2", "--save_steps", "2"]
+    assert main(run) == 0
+    code = bool(method.usage) or any((out / folder).glob("*.py") for folder in method.folders)
+    for folder in method.folders:
+        checks = check(out / folder, trust_remote_code=code, methods=METHODS)
+        assert all(row.ok for row in checks), f"{folder}\n{as_table(checks)}"
+        card = (out / folder / "README.md").read_text()
+        assert (
+            method.paper.arxiv in card
+            and str(tmp_path) not in card
+            and "from_pretrained" in card
+            or "Encoder(" in card
+            or "Transformer(" in card
+        )
+    if not is_checkpoint(out):  # its checkpoints are plain sentence-transformers folders, or the model itself
+        assert (exported_retriever(out) / "config.json").is_file() or (out / next(iter(method.folders))).is_dir()
+        return
+    for part in method.parts:
+        published = publish(out, Destination("org/x"), Assembly(part=part), dry_run=True, keep=tmp_path / part)
+        compared = {row.name: row.detail for row in published.checks}.get("same as checkpoint", "the whole model")
+        assert compared == "the whole model" or compared.startswith("to 1e-05 on"), (part, compared)
+        files = tmp_path / part / "model"
+        assert not [file for file in files.rglob("*") if file.is_file() and str(tmp_path).encode() in file.read_bytes()]
