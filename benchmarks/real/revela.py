@@ -41,7 +41,11 @@ Record = dict[str, Any]
 
 @dataclass
 class Arm:
-    """A method and its learning rate; `paper` is added reading at the paper's temperature, `both` adds Contriever's loss to `joint`."""
+    """A method and its learning rate.
+
+    `paper` is added reading at the paper's temperature, `both` adds Contriever's loss to `joint`. `_query` compares the first half of
+    each chunk with the whole others, the other Revela arms whole chunks with each other.
+    """
 
     method: str
     rate: float
@@ -68,6 +72,8 @@ ARMS = {
         Arm("added", 1e-4),
         Arm("paper", 1e-4),
         Arm("both", 1e-4),
+        Arm("joint_query", 1e-4),
+        Arm("added_query", 1e-4),
     )
 }
 
@@ -253,7 +259,7 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
         "bf16": given.bf16 or given.device == "cuda",
         "seed": given.seed,
     }
-    if arm.method in ("added", "paper", "joint", "both"):
+    if arm.method not in ("contriever", "replug"):
         return revela(arm, common, str(start), str(lm), rows, given.tokens)
     retriever = SentenceTransformer(str(start), device=given.device, model_kwargs={"dtype": torch.float32})
     trainer: Any
@@ -279,13 +285,15 @@ def revela(
     """Return Revela's trainer: `added` reading as in the paper, at its temperature or ours, or `joint` with a frozen language model."""
     from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
 
-    joint = arm.method in ("joint", "both")
+    joint = arm.method.startswith("joint") or arm.method == "both"
     temperature = 1e-4 if arm.method == "paper" else TEMPERATURE
     config: dict[str, Any] = {"temperature": temperature, "v_normalization": True}
     training = dict(common)
     if joint:
         config = {"temperature": TEMPERATURE, "reading": "joint"}
         training["lm_training"] = "frozen"
+    if arm.method.endswith("_query"):
+        config |= {"similarity_sides": "query_passage", "similarity_span": "first_half"}
     trainer: Any = (with_crops(RevelaTrainer) if arm.method == "both" else RevelaTrainer)(
         start,
         RevelaTrainingArguments(**training, lora_rank=0),

@@ -32,6 +32,8 @@ ARMS = {
     "added": ("Revela, added reading", "#e07b39"),
     "paper": ("Revela, added reading, temperature of the paper", "#c9b037"),
     "joint": ("Revela, joint reading, frozen LM", "#8e5aa8"),
+    "joint_query": ("Revela, joint reading, frozen LM, query side", "#b48ec8"),
+    "added_query": ("Revela, added reading, query side", "#f0a878"),
     "both": ("Revela, joint reading, and Contriever", "#555555"),
 }
 Record = dict[str, Any]

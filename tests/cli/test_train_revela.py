@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fork_server import python
+from safetensors.torch import load_file
 
 from revela_hub.cli.main import main
 from revela_hub.trainers import load_checkpoint
@@ -76,6 +77,25 @@ def test_resume_last_goes_on_where_the_run_stopped(tmp_path: Path, llama_folder:
     assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == [1, 2, 3, 4, 5, 6]
 
 
+def test_frozen_weights_in_bfloat16(tmp_path: Path, llama_folder: Path, documents: Path) -> None:
+    """The retriever is exported in float32: base weights that bfloat16 holds, plus adapters that were trained in float32."""
+    out = tmp_path / "out"
+    form = "--similarity_sides query_passage --similarity_span first_half --similarity_dtype bfloat16".split()
+    frozen = "--dtype bfloat16 --bf16 true --lora_alpha 2 --lora_dropout 0.1 --export last".split()
+    assert main(words(llama_folder, documents, out, *form, *frozen)) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert (config["similarity_sides"], config["similarity_dtype"]) == ("query_passage", "bfloat16")
+    adapter = json.loads((out / "adapter_config.json").read_text())
+    assert (adapter["lora_alpha"], adapter["lora_dropout"]) == (2, 0.1)
+    base, exported = (load_file(folder / "model.safetensors") for folder in (llama_folder, out / "retriever"))
+    for name in ("layers.0.self_attn.q_proj.weight", "layers.0.input_layernorm.weight"):
+        before, after = base[f"model.{name}"].bfloat16().float(), exported[name]
+        assert after.dtype == torch.float32
+        assert torch.equal(before, after) != ("proj" in name)
+        torch.testing.assert_close(before, after, rtol=0, atol=0.02)
+        assert torch.equal(after, after.bfloat16().float()) != ("proj" in name)  # the merge was not rounded
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -85,6 +105,8 @@ def test_resume_last_goes_on_where_the_run_stopped(tmp_path: Path, llama_folder:
         (["--eval_strategy", "steps", "--probe", "none"], "--eval_corpus"),
         (["--query_prompt", "q: "], "both --query_prompt and --document_prompt"),
         (["--run_length", "3"], "run_length"),
+        (["--dtype", "bfloat16"], "--bf16"),
+        (["--dtype", "bfloat16", "--lora_rank", "0"], "--lora_rank"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(

@@ -138,11 +138,12 @@ def _save_merged(model: nn.Module, adapters: PeftModel, *args: Any, **kwargs: An
     merged.save_pretrained(*args, **kwargs)
 
 
-def merged_copy(model: Model, adapters: object = None) -> Model:
+def merged_copy(model: Model, adapters: object = None, dtype: torch.dtype | None = None) -> Model:
     """Return a copy of a model on the CPU and in eval mode, with its adapters merged; the model itself is not changed.
 
     Weights that are on the CPU already are shared with the model unless an adapter changes them. `adapters` is the return value
-    of `add_adapters`; anything else means that the model has none.
+    of `add_adapters`; anything else means that the model has none. Weights are cast to `dtype` before the merge, which would round
+    an adapter's small changes away in half precision.
     """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu(), requires_grad=False) for p in model.parameters()}
     copied, wrapper = deepcopy((model, adapters if isinstance(adapters, PeftModel) else None), memo)
@@ -153,6 +154,8 @@ def merged_copy(model: Model, adapters: object = None) -> Model:
     config: Any = getattr(copied, "config", None)
     if isinstance(config, PreTrainedConfig) and "use_cache" not in {field.name for field in fields(config)}:
         vars(config).pop("use_cache", None)  # set by the Trainer; not a field of this configuration
+    if dtype is not None:
+        copied.to(dtype)
     if wrapper is not None:
         wrapper.merge_and_unload(safe_merge=True)  # otherwise the merge would change the shared weights
     return copied.cpu().eval()

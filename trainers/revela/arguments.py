@@ -5,6 +5,7 @@ command, --temperature and --v_normalization, whose help texts give the paper's 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from revela_hub.trainers.base.arguments import (
     text_rows,
 )
 from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
+from revela_hub.trainers.revela.collator import SPAN
 
 
 @dataclass
@@ -43,6 +45,9 @@ class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgument
     warmup_steps: float = option(100, WARMUP)
     gradient_accumulation_steps: int = option(8, "Number of batches per training step.")
     per_device_train_batch_size: int = option(1, "Number of groups per device and forward pass.")
+    total_groups_per_step: PositiveInt | None = option(
+        None, "Number of groups per training step on all devices together, instead of --gradient_accumulation_steps."
+    )
     retriever_learning_rate: NonNegativeFloat | None = option(
         None, "Peak learning rate of the retriever (default: --learning_rate)."
     )
@@ -62,6 +67,14 @@ class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgument
     def __post_init__(self) -> None:
         """Raise a `ValueError` if the retriever would never be trained, options conflict, or a value is out of range."""
         super().__post_init__()
+        if self.total_groups_per_step is not None:
+            batch = self.train_batch_size * self.world_size
+            if self.total_groups_per_step % batch:
+                raise ValueError(
+                    f"--total_groups_per_step {self.total_groups_per_step} is not a multiple of the {batch} groups of one forward"
+                    f" pass on all devices"
+                )
+            self.gradient_accumulation_steps = self.total_groups_per_step // batch
         if self.lm_training == "lora" and not self.lora_rank:
             raise ValueError("--lm_training lora needs adapters: set a --lora_rank above 0")
         if self.lm_training == "full" and self.lora_rank:
@@ -92,8 +105,10 @@ class RevelaDataArguments(StreamedTextArguments):
         None, "Build each group from random runs of N consecutive chunks; must divide --group_size (default: one run)."
     )
     max_length: TextLength = option(160, "Maximum number of tokens per chunk, for both models.")
-    similarity_span: Literal["full", "first_half"] = option(
-        "full", "Part of a chunk that the retriever reads as a query; the paper uses first_half for natural language."
+    similarity_span: list[str] = option(
+        ["full"],
+        "Part of a chunk that is its query: full, or first_half as in the paper for natural language; one value, or one"
+        " per source with --weights.",
     )
     group_seed: Seed = option(0, "Random seed for drawing runs and mixing sources.")
     weights: list[PositiveFloat] | None = option(
@@ -103,6 +118,12 @@ class RevelaDataArguments(StreamedTextArguments):
         "first_exhausted", "End a mixture when the first source is used up, or when all are (repeating the others)."
     )
     max_groups: PositiveInt | None = option(None, "Maximum number of groups.")
+
+    @property
+    def spans(self) -> list[str]:
+        """The spans of the queries: one for all sources, or one for each; in YAML, one may be written without a list."""
+        spans: Any = self.similarity_span
+        return [spans] if isinstance(spans, str) else spans
 
 
 def load_groups(
@@ -116,17 +137,27 @@ def load_groups(
     Raises:
         UserError: the options conflict, or `build_groups` raises an error.
     """
+    spans = arguments.spans
+    if bad := set(spans) - {"full", "first_half"}:
+        raise UserError(f"--similarity_span is full or first_half, not {', '.join(sorted(bad))}")
     if arguments.weights is None:
+        if len(spans) > 1:
+            raise UserError(
+                "--similarity_span needs --weights for a value per source, because groups may have two sources"
+            )
         return text_rows(arguments, build_groups, held_out, settings=_settings(arguments))
     sources, report = arguments.sources(held_out), ReadReport()
+    if len(spans) not in (1, len(sources)):
+        raise UserError(f"--similarity_span has {len(spans)} values for {len(sources)} sources")
     kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
     check_weights(arguments.weights, len(sources))
     if len(sources) == 1:
         raise UserError("--weights needs two or more sources, but there is only one: leave it out")
     parts = []
-    for source, weight in zip(sources, arguments.weights, strict=True):
+    for number, (source, weight) in enumerate(zip(sources, arguments.weights, strict=True)):
         settings = _settings(arguments, weight / sum(arguments.weights))
-        parts.append(build_groups([source], settings, report=report, **kept))
+        part = build_groups([source], settings, report=report, **kept)
+        parts.append(part if len(spans) == 1 else part.map(partial(_with_span, spans[number])))
     mixed = mix_groups(
         parts, arguments.weights, seed=arguments.group_seed, stopping_strategy=arguments.stopping_strategy
     )
@@ -136,6 +167,10 @@ def load_groups(
         mixed = mixed.select(range(min(arguments.max_groups, len(mixed))))
     report.groups = len(mixed)
     return mixed, report
+
+
+def _with_span(span: str, row: dict[str, Any]) -> dict[str, Any]:
+    return {SPAN: span}
 
 
 def _settings(arguments: RevelaDataArguments, share: float = 1.0) -> GroupSettings:

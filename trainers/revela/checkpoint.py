@@ -91,7 +91,8 @@ def load_backbones(
         if isinstance(given, nn.Module):
             refuse_adapters(called or type(given).__name__, given)
     with loading(f"cannot load the retriever {name!r}", name):
-        loaded = _load_retriever(retriever, retriever_tokenizer, trust_remote_code)
+        dtype = config.get("dtype", torch.float32)
+        loaded = _load_retriever(retriever, retriever_tokenizer, trust_remote_code, dtype)
         if "pooling" not in loaded.settings | config and is_encoder(loaded.model, trust_remote_code=trust_remote_code):
             raise UserError(
                 f"the retriever {name!r} is an encoder without a pooling: choose one (--pooling mean or cls)"
@@ -120,7 +121,7 @@ def load_backbones(
 
 
 def _load_retriever(
-    retriever: ModelLike, tokenizer: PreTrainedTokenizerBase | None, trust_remote_code: bool
+    retriever: ModelLike, tokenizer: PreTrainedTokenizerBase | None, trust_remote_code: bool, dtype: torch.dtype
 ) -> _Retriever:
     name, encoder = name_of(retriever), retriever
     if isinstance(retriever, str | Path):
@@ -134,7 +135,7 @@ def _load_retriever(
     refuse_adapters(name, encoder)
     settings = _settings(encoder, name)
     transformer: Any = encoder[0]
-    return _Retriever(transformer.auto_model.float(), tokenizer or encoder.tokenizer, settings)
+    return _Retriever(transformer.auto_model.to(dtype), tokenizer or encoder.tokenizer, settings)
 
 
 def _settings(encoder: SentenceTransformer, name: str) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from revela_hub.internals import fingerprint
 from revela_hub.trainers.base.epochs import SharedEpoch
 
 Tokens: TypeAlias = NDArray[np.int64]
+SPAN = "similarity_span"
+"""Column of rows whose span is not that of the run, in mixtures of prose and code."""
 _CALL_SETTINGS = ("truncation", "padding")  # keys of a tokenizer.json that only describe its last call
 LM_TOKENS, PASSAGE_TOKENS, QUERY_TOKENS = "lm_tokens", "retriever_tokens", "retriever_query_tokens"
 
@@ -110,7 +112,8 @@ class RevelaCollator(SharedEpoch):
             passage_prompt: text put before each passage for the retriever.
             query_prompt: text put before each query for the retriever.
             similarity_sides: whether the retriever gets each chunk as a query and as a passage, or only as a passage.
-            similarity_span: part of a chunk that is its query; in the symmetric form, its passage.
+            similarity_span: part of a chunk that is its query; in the symmetric form, its passage. Rows may have their own, in a
+                column of this name.
             pad_to_multiple_of: widths are rounded up to a multiple of this (8 suits tensor cores).
             seed: seed of the order of the chunks.
             epoch: epoch of the order of the chunks.
@@ -123,12 +126,11 @@ class RevelaCollator(SharedEpoch):
         self.retriever_tokenizer = retriever_tokenizer
         self.lm_tokenizer = lm_tokenizer
         self.max_length = max_length
-        self.similarity_span = similarity_span
-        # Columns of the tokenized rows that the retriever reads: prompt, and whether it gets the first half of the chunk only.
-        halve = similarity_span == "first_half"
-        self.sides = {PASSAGE_TOKENS: (passage_prompt, halve)}
+        # Columns of the tokenized rows that the retriever reads: prompt and span; None is the span of the row or of the run.
+        self.similarity_span: str = similarity_span
+        self.sides: dict[str, tuple[str, str | None]] = {PASSAGE_TOKENS: (passage_prompt, None)}
         if similarity_sides == "query_passage":
-            self.sides = {PASSAGE_TOKENS: (passage_prompt, False), QUERY_TOKENS: (query_prompt, halve)}
+            self.sides = {PASSAGE_TOKENS: (passage_prompt, "full"), QUERY_TOKENS: (query_prompt, None)}
         self.pad_to_multiple_of = pad_to_multiple_of
         self.seed = seed
         empty = lm_tokenizer("")["input_ids"]
@@ -171,8 +173,11 @@ class RevelaCollator(SharedEpoch):
         A text without tokens for the language model is absent for both models.
         """
         present = [text for row in rows for text in row["text"] if text]
+        spans = [row.get(SPAN) or self.similarity_span for row in rows for text in row["text"] if text]
         made = {LM_TOKENS: self._lm_tokens(present)}
-        made |= {name: self._retriever_tokens(present, *side) for name, side in self.sides.items()}
+        for name, (prompt, span) in self.sides.items():
+            halve = [(span or own) == "first_half" for own in spans]
+            made[name] = self._retriever_tokens(present, prompt, halve)
         columns = zip(*made.values(), strict=True)
         absent: tuple[list[int], ...] = tuple([] for _ in made)
         tokenized = []
@@ -185,7 +190,7 @@ class RevelaCollator(SharedEpoch):
 
     def fingerprint(self) -> str:
         """Return a hash of everything that determines the result of `tokenize`."""
-        made_with: list[Any] = [self.max_length, self.sides]
+        made_with: list[Any] = [self.max_length, self.similarity_span, self.sides]
         for tokenizer in (self.retriever_tokenizer, self.lm_tokenizer):
             with TemporaryDirectory() as folder:  # all that determines a tokenizer is in its saved files
                 tokenizer.save_pretrained(folder)
@@ -214,22 +219,26 @@ class RevelaCollator(SharedEpoch):
         )
         return [self._bos + tokens for tokens in encoded["input_ids"]]
 
-    def _retriever_tokens(self, texts: list[str], prompt: str, halve: bool) -> list[list[int]]:
+    def _retriever_tokens(self, texts: list[str], prompt: str, halve: list[bool]) -> list[list[int]]:
         if not texts:
             return []
+        some = any(halve)
         encoded = self.retriever_tokenizer(
             [prompt + text for text in texts],
             truncation=True,
             max_length=self.max_length,
             return_attention_mask=False,
-            return_offsets_mapping=halve,
-            return_special_tokens_mask=halve,
+            return_offsets_mapping=some,
+            return_special_tokens_mask=some,
         )
         rows: list[list[int]] = encoded["input_ids"]
-        if not halve:
+        if not some:
             return rows
         columns = zip(rows, encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True)
-        return [_first_half(len(prompt), *column) for column in columns]
+        return [
+            _first_half(len(prompt), *column) if half else column[0]
+            for half, column in zip(halve, columns, strict=True)
+        ]
 
     def _pad(self, rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> tuple[Tokens, Tokens]:
         """Return ids and attention mask, both (rows, width)."""

@@ -26,6 +26,8 @@ Examples:
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
+
 from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.output import command_line
@@ -88,12 +90,23 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
     document_prompt: str | None = option(
         None, "Text to prepend to every passage (default: the retriever's own, or 'Passage: ')."
     )
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "Type of the frozen weights; bfloat16 halves their memory under LoRA."
+    )
     export_max_length: TextLength = option(
         2048, "Maximum number of tokens per text in evaluations and in the exported retriever."
     )
     trust_remote_code: bool = option(
         False, "Allow tokenizers to run their own code; models have to be supported by transformers."
     )
+
+    def __post_init__(self) -> None:
+        """Raise a `ValueError` if weights would be trained in bfloat16, or options conflict."""
+        super().__post_init__()
+        if self.dtype != "float32" and not self.lora_rank:
+            raise ValueError("--dtype bfloat16 is for LoRA: trained weights have to be float32 (--lora_rank above 0)")
+        if self.dtype != "float32" and not self.bf16:
+            raise ValueError("--dtype bfloat16 needs --bf16 true: adapters stay in float32")
 
     def card_settings(self) -> dict[str, str]:
         """Return the form of Revela: the paper's is added reading with a trained language model."""
@@ -140,8 +153,9 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
 def _model_settings(arguments: Arguments) -> dict[str, Any]:
     """The fields of `RevelaConfig`; without those that were left to the retriever."""
     names = ("group_size", "reading", "reading_bias", "temperature", "v_normalization")
-    similarity = ("similarity_sides", "similarity_span", "similarity_dtype", "similarity_tolerance")
+    similarity = ("similarity_sides", "similarity_dtype", "similarity_tolerance")
     settings: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, *similarity)}
+    settings |= {"similarity_span": arguments.spans[0], "dtype": getattr(torch, arguments.dtype)}
     settings["max_seq_length"] = arguments.export_max_length
     if arguments.pooling is not None:
         settings["pooling"] = arguments.pooling

@@ -221,7 +221,7 @@ class RevelaTrainer(MethodTrainer):
 
     def exportable(self) -> RevelaBackbones:
         """Return both models with adapters merged, as `load_checkpoint` does."""
-        model = merged_copy(self.revela, self.accelerator.unwrap_model(self.model))
+        model = merged_copy(self.revela, self.accelerator.unwrap_model(self.model), torch.float32)
         return RevelaBackbones(model, self.retriever_tokenizer, self.lm_tokenizer)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:

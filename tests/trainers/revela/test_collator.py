@@ -243,6 +243,23 @@ def test_queries_and_passages(
     assert all(torch.equal(tensor, batch[name]) for name, tensor in collate([stored[0]]).items())
 
 
+def test_a_row_may_have_its_own_span(
+    texts: list[str], decoder: PreTrainedTokenizerFast, plain: PreTrainedTokenizerFast
+) -> None:
+    prose, code = group(0, texts[:4]), group(1, texts[:4]) | {"similarity_span": "full"}
+    collate = RevelaCollator(decoder, plain, similarity_sides="query_passage", similarity_span="first_half")
+
+    batch = collate([prose, code])
+
+    for rows, span in ((slice(4), "first_half"), (slice(4, 8), "full")):
+        own: Any = span
+        only = RevelaCollator(decoder, plain, similarity_sides="query_passage", similarity_span=own)([prose, code])
+        for side in ("retriever_", "retriever_query_"):
+            assert row_tokens(batch, side)[rows] == row_tokens(only, side)[rows]
+    stored = tokenize_groups(Dataset.from_list([prose | {"similarity_span": None}, code]), collate)
+    assert row_tokens(collate([stored[0], stored[1]]), "retriever_query_") == row_tokens(batch, "retriever_query_")
+
+
 def test_stored_tokens_are_those_of_the_form(decoder: PreTrainedTokenizerFast, plain: PreTrainedTokenizerFast) -> None:
     """Another prompt, span or form is another fingerprint, so that tokens of another run are never read from the cache."""
     settings: list[dict[str, Any]] = [

@@ -10,9 +10,9 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from revela_hub.data.sources.source import parse_sources
 from revela_hub.errors import UserError
-from revela_hub.trainers import RevelaDataArguments, load_groups
+from revela_hub.trainers import RevelaDataArguments, RevelaTrainingArguments, load_groups
 
-RECIPES = ("wikipedia", "code", "fineweb", "mixture")
+RECIPES = ("wikipedia", "code", "fineweb", "mixed")
 
 
 def write(path: Path, name: str, documents: int, column: str = "text") -> str:
@@ -89,6 +89,27 @@ def test_mixture(tmp_path: Path) -> None:
     assert other["document"][:] != groups["document"][:]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_each_source_of_a_mixture_has_its_span(tmp_path: Path, streaming: bool) -> None:
+    data = [write(tmp_path / f"{name}.jsonl", name, 60) for name in "ab"]
+    given = arguments(
+        tmp_path, data, weights=[1, 1], similarity_span=["first_half", "full"], max_groups=20, streaming=streaming
+    )
+
+    groups, _ = load_groups(given)
+
+    found = {(row["document"][0][0], row["similarity_span"]) for row in groups}
+    assert found == {("a", "first_half"), ("b", "full")}
+
+
+def test_the_groups_of_a_step_are_those_of_all_devices(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"per_device_train_batch_size": 2, "use_cpu": True, "bf16": False}
+    made = RevelaTrainingArguments(str(tmp_path), total_groups_per_step=32, **given)
+    assert made.gradient_accumulation_steps == 16
+    with pytest.raises(ValueError, match="33"):
+        RevelaTrainingArguments(str(tmp_path), total_groups_per_step=33, **given)
+
+
 def test_mixture_that_repeats_the_small_source(tmp_path: Path) -> None:
     data = [write(tmp_path / "a.jsonl", "a", 400), write(tmp_path / "b.jsonl", "b", 4)]
 
@@ -107,6 +128,9 @@ def test_mixture_that_repeats_the_small_source(tmp_path: Path) -> None:
         ({"data": ["a.jsonl", "a.jsonl"], "weights": [1.0]}, "one positive number for each of the 2 sources"),
         ({"data": ["gone"]}, "no such file or folder: gone"),
         ({"data": ["a.jsonl"], "run_length": 3}, "run_length is 3; it must divide group_size"),
+        ({"data": ["a.jsonl"], "similarity_span": ["half"]}, "half"),
+        ({"data": ["a.jsonl"], "similarity_span": ["full", "full"]}, "--weights"),
+        ({"data": ["a.jsonl"] * 2, "weights": [1, 1], "similarity_span": ["full"] * 3}, "3 values for 2 sources"),
     ],
 )
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str) -> None:
@@ -127,7 +151,11 @@ def test_recipe_is_understood(repository: Path, name: str) -> None:
     assert settings.weights is None or len(settings.weights) == len(sources)
     assert (settings.group_size, settings.max_words, settings.max_length) == (16, 120, 160)
     assert (recipe["temperature"], recipe["learning_rate"]) == (1e-4, 1e-4)  # numbers: YAML reads 1e-4 as a string
-    assert (recipe["warmup_steps"], recipe["gradient_accumulation_steps"], recipe["lora_rank"]) == (100, 8, 256)
+    assert (recipe["warmup_steps"], recipe["total_groups_per_step"]) == (100, 32)
+    assert (recipe["lora_rank"], recipe["lora_alpha"], recipe["lora_dropout"]) == (256, 64, 0.1)
+    assert (recipe["similarity_sides"], recipe["similarity_dtype"]) == ("query_passage", "bfloat16")
+    assert recipe["export"] == "last"
+    assert len(settings.spans) in (1, len(sources)) and set(settings.spans) <= {"full", "first_half"}
 
 
 @pytest.mark.parametrize("name", RECIPES)
