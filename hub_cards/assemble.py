@@ -13,14 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
+from revela_hub.files import atomic
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.contents import code_files, copy_model, is_of_model, read_json
 from revela_hub.hub_cards.export import make_readable, write_json
 from revela_hub.hub_cards.metadata import ModelCardMetadata, hub_model_id
 from revela_hub.hub_cards.method import Method, Part
 from revela_hub.hub_cards.verify import probe_texts
-from revela_hub.retrieval.disk import make_folder
-from revela_hub.whole_files import whole_path
 
 # The expected vectors of an exported model. The folder is hidden, so that libraries do not load the file as weights.
 REFERENCE = f"{METADATA_FOLDER}/reference.safetensors"
@@ -129,11 +128,9 @@ def export_parts(
 
     Each folder gets its name when all are complete: without modules.json, libraries would load the weights with other settings.
     """
-    make_folder(output, "--output_dir")
     with ExitStack() as stack:
-        wanted: dict[Path, Part] = {}
-        for name, part in folders.items():
-            wanted[new := stack.enter_context(whole_path(output / name, "--output_dir", only_writer=True))] = part
+        wanted = {stack.enter_context(atomic(output / name)): part for name, part in folders.items()}
+        for new in wanted:
             (new / METADATA_FOLDER).mkdir(parents=True)  # lets a later export replace the folder
         assemble_parts(method, checkpoint, wanted, assembly or Assembly(), loaded)
         for name, new in zip(folders, wanted, strict=True):

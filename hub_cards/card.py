@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from revela_hub import __version__
+from revela_hub.files import local_path
 from revela_hub.hub_cards.metadata import (
     METRIC_NAMES,
     Figure,
@@ -21,7 +22,6 @@ from revela_hub.hub_cards.metadata import (
     describe,
     hub_model_id,
 )
-from revela_hub.paths import local_path
 
 CARD_METADATA = "card.yaml"  # file in a checkpoint with the fields of `ModelCardMetadata`
 METADATA_FOLDER = ".revela_hub"  # folder next to a model for our own files; it is never uploaded

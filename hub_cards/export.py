@@ -16,9 +16,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.hub_cards.metadata import DEFAULT_SIMILARITY
 from revela_hub.hub_cards.tokenizers import padding_right, text_length, with_eos
-from revela_hub.paths import local_path
 
 PoolingMode = Literal["last", "mean", "cls"]
 

@@ -28,9 +28,9 @@ from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import HUB_PREFIX
 from revela_hub.data.text.chunks import Chunk
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.hub_cards.metadata import _check_types as check_types
 from revela_hub.output import note
-from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import Canary
 from revela_hub.retrieval.disk import claim_folder, default_cache_folder, key_of
 from revela_hub.retrieval.encoder import SERVED_PREFIX

@@ -8,8 +8,8 @@ import numpy as np
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.hub_cards.contents import Check
-from revela_hub.paths import local_path
 from revela_hub.retrieval.canary import Canary, spread
 from revela_hub.retrieval.disk import checksum, mapped
 from revela_hub.retrieval.index_metadata import IndexMetadata, read_metadata

@@ -18,9 +18,9 @@ from huggingface_hub.dataclasses import type_validator
 from safetensors import safe_open
 
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.hub_cards.contents import code_files, listed_modules, read_json
 from revela_hub.hub_cards.method import Method
-from revela_hub.paths import local_path
 
 METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 # Model types that the documentation of these servers lists; models with remote code are not supported.

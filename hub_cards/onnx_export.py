@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from revela_hub.errors import UserError, reason, require
+from revela_hub.files import local_path
 from revela_hub.hub_cards.contents import auto_maps, listed_modules, read_json
 from revela_hub.hub_cards.tokenizers import uses_chat_template
 from revela_hub.hub_cards.verify import difference, probe_texts
-from revela_hub.paths import local_path
 from revela_hub.pickles import encoder
 from revela_hub.scratch import scratch_folder
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from huggingface_hub import snapshot_download
 
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly
 from revela_hub.hub_cards.card import CARD_METADATA, METADATA_FOLDER, training_curve, write_card
 from revela_hub.hub_cards.clean_process import verify
@@ -17,7 +18,6 @@ from revela_hub.hub_cards.contents import Check, contents, copy_model, is_of_mod
 from revela_hub.hub_cards.metadata import Figure, ModelCardMetadata, hub_model_id
 from revela_hub.hub_cards.method import Method, vectors_of
 from revela_hub.hub_cards.repository import Destination, Repository, files_of
-from revela_hub.paths import local_path
 
 # Not downloaded for a check: pickled weights, and weights for other libraries.
 _NOT_CHECKED = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from revela_hub.adaptation import REPORT
-from revela_hub.data.own_folder import check_free
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished, export_parts
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.contents import read_json
@@ -16,7 +16,6 @@ from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
-from revela_hub.paths import local_path
 from revela_hub.pickles import model_json
 from revela_hub.trainers.base.checkpoints import RECORD
 from revela_hub.trainers.base.retriever import RETRIEVER
@@ -44,13 +43,13 @@ def export_checkpoint(
         UserError: the folder is not a checkpoint or has no language model, or the export would overwrite other files.
     """
     checkpoint, output = local_path(checkpoint), local_path(output)
-    method, of_a_run = method_of(checkpoint), (output / RECORD).is_file()
+    method, own = method_of(checkpoint), output.resolve() == checkpoint.resolve()
     folders: dict[str, str] = ({"lm": "lm"} if lm else {}) | {**method.folders}
     for folder in [output / name for name in folders]:
-        if of_a_run and folder.exists() and output.resolve() != checkpoint.resolve():
-            raise UserError(f"{folder} is the exported model of the run in {output}: choose another --output_dir")
-        if not (folder.is_dir() and (of_a_run or (folder / METADATA_FOLDER).is_dir())):
-            check_free(folder, "--output_dir")
+        of_a_run = (output / RECORD).is_file()  # its result is not replaced by that of one of its checkpoints
+        replaceable = own or ((folder / METADATA_FOLDER).is_dir() and not of_a_run)
+        if folder.exists() and not replaceable and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} exists, and is not an earlier export of this kind: choose another --output_dir")
     export_parts(method, checkpoint, output, folders, assembly=Assembly(max_length=max_length, dtype=dtype))
     return output
 
@@ -129,13 +128,9 @@ def method_of(checkpoint: Path) -> Method:
             if method.model_type and read_json(folder / "config.json", {}).get("model_type") == method.model_type:
                 return method
     if (checkpoint / "modules.json").is_file():
-        message = f"{checkpoint} is a finished model, not a checkpoint: it can be used and published as it is"
-        raise UserError(message, format="convert it with --format onnx")
-    names = (name for method in METHODS.values() for name in method.folders)
-    finished = next((name for name in names if (checkpoint / name / "config.json").is_file()), None)
-    remedy = f"; did you mean the exported model {checkpoint / finished}?" if finished else ""
-    types = ", ".join(method.model_type for method in METHODS.values() if method.model_type)
-    found = (
-        f"{checkpoint} is not a checkpoint: it has neither modules.json nor a config.json with the model type {types}"
+        raise UserError(f"{checkpoint} is a finished model, not a checkpoint: use or publish it as it is")
+    names = [name for method in METHODS.values() for name in method.folders]
+    exported = next((f"; did you mean {checkpoint / name}?" for name in names if (checkpoint / name).is_dir()), "")
+    raise UserError(
+        f"{checkpoint} is not a checkpoint: its config.json has none of the model types of the methods{exported}"
     )
-    raise UserError(f"{found}{remedy}")

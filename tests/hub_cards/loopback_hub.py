@@ -1,8 +1,7 @@
 """A local Hub with the part of the HTTP interface that uploads and downloads use.
 
-Repositories are in memory; the names of data sets begin with `datasets/`, those of Spaces with `spaces/`. A commit maps file names to contents; large files use the LFS batch interface. Attributes simulate
-errors: `cut_uploads` cuts connections in the middle of a large file, `corrupt_downloads` changes downloads, and
-`before_request` and `after_request` are called with "METHOD /path".
+Repositories are in memory; the names of data sets begin with `datasets/`, those of Spaces with `spaces/`. A commit maps file names to contents; large files use the LFS batch interface. `cut_uploads` cuts connections in
+the middle of a large file; `before_request` and `after_request` are called with "METHOD /path".
 """
 
 import base64
@@ -31,7 +30,6 @@ class Repository:
     tags: set[str] = field(default_factory=set)
     refs: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
-    statuses: dict[str, str] = field(default_factory=dict)  # of pull requests by number; the others are open
 
     def commit(self, ref: str, files: dict[str, bytes], message: str) -> str:
         oid = hashlib.sha1(f"{ref}{len(self.commits)}{message}".encode()).hexdigest()
@@ -65,8 +63,6 @@ class LoopbackHub(ThreadingHTTPServer):
         self.collections: dict[str, list[str]] = {}
         self.requests: list[str] = []
         self.cut_uploads = False
-        self.corrupt_downloads = False
-        self.forbid_collections = False
         self.before_request: Callable[[str], None] = lambda request: None
         self.after_request: Callable[[str], None] = lambda request: None
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
@@ -98,7 +94,6 @@ class Handler(BaseHTTPRequestHandler):
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)(?P<path>/.*)?", "tree"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/refs", "list_refs"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/commits/(?P<revision>[^/]+)", "history"),
-        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/discussions/(?P<number>\d+)", "discussion"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/paths-info/(?P<revision>[^/]+)", "paths"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/(?P<revision>[^/]+)", "preupload"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)", "commit"),
@@ -269,22 +264,6 @@ class Handler(BaseHTTPRequestHandler):
             oid = repository.parents[oid] or ""
         self._answer(200, commits)
 
-    def discussion(self, repo: str, number: str) -> None:
-        if (repository := self._repository(repo)) is None:
-            return
-        found = {
-            "num": int(number),
-            "title": "",
-            "status": repository.statuses.get(number, "open"),
-            "createdAt": "2025-01-01T00:00:00.000Z",
-            "repo": {"name": repo, "type": "model"},
-            "isPullRequest": True,
-            "changes": {"base": "refs/heads/main"},
-            "filesWithConflicts": [],
-            "events": [],
-        }
-        self._answer(200, found)
-
     def paths(self, repo: str, revision: str) -> None:
         if (repository := self._repository(repo)) is None:
             return
@@ -396,9 +375,6 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, {})
 
     def collection(self) -> None:
-        if self.server.forbid_collections:
-            self._answer(403, {"error": "Forbidden"})
-            return
         wanted = json.loads(self.body)
         slug = f"{wanted['namespace']}/{wanted['title'].lower().replace(' ', '-')}-{'0' * 24}"
         self.server.collections.setdefault(slug, [])
@@ -436,6 +412,4 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X_Repo_Commit": sha, "ETag": f'"{blob_id(content)}"', "Accept_Ranges": "bytes"}
         if is_lfs(path, len(content)):
             headers |= {"X_Linked_Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X_Linked_Size": str(len(content))}
-            if self.server.corrupt_downloads:
-                content = content[:-1] + bytes([content[-1] ^ 1])
         self._answer(200, content, **headers)

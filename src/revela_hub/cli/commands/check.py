@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.options import option
 from revela_hub.output import is_utf8
-from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 from revela_hub.search.endpoint_options import EndpointOptions
 from revela_hub.search.reading_options import ReadingOptions

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from revela_hub.errors import UserError, require
+from revela_hub.files import local_path
 from revela_hub.options import option, required
-from revela_hub.paths import local_path
 from revela_hub.ranges import TextLength
 from revela_hub.scratch import deleted_after
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Literal
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.options import option, required, values_of
-from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.methods import METHODS
 
