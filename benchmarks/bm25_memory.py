@@ -12,7 +12,7 @@ from pathlib import Path
 from retrieval_common import cost, heading
 
 from revela_hub.data.sources.documents import read_documents
-from revela_hub.data.text.chunks import count_words
+from revela_hub.data.text.words import count_words
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.passages import read_passages
 

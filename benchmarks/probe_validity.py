@@ -25,7 +25,7 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.data.text.ngram_overlap import words
+from revela_hub.data.text.words import words
 from revela_hub.evaluation import evaluate_bm25
 from revela_hub.evaluation.probe import ProbeSettings, build_probe, kind_of
 from revela_hub.evaluation.retrieval import score_run

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROWS, REPORT = "rows.arrow", "report.json"
-FORMAT = 9  # increase it when the same settings and sources produce different rows
+FORMAT = 10  # increase it when the same settings and sources produce different rows
 
 
 def document_rows(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from revela_hub.data.text.chunks import count_words
+from revela_hub.data.text.words import count_words
 from revela_hub.evaluation.docstrings import MIN_LINES, MIN_WORDS, dedented
 
 MAX_LINES = 100

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from revela_hub.data.text.chunks import count_words
+from revela_hub.data.text.words import count_words
 
 MIN_WORDS = 5
 MIN_LINES = 3

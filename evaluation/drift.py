@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import SourceLike
-from revela_hub.data.text.ngram_overlap import words
+from revela_hub.data.text.words import words
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES, NoProbe, Probe, ProbeSettings, build_probe, kind_of
 from revela_hub.evaluation.retrieval import bm25_run, score_run

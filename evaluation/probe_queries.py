@@ -18,7 +18,8 @@ from typing import Literal, TypeAlias
 
 from revela_hub.data.sources.markup import FRONT_MATTER, front_matter_title
 from revela_hub.data.sources.source import Document
-from revela_hub.data.text.chunks import chunk_document, count_words, document_pieces
+from revela_hub.data.text.chunks import chunk_document, document_pieces
+from revela_hub.data.text.words import count_words
 from revela_hub.evaluation.doc_comments import SUFFIXES, commented_functions
 from revela_hub.evaluation.docstrings import documented_functions, python_lines
 

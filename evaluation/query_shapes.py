@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.text.ngram_overlap import words
+from revela_hub.data.text.words import join_words, word_places, words, words_at
 from revela_hub.retrieval.bm25 import BM25
 
 QueryShape: TypeAlias = Literal["whole", "short", "keywords", "dropout"]
@@ -71,11 +71,11 @@ def shorten(text: str, vocabulary: WordCounts, number: int = SHORT_WORDS) -> str
     >>> shorten("The sea, the river and rain erode a bank.", vocabulary, number=4)
     'and rain erode a'
     """
-    found = text.split()
-    weights = [sum(min(vocabulary.idf(part), 8.0) for part in words(word)) for word in found]
-    starts = range(max(1, len(found) - number + 1))
+    places = word_places(text)
+    weights = [sum(min(vocabulary.idf(word), 8.0) for word in at) for at in words_at(text, places)]
+    starts = range(max(1, len(places) - number + 1))
     best = max(starts, key=lambda start: (sum(weights[start : start + number]), -start))
-    return " ".join(found[best : best + number])
+    return join_words(text, places[best : best + number])
 
 
 def drop_words(text: str, seed: str) -> str:
@@ -84,7 +84,7 @@ def drop_words(text: str, seed: str) -> str:
     >>> drop_words("Rivers carry sediment from the mountains to the sea.", "0")
     'mountains carry sediment to'
     """
-    found = text.split()
+    found = [text[start:end] for start, end in word_places(text)]
     return " ".join(random.Random(seed).sample(found, min(len(found), max(3, len(found) // 2))))
 
 

@@ -1,27 +1,26 @@
 r"""BM25 with bm25s: the baseline that needs no training.
 
 The defaults are k1 = 1.5, b = 0.75 and the English Snowball stemmer, which score higher on most collections than the settings of
-Anserini and Pyserini (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer). Words are two or more letters, digits, underscores
-or combining marks (the vowel signs of Hindi, for example): `snake_case` is one word, as in Lucene, unless `split_identifiers` is set.
-Text in scripts without spaces (Han, kana, Thai) is indexed as overlapping pairs of characters, and a character that stands alone by
-itself, as Lucene's CJKAnalyzer does. A query of single characters also finds the pairs that contain them.
+Anserini and Pyserini (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer). Words are letters, digits, underscores and combining
+marks (see `revela_hub.data.text.words`): `snake_case` is one word, as in Lucene, unless `split_identifiers` is set. Text in scripts
+without spaces (Han, kana, Thai) and in Korean, whose particles are written together with the word, is indexed as overlapping pairs of
+characters, and a character that stands alone by itself, as Lucene's CJKAnalyzer does. A query of single characters also finds the
+pairs that contain them.
 """
 
 import logging
 import os
 import re
-import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.text.chunks import UNSPACED
+from revela_hub.data.text.words import HANGUL, MARKS, UNSPACED, aligned, normal, pairs
 from revela_hub.errors import UserError, first_line
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.texts import TextFile, TextList, TextRange, TextSource
@@ -30,11 +29,15 @@ from revela_hub.whole_files import whole_path, writing
 
 logger = logging.getLogger(__name__)
 
-_UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
-_LETTER = rf"[\w{''.join(c for c in map(chr, range(0x300, 0xFFFF)) if unicodedata.category(c).startswith('M'))}]"
-_WORD = rf"{_LETTER}{{2,}}|[{UNSPACED}]"
-_WORD_OR_PAIR = re.compile(rf"(?:(?![{UNSPACED}]){_LETTER}){{2,}}|[{UNSPACED}](?=[{UNSPACED}])")
-"""A word, or the first character of a pair in a script without spaces."""
+_PAIRED = f"{UNSPACED}{HANGUL}"
+_PAIRED_RUN = re.compile(f"[{_PAIRED}]+")
+# A single letter is a word ("vitamin C"), but not before or after an apostrophe (that's, l'eau).
+_WORD = rf"[{_PAIRED}]{{1,2}}|\w[\w{MARKS}]+|(?<!\w['’])[^\W_](?!['’]\w)"
+"""A pair, which `_spaced` has put between spaces, or a word."""
+_WORD_OR_PAIR = re.compile(
+    rf"[{_PAIRED}](?=[{_PAIRED}])|(?![{_PAIRED}])\w(?:(?![{_PAIRED}])[\w{MARKS}])+|(?<!\w['’])[^\W_{_PAIRED}](?!['’]\w)"
+)
+"""A word, or the first character of a pair."""
 _PART_END = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 """End of a part of an identifier: snake_case, camelCase, HTTPServer."""
 MAX_K1 = 1_000_000
@@ -115,7 +118,9 @@ class BM25:
         source = texts if isinstance(texts, (TextFile, TextList, TextRange)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
         self.key = key_of(
-            "bm25 of letters, marks, single characters and dotted capitals", asdict(self.settings), source.fingerprint
+            "bm25 of letters, marks, pairs of Korean syllables and single letters",
+            asdict(self.settings),
+            source.fingerprint,
         )
         self._bm25s: Any = bm25s
         self._stemmer, self._stopwords = _stemmer(self.settings.stemmer), _stop_words(self.settings.stopwords)
@@ -157,9 +162,10 @@ class BM25:
 
     def _pairs_with(self, words: list[str]) -> list[str]:
         """Return the pairs of the index that contain a word, if all words are single characters: else the longer words matter."""
-        if not words or any(len(word) > 1 for word in words):
+        if any(len(word) > 1 for word in words):
             return []
-        return [pair for pair in self._index.vocab_dict if len(pair) == 2 and not set(words).isdisjoint(pair)]
+        singles = {word for word in words if _PAIRED_RUN.match(word)}
+        return [pair for pair in self._index.vocab_dict if len(pair) == 2 and not singles.isdisjoint(pair)]
 
     def search(self, queries: Sequence[str] | list[list[int]], k: int) -> Hits:
         """See `Ranker`; texts without a word of the query are not returned. Also accepts the queries as strings."""
@@ -198,17 +204,18 @@ class BM25:
         """Return the places of the text's words that match a word of the query, as (start, end) in ascending order."""
         [stems] = self._words([query], return_ids=False)
         found: list[tuple[int, int]] = []
-        for word in _WORD_OR_PAIR.finditer(text):
-            start, end = word.start(), word.end() + (len(word[0]) == 1)
-            piece = _one_form(text[start:end])
+        form, places = aligned(text)
+        for word in _WORD_OR_PAIR.finditer(form):
+            last = word.end() - (_PAIRED_RUN.match(word[0]) is None)
+            start, end, piece = places[word.start()][0], places[last][1], form[word.start() : last + 1]
             pieces = [piece, *_parts(piece)] if self.settings.split_identifiers else [piece]
             if any(
                 (p if self._stemmer is None else self._stemmer.stemWord(p)) in stems for p in map(str.lower, pieces)
             ):
                 joined = bool(found) and found[-1][1] >= start  # pairs of characters overlap
                 found.append((found.pop()[0] if joined else start, end))
-        singles = "".join(stem for stem in stems if len(stem) == 1)
-        alone = [place.span() for place in re.finditer(f"[{singles}]", text)] if singles else []
+        singles = "".join(stem for stem in stems if _PAIRED_RUN.fullmatch(stem) and len(stem) == 1)
+        alone = [places[single.start()] for single in re.finditer(f"[{singles}]", form)] if singles else []
         return sorted({*found, *(place for place in alone if not any(a <= place[0] < b for a, b in found))})
 
     def pair_scores(
@@ -257,15 +264,8 @@ class BM25:
 
 
 def _spaced(text: str) -> str:
-    """Return the text in one Unicode form (NFKC), with runs of scripts without spaces rewritten as pairs of characters."""
-    if text.isascii():
-        return text
-    return _UNSPACED_RUN.sub(lambda run: f" {' '.join(map(''.join, pairwise(run[0]))) or run[0]} ", _one_form(text))
-
-
-def _one_form(text: str) -> str:
-    """Return the text in NFKC; the lower case of the Turkish capital would have a combining mark, and be another word."""
-    return unicodedata.normalize("NFKC", text).replace("İ", "i")
+    """Return the text in normal form, with runs of scripts without spaces and of Korean rewritten as pairs of characters."""
+    return text if text.isascii() else _PAIRED_RUN.sub(lambda run: f" {' '.join(pairs(run[0]))} ", normal(text))
 
 
 def _parts(word: str) -> list[str]:

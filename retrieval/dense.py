@@ -17,6 +17,7 @@ With a lower precision, exact and flat become FAISS indexes in memory:
 Letters in names: Q queries, N vectors of a block, D their dimension, K hits.
 """
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,8 @@ from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.stored_vectors import NumberedVectors
 from revela_hub.retrieval.top_k import Hits, best_hits
 from revela_hub.whole_files import whole_file
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import torch
@@ -132,10 +135,24 @@ class FaissIndex:
                 write = self._faiss.write_index_binary if kind == "binary" else self._faiss.write_index
                 with whole_file(path, option) as stream:
                     write(self._index, self._faiss.PyCallbackIOWriter(stream.write))
+        if kind != "flat":
+            self._check_lengths()
         if kind == "ivfpq":
             self._index.nprobe = min(self._index.nlist, 32)
         elif kind == "hnsw":
             self._index.hnsw.efSearch = 128
+
+    def _check_lengths(self) -> None:
+        """Warn if vectors differ in length, as those of models that compare by dot product do."""
+        lengths = np.linalg.norm(self._sample(1000), axis=1)
+        low, high = (float(np.quantile(lengths, q)) for q in (0.01, 0.99)) if len(lengths) else (1.0, 1.0)
+        if high <= 1.05 * low:
+            return
+        logger.warning(
+            "the model compares by dot product, and its vectors have lengths of %.3g to %.3g: %s may miss many of the best passages; "
+            "compare it with the index type exact and float32",
+            *(low, high, self._kind),
+        )
 
     def __len__(self) -> int:
         return int(self._index.ntotal)

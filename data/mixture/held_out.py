@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from revela_hub.data.mixture.pairs import one_line
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.data.text.ngram_overlap import MIN_CONTAINED_WORDS, words
+from revela_hub.data.text.ngram_overlap import MIN_CONTAINED_WORDS
+from revela_hub.data.text.words import words
 
 if TYPE_CHECKING:
     from datasets import Dataset

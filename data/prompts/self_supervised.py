@@ -13,11 +13,13 @@ from datasets import Dataset, concatenate_datasets
 from revela_hub.data.prompts.rows import render, retrieves
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import chunk_document
+from revela_hub.data.text.words import LETTER
 from revela_hub.errors import UserError
 
 KINDS = ("phrase_denoising", "next_sentence", "previous_sentence", "plain_text")
 # A phrase to hide: consecutive words that begin with capitals or digits, not at the start of the sentence.
-_PHRASE = re.compile(r"(?<=\w )(?:[A-Z0-9][\w'’.-]*)(?: (?:[A-Z0-9][\w'’-]*)){0,4}")
+_PHRASE = re.compile(rf"(?<={LETTER} )(?:[A-Z0-9](?:{LETTER}|['’.-])*)(?: (?:[A-Z0-9](?:{LETTER}|['’-])*)){{0,4}}")
+_SENTENCE_END = re.compile("(?<=[.!?\u061f\u06d4\u0964\u17d4\u104b])\\s|(?<=[\u3002\uff01\uff1f])(?=.)")
 
 
 def text_prompts(documents: Iterable[Document], kind: str, count: int, *, words: int = 60, seed: int = 0) -> Dataset:
@@ -67,8 +69,8 @@ def _pair(kind: str, chunks: list[str], number: int, rng: random.Random) -> tupl
         return None
     following = " ".join(chunks[number + 1].split())
     if kind == "next_sentence":
-        return text, re.split(r"(?<=[.!?])\s", following, maxsplit=1)[0]
-    return following, re.split(r"(?<=[.!?])\s", text)[-1]
+        return text, _SENTENCE_END.split(following, maxsplit=1)[0]
+    return following, _SENTENCE_END.split(text)[-1]
 
 
 def _row(kind: str, text: str, answer: str, where: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from revela_hub.data.text.words import LETTER
 from revela_hub.errors import UserError, install_hint
 from revela_hub.output import note
 from revela_hub.whole_files import write_text
@@ -85,7 +86,7 @@ def _convert(content: bytes, suffix: str) -> str:
         raise ValueError(str(error)) from error
     text = result.markdown.encode(errors="replace").decode().strip()
     title = " ".join((result.title or "").split())
-    has_title = re.match(f"##? |{re.escape(title)}(?!\\w)", text)
+    has_title = re.match(f"##? |{re.escape(title)}(?!{LETTER})", text)
     return f"{title}\n\n{text}" if title and text and not has_title else text
 
 

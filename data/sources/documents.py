@@ -39,6 +39,7 @@ from revela_hub.data.sources.rows import (
 )
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
 from revela_hub.data.sources.unicode import decoded, printable_name
+from revela_hub.data.text.words import LETTER
 from revela_hub.errors import UserError, first_line
 from revela_hub.paths import local_path
 
@@ -253,7 +254,7 @@ def _document(row: Row, text: str, source: Source) -> Document:
     else:
         name = column_value(row, source.id_column, "choose with id_column") if source.id_column else None
     # An empty line, so that the title does not become part of the first sentence.
-    has_title = re.match(re.escape(title) + r"(?!\w)", text)  # "Go" is not the title of "Google"
+    has_title = re.match(f"{re.escape(title)}(?!{LETTER})", text)  # "Go" is not the title of "Google"
     text = f"{title}\n\n{text}" if title and text and not has_title else text
     return Document(row.where if name is None else str(name), text, None, source.kind or "text")
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from revela_hub.data.synthesis.backends import CUT_OFF, Reply
 from revela_hub.data.synthesis.prompts import BROKEN, FORMS, PLACEHOLDER, Form
-from revela_hub.data.text.ngram_overlap import words
+from revela_hub.data.text.words import words
 
 TASK_MIN_WORDS, TASK_MAX_WORDS = 3, 80
 

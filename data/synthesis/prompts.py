@@ -22,7 +22,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 from pydantic_core import PydanticCustomError
 
-from revela_hub.data.text.ngram_overlap import words
+from revela_hub.data.text.words import words
 
 Form: TypeAlias = Literal["short-long", "long-short", "short-short"]
 

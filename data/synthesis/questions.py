@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from revela_hub.data.sources.report import counted, skips
-from revela_hub.data.text.chunks import count_words
-from revela_hub.data.text.ngram_overlap import words
+from revela_hub.data.text.words import LETTER, count_words, words
 
 MIN_WORDS, MAX_WORDS = 3, 60
 FREQUENT, MIN_FREQUENT = 0.1, 3
@@ -19,7 +18,7 @@ STEM = 4
 """Longer words are compared by this number of first characters, so that "rivers" and "river" are equal."""
 _LABEL = re.compile(r"(?:the )?question(?: is)?\s*:\s*[\"\u201c]?", re.IGNORECASE)
 # A statement, or a sentence before the question; a shorter word before the full stop may be an abbreviation.
-_STATEMENT = re.compile(r"\w{4}[.!]\s|[。！।۔].|[.!:。！：।۔]$")
+_STATEMENT = re.compile(rf"{LETTER}{{4}}[.!]\s|[。！।۔].|[.!:。！：।۔]$")
 
 
 def without_label(question: str) -> str:

@@ -29,7 +29,8 @@ from revela_hub.data.synthesis.backends import CUT_OFF, Backend, Reply, Request
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Form, brainstorm_prompt, example_prompt
 from revela_hub.data.synthesis.store import TASK_PREFIX, Rejection, SyntheticFolder, SyntheticPair, SyntheticTask
-from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, words
+from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates
+from revela_hub.data.text.words import words
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt, Seed, check_ranges

@@ -6,9 +6,9 @@ core, in millions of characters per second: sentencex 45, blingfire 9 with offse
 0.3 (unmaintained since 2021). This module processes 25 on prose and 30 on code: the 13 GB of Wikipedia's 21 million passages
 take ten minutes.
 
-Words are separated by white space. Two rules limit chunks where that is not meaningful: in scripts without spaces every
-character counts as a word, and a chunk has at most 20 characters per word of its limit (prose averages six), which splits
-minified code. Thai and Lao have no full stop, but spaces between sentences and clauses: each clause counts as a sentence.
+Words are separated by white space; in scripts without spaces, 1.5 or three characters count as a word (see
+`revela_hub.data.text.words`). A chunk has at most 20 characters per word of its limit (prose averages six), which splits minified
+code. Thai and Lao have no full stop, but spaces between sentences and clauses: each clause counts as a sentence.
 """
 
 import re
@@ -19,14 +19,12 @@ from sentencex import segment
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document
+from revela_hub.data.text.words import count_words, word_places
 
 CHARACTERS_PER_WORD = 20
 
-UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-"""Scripts without spaces, for a character class: Thai, Lao, Burmese, Khmer, kana and Han."""
-UNSPACED_CHARACTER = re.compile(f"[{UNSPACED}]")
-# Positions where a piece that is too long may be split; the limit of 100 is for minified code and base64.
-_WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]{{1,100}}")
+_LONGEST_WORD = 100
+"""Characters after which a word may be split: for minified code and base64."""
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # not splitlines(), which also ends lines at form feeds
 _CLOSING = ")]}"
 _QUOTES = "\"')]\u2019\u201d"
@@ -123,12 +121,6 @@ def document_pieces(
     return (piece.text for piece in pieces)
 
 
-def count_words(text: str) -> int:
-    """Return the number of words as counted for the size of a chunk."""
-    words = len(text.split())
-    return words if text.isascii() else words + len(UNSPACED_CHARACTER.findall(text))
-
-
 def _piece(text: str, max_words: int) -> _Piece | None:
     """Return the text as one piece, or None if it is larger than a chunk."""
     words = count_words(text)
@@ -137,14 +129,14 @@ def _piece(text: str, max_words: int) -> _Piece | None:
 
 def _cut(text: str, max_words: int) -> Iterator[_Piece]:
     """Split a sentence or line that is larger than a chunk between words, into as few pieces as possible."""
-    start = end = words = 0
-    for match in _WORD.finditer(text):
-        if words and (words == max_words or match.end() - start > max_words * CHARACTERS_PER_WORD):
-            yield _Piece(text[start:end], words)
-            start, words = end, 0
-        end = match.end()
-        words += 1
-    yield _Piece(text[start:], words)
+    start = end = 0
+    for first, last in word_places(text):
+        for stop in [*range(first + _LONGEST_WORD, last, _LONGEST_WORD), last]:
+            if end > start and _piece(text[start:stop], max_words) is None:
+                yield _Piece(text[start:end], count_words(text[start:end]))
+                start = end
+            end = stop
+    yield _Piece(text[start:], count_words(text[start:]))
 
 
 def _prose(text: str, max_words: int, language: str, report: ReadReport) -> Iterator[str]:

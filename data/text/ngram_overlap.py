@@ -5,18 +5,15 @@ appendix C). A shorter text, such as a question, overlaps if the generated text 
 words. Near-duplicates: the Jaccard similarity of word bigrams, estimated with MinHash, because an exact index would need
 gigabytes for 120,000 examples.
 
-Words are compared after Unicode compatibility folding, without case and punctuation; in scripts without spaces (Chinese,
-Japanese, Thai, Lao, Khmer, Burmese) each character counts as a word.
+Words are compared in one Unicode form, without case and punctuation; in scripts without spaces they are pairs of characters (see
+`revela_hub.data.text.words`).
 """
 
 import hashlib
-import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -27,7 +24,7 @@ from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import SourceLike, parse_sources
-from revela_hub.data.text.chunks import UNSPACED
+from revela_hub.data.text.words import characters_per_word, words
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 
@@ -35,18 +32,8 @@ Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 MIN_CONTAINED_WORDS = 5  # shorter evaluation texts ("vitamin C") occur in many unrelated texts
 
-_WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _PERMUTATIONS = 128
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a text in normalised form.
-
-    >>> words("Don't ﬁnd FAULT -- find a remedy: 東京!")
-    ['don', 't', 'find', 'fault', 'find', 'a', 'remedy', '東', '京']
-    """
-    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 @lru_cache(maxsize=1 << 20)
@@ -168,6 +155,13 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = 
     return excluded, f"excluded: {', '.join(counts)}"
 
 
+def _word_bigrams(tokens: Sequence[str]) -> set[str]:
+    """Return the bigrams of words: in scripts without spaces, as many characters as two words have."""
+    sizes = [round(2 * characters_per_word(token[0])) for token in tokens]
+    bigrams = {" ".join(tokens[i : i + n]) for i, n in enumerate(sizes) if i + n <= len(tokens)}
+    return bigrams or {" ".join(tokens)}
+
+
 class NearDuplicates:
     """Detects texts that are nearly equal to earlier ones, by datasketch's MinHash estimate of their similarity.
 
@@ -207,7 +201,6 @@ class NearDuplicates:
 
     def _minhash(self, text: str) -> LeanMinHash:
         tokens = words(text) or [text]
-        pairs = {" ".join(pair) for pair in pairwise(tokens)} or set(tokens)
         minhash = self._empty.copy()
-        minhash.update_batch([pair.encode(errors="replace") for pair in pairs])
+        minhash.update_batch([pair.encode(errors="replace") for pair in _word_bigrams(tokens)])
         return LeanMinHash(minhash)

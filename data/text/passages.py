@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
-from revela_hub.data.text.chunks import chunk_document, count_words
+from revela_hub.data.text.chunks import chunk_document
+from revela_hub.data.text.words import count_words
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,13 +7,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Protocol
 
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.data.synthesis.backends import Backend, Request
 from revela_hub.data.synthesis.parsing import first_line_of, without_thoughts
+from revela_hub.data.text.words import LETTER, UNSPACED, UNSPACED_CHARACTER, join_words, visible, word_places, words_at
 from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, loading
 from revela_hub.gguf_files import model_folder
@@ -21,8 +23,8 @@ from revela_hub.paths import local_path
 from revela_hub.pickles import pretrained
 from revela_hub.sdpa import varying_shapes
 
-WORD = re.compile(r"\w+(?:['’-]\w+)*")
-SENTENCE_END = re.compile(r"[.!?;:\n]")
+WORD = re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}]){LETTER})+(?:['’-](?:(?![{UNSPACED}]){LETTER})+)*")
+SENTENCE_END = re.compile("[.!?;:\\n\u0964\u061f\u061b\u06d4\u17d4\u104b\u3002\uff01\uff1f\uff1b\uff1a]")
 PROMPT = (
     "Write one short search query that the following passage answers, in the passage's language. Reply with the query"
     " alone.\n\nPassage: {passage}"
@@ -63,18 +65,20 @@ class ExtractiveQueries:
 
     def __call__(self, passages: Sequence[str]) -> list[list[str]]:
         """Return the queries of each passage, with word weights computed on all of them."""
-        found = [_words(passage) for passage in passages]
-        documents = Counter(word for words, _ in found for word in dict.fromkeys(words))
+        found = [_Words.of(passage) for passage in passages]
+        documents = Counter(word for each in found for word in dict.fromkeys(chain.from_iterable(each.words)))
         weight = {word: math.log((1 + len(passages)) / number) for word, number in documents.items()}
-        return [self._of(words, sentences, weight) for words, sentences in found]
+        return [self._of(each, weight) for each in found]
 
-    def _of(self, words: list[str], sentences: list[int], weight: dict[str, float]) -> list[str]:
+    def _of(self, found: "_Words", weight: dict[str, float]) -> list[str]:
         windows = []
+        words, sentences = found.words, found.sentences
         for start in range(len(words)):
             end = start + 1
             while end < min(start + self.words, len(words)) and sentences[end] == sentences[start]:
                 end += 1
-            total = math.fsum(weight[word] for word in set(words[start:end]))  # exact, so independent of their order
+            distinct = set(chain.from_iterable(words[start:end]))
+            total = math.fsum(weight[word] for word in distinct)  # exact, so independent of their order
             windows.append((-total, end - start, start))
         chosen: list[tuple[int, int]] = []
         for _, length, start in sorted(windows):
@@ -82,7 +86,7 @@ class ExtractiveQueries:
                 break
             if all(start >= other_end or start + length <= other for other, other_end in chosen):
                 chosen.append((start, start + length))
-        return [" ".join(words[start:end]) for start, end in chosen]
+        return [join_words(found.text, found.places[start:end]) for start, end in chosen]
 
 
 class Seq2SeqQueries:
@@ -210,15 +214,31 @@ def _content(model: str) -> str:
     return content_digest(path) if path.exists() else model
 
 
-def _words(text: str) -> tuple[list[str], list[int]]:
-    """Return the lower-case words, and the number of the sentence of each word."""
-    words, sentences, sentence, end = [], [], 0, 0
-    for match in WORD.finditer(text):
-        sentence += SENTENCE_END.search(text, end, match.start()) is not None
-        words.append(match[0].lower())
-        sentences.append(sentence)
-        end = match.end()
-    return words, sentences
+@dataclass(frozen=True)
+class _Words:
+    """A passage in lower case, the places of its words, the words for their weights, and the number of the sentence of each."""
+
+    text: str
+    places: list[tuple[int, int]]
+    words: list[list[str]]
+    sentences: list[int]
+
+    @classmethod
+    def of(cls, passage: str) -> "_Words":
+        text, sentence, end = visible(passage).lower(), 0, 0
+        places, found, sentences = [], [], []
+        for match in WORD.finditer(text):
+            sentence += SENTENCE_END.search(text, end, match.start()) is not None
+            end = match.end()
+            if UNSPACED_CHARACTER.match(match[0]):
+                inside = [(start + match.start(), stop + match.start()) for start, stop in word_places(match[0])]
+                found += words_at(text, inside)
+            else:
+                inside = [match.span()]
+                found.append([match[0]])
+            places += inside
+            sentences += [sentence] * len(inside)
+        return cls(text, places, found, sentences)
 
 
 def _at_least_one(**numbers: int) -> None:

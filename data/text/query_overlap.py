@@ -17,7 +17,8 @@ import numpy as np
 
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import Document
-from revela_hub.data.text.ngram_overlap import MIN_CONTAINED_WORDS, hash_words, ngram_hashes, words
+from revela_hub.data.text.ngram_overlap import MIN_CONTAINED_WORDS, hash_words, ngram_hashes
+from revela_hub.data.text.words import words
 from revela_hub.errors import UserError
 
 EXAMPLES = 5

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
-from revela_hub.data.text.chunks import UNSPACED_CHARACTER, document_pieces
+from revela_hub.data.text.chunks import document_pieces
 from revela_hub.data.text.languages import check_language
 from revela_hub.data.text.masking import Bools, Tokens, Vocabulary
+from revela_hub.data.text.words import UNSPACED_CHARACTER
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:

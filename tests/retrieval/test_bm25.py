@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
+from revela_hub.data.text.words import normal
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_bm25
 from revela_hub.evaluation.docstrings import documented_functions
@@ -79,13 +80,24 @@ def test_finds_words_of_scripts_without_spaces() -> None:
         ("ภาษาไทย", "นี่คือภาษาไทย"),
         ("größe", "die gro\u0308\u00dfe der Datei"),  # decomposed, as in many PDF files
         ("ISO", "ＩＳＯの規格"),
+        ("كِتَابٌ", "هذا كِتَابٌ"),
+        ("서울", "서울은 대한민국의 수도이다."),
+        ("서울", unicodedata.normalize("NFD", "대한민국의 수도 서울에서")),
+        ("물", "맑은 물은 필요하다"),
+        ("韓國", "韓國의 역사"),
+        ("Energieversorgung", "die Energie\u00adver\u00adsorgung der Stadt"),
+        ("zero\u200bwidth", "a zero\u2060width word"),
+        ("می‌روم", "من میروم"),
+        ("R", "functions in R are values"),
+        ("7", "chapter 7"),
+        ("C", "vitamin C"),
     ],
 )
 def test_finds_words_with_combining_marks(query: str, text: str) -> None:
     index = BM25(["other text", text], BM25Settings(stemmer="none"))
     assert index.search([query], 2).rows_QK.tolist() == [[1]]
     [(start, end)] = index.matches(query, text)
-    assert unicodedata.normalize("NFKC", text[start:end]) == query
+    assert normal(text[start:end]) == normal(query)
 
 
 def test_the_lower_case_of_a_turkish_capital() -> None:
@@ -147,7 +159,7 @@ def test_the_default_is_the_stronger_on_scifact(shared_data: Path) -> None:
     task = read_beir(shared_data / "beir" / "scifact")
     strong, anserini = evaluate_bm25(task), evaluate_bm25(task, ANSERINI)
     assert (strong.queries, strong.documents) == (300, 5183)
-    assert anserini.ndcg_at_10 == pytest.approx(0.6713, abs=0.0005)  # published: 0.665 (BEIR) to 0.679 (Anserini)
+    assert anserini.ndcg_at_10 == pytest.approx(0.6769, abs=0.0005)  # published: 0.665 (BEIR) to 0.679 (Anserini)
     assert strong.ndcg_at_10 > anserini.ndcg_at_10, (strong, anserini)
 
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from revela_hub.data.text.chunks import UNSPACED_CHARACTER
 from revela_hub.data.text.passages import build_passages
+from revela_hub.data.text.words import UNSPACED_CHARACTER
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability

@@ -9,8 +9,8 @@ from random import Random
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import SourceLike
-from revela_hub.data.text.chunks import count_words
 from revela_hub.data.text.ngram_overlap import NearDuplicates
+from revela_hub.data.text.words import count_words
 from revela_hub.evaluation.probe_queries import passages_of_each
 
 MAX_CHARACTERS = 8_000_000

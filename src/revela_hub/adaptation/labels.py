@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from revela_hub.data.mixture.held_out import text_key
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.data.text.ngram_overlap import hash_words, ngram_hashes, words
+from revela_hub.data.text.ngram_overlap import hash_words, ngram_hashes
+from revela_hub.data.text.words import words
 
 if TYPE_CHECKING:
     from datasets import Dataset

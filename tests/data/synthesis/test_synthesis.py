@@ -15,7 +15,8 @@ from revela_hub.data.synthesis.endpoint import Endpoint
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, Form, brainstorm_prompt, example_prompt
 from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
-from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, read_excluded, words
+from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, read_excluded
+from revela_hub.data.text.words import words
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
