@@ -6,8 +6,7 @@ python benchmarks/streaming.py --read 1 --sizes 0.1 0.4
 Shards of 50 MB of text (random words) are generated. Each row is a new process; its anonymous memory (what the kernel cannot drop,
 unlike the pages of mapped files) is sampled every 50 ms. "groups" are the training rows of Revela, "stream" writes an
 IterableDataset to the cache as the trainers do without `max_steps`, "train" trains a tiny BERT with Contriever and `--streaming true`,
-"encode" writes an index's vectors and parquet files with a model of word vectors,
-"mine" searches the same vectors for 2,000 pairs.
+"mine" searches the vectors of a model of word vectors for 2,000 pairs.
 """
 
 import argparse
@@ -111,14 +110,6 @@ def tiny_bert(folder: Path) -> Path:
     return folder
 
 
-def encode(data: Path, work: Path) -> str:
-    from revela_hub.cli.main import main
-
-    model = ["--corpus", str(data), "--output_dir", str(work / "index"), "--parquet_dir", str(work / "vectors")]
-    main(["encode", str(work / "model"), *model, "--device", "cpu", "--max_words", "120", "--quiet"])
-    return f"{sum(pq.read_metadata(file).num_rows for file in (work / 'vectors').glob('*.parquet')):,} passages"
-
-
 def mine(data: Path, work: Path) -> str:
     from revela_hub.cli.main import main
 
@@ -144,7 +135,7 @@ def probe(data: Path, work: Path) -> str:
 
 
 PARTS: dict[str, Callable[[Path, Path], str]] = {
-    each.__name__: each for each in (read, groups, stream, train, encode, mine, probe)
+    each.__name__: each for each in (read, groups, stream, train, mine, probe)
 }
 
 

@@ -18,8 +18,8 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import TOP_K, RetrievalScores, documents_of, rankings_of, score_run
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
-from revela_hub.retrieval.stored_vectors import truncated_dimension
 from revela_hub.retrieval.texts import TextList
+from revela_hub.retrieval.vectors import truncated_dimension
 
 TIMED_QUERIES = 100
 """Queries that are searched one by one to measure the time."""

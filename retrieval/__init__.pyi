@@ -7,6 +7,8 @@ from .encoder import load_encoder as load_encoder
 from .encoder import model_identity as model_identity
 from .hybrid import Hybrid as Hybrid
 from .hybrid import fuse as fuse
+from .index import PassageStore as PassageStore
+from .index import build_store as build_store
 from .index_options import IndexOptions as IndexOptions
 from .mining.mining import MinedNegatives as MinedNegatives
 from .mining.mining import MiningReport as MiningReport
@@ -19,7 +21,5 @@ from .passages import write_passages as write_passages
 from .ranker import Ranker as Ranker
 from .ranking import RankerSettings as RankerSettings
 from .ranking import build_ranker as build_ranker
-from .store import PassageStore as PassageStore
-from .store import build_store as build_store
 from .texts import TextList as TextList
 from .top_k import Hits as Hits

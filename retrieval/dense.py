@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, require
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.stored_vectors import NumberedVectors
 from revela_hub.retrieval.top_k import Hits, best_hits
+from revela_hub.retrieval.vectors import NumberedVectors
 from revela_hub.whole_files import whole_file
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Folders for caches and indexes, cache keys, and arrays on disk.
+"""Folders for caches and indexes, and cache keys.
 
 Everywhere, `option` is the command-line option that sets the folder, for messages.
 """
@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,23 +73,3 @@ def try_folder(folder: Path, option: str) -> None:
         place = next(path for path in (folder, *folder.parents) if path.exists())
         # Another name: the folder may be that of another process, which starts to write to it.
         Path(tempfile.mkdtemp(prefix=".revela-hub-", dir=place)).rmdir()
-
-
-def write_array(stream: IO[bytes], array: NDArray[Any]) -> None:
-    """Write an array as a `.npy` file to a stream of `whole_file`.
-
-    Not numpy.save and not a writable memory map: on a full disk, the first raises an OSError without an errno, and the second
-    kills the process.
-    """
-    array = np.ascontiguousarray(array)
-    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
-    stream.write(array.reshape(-1).view(np.uint8).data)
-
-
-def mapped(path: Path) -> NDArray[Any]:
-    """Map the array of a `.npy` file into memory.
-
-    Raises:
-        OSError, ValueError, EOFError: The file is missing, damaged or too short.
-    """
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, first_line, require
-from revela_hub.retrieval.stored_vectors import NumberedVectors
 from revela_hub.retrieval.top_k import Hits
+from revela_hub.retrieval.vectors import NumberedVectors
 
 ID, VECTOR = "id", "vector"
 BATCH_ROWS = 1000

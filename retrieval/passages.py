@@ -1,6 +1,6 @@
 """The passages of an index: chunks of documents, stored on disk without duplicates, and search results made from them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,15 +87,7 @@ class Passages:
 
 
 def write_passages(chunks: Iterable[Chunk], folder: Path) -> Passages:
-    """Write chunks to a folder; chunks with the same text become one passage, which is encoded and returned once.
-
-    Args:
-        chunks: The chunks.
-        folder: The folder.
-
-    Raises:
-        UserError: The disk is full, or the folder cannot be written to.
-    """
+    """Write chunks to a folder; chunks with the same text become one passage, which is encoded and returned once."""
     return Passages(write_texts(map(vars, chunks), folder, PASSAGE))
 
 
@@ -104,6 +96,7 @@ def read_passages(
     folder: Path,
     *,
     max_words: int = 120,
+    corpus: Sequence[str] | None = None,
     report: ReadReport | None = None,
     show_progress_bar: bool = False,
 ) -> Passages:
@@ -113,11 +106,9 @@ def read_passages(
         documents: The output of `read_documents`; a file that is listed twice (`src src/part`) is read once.
         folder: The folder of the passages.
         max_words: Maximum number of words in a chunk.
+        corpus: The paths that the documents were read from: names of files are stored relative to them (`relative_name`).
         report: Its counts `chunks` and `cut` are updated.
         show_progress_bar: Whether to show a progress bar on standard error.
-
-    Raises:
-        UserError: As `write_passages`.
     """
 
     def chunks() -> Iterator[Chunk]:
@@ -128,6 +119,24 @@ def read_passages(
                 if file in seen:
                     continue
                 seen.add(file)
+            if corpus is not None:
+                path = None if document.path is None else relative_name(document.path, corpus)
+                document = replace(document, id=relative_name(document.id, corpus), path=path)
             yield from chunk_document(document, max_words, report=report)
 
     return write_passages(chunks(), folder)
+
+
+def relative_name(name: str, corpus: Sequence[str]) -> str:
+    """Return the name of a file, or of a row in it, without a path of this machine; relative paths are kept.
+
+    >>> corpus = ["/home/me/docs", "part/wiki.jsonl", "../notes/*.md"]
+    >>> [relative_name(name, corpus) for name in ("/home/me/docs/a/b.md", "part/wiki.jsonl:3", "../notes/b.md", "Q42")]
+    ['docs/a/b.md', 'part/wiki.jsonl:3', 'b.md', 'Q42']
+    """
+    if not name.startswith(("/", "..", "~")):
+        return name
+    for root in sorted((path.rstrip("/") for path in corpus), key=len):
+        if name.startswith((f"{root}/", f"{root}:")) or name == root:
+            return f"{Path(root).name}{name[len(root) :]}"
+    return Path(name).name

@@ -21,10 +21,9 @@ from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.rerank import RerankedRanker, Reranker
 from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
-from revela_hub.retrieval.stored_vectors import Vectors, truncated_dimension
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.retrieval.vectors import VectorStore
+from revela_hub.retrieval.vectors import Vectors, VectorStore, truncated_dimension
 from revela_hub.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -198,9 +197,7 @@ def document_store(identity: str, prompt: str | None) -> str:
     return f"{identity} document {prompt!r}"
 
 
-def document_vectors(
-    texts: TextSource, encoder: Encoder, settings: RankerSettings, folder: Path, *, option: str = "--cache_dir"
-) -> Vectors:
+def document_vectors(texts: TextSource, encoder: Encoder, settings: RankerSettings, folder: Path) -> Vectors:
     """Return the vectors of texts; encodes those that are not in the folder yet.
 
     Raises:
@@ -211,9 +208,7 @@ def document_vectors(
     settings.index.check_installed()
     size = getattr(encoder, "get_embedding_dimension", int)() or 0
     truncated_dimension(size, settings.index.truncate_dim)
-    store = VectorStore(
-        folder, document_store(settings.identity, settings.document_prompt), dtype=settings.index.dtype, option=option
-    )
+    store = VectorStore(folder, document_store(settings.identity, settings.document_prompt), dtype=settings.index.dtype)
     _fill(store, texts, encoder, settings, "Encoding passages")
     return store.vectors(texts, normalize=normalize, truncate_dim=settings.index.truncate_dim)
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.stored_vectors import Vectors
 from revela_hub.retrieval.top_k import Hits, top_hits
+from revela_hub.retrieval.vectors import Vectors
 
 QUERY_BLOCK = 64
 

@@ -3,16 +3,18 @@
 Memory holds only a few numbers per text. Texts that differ in white space only count as duplicates: a negative must not be
 the positive with different line breaks, and data sets differ in whether a space or a line break follows a passage's title.
 
-Letters in names: L lines of the file (texts as given), N distinct texts.
+Letters in names: L lines of the file (texts as given), N distinct texts, M lines that repeat an earlier text.
 """
 
 import hashlib
 import uuid
+import zipfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +22,8 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import checksum, write_array
-from revela_hub.whole_files import whole_file
+from revela_hub.files import atomic
+from revela_hub.retrieval.disk import checksum
 
 LINES_PER_BATCH = 1024
 
@@ -81,11 +83,8 @@ class TextRange:
 class TextFile:
     """The distinct texts of a file, numbered in the order of their first appearance.
 
-    Opening takes the same time and memory for any number of texts: everything is read through memory maps, and the offsets
-    of the file's batches are in its footer.
-
     Args:
-        path: The Arrow file; the `.npy` files of `_Numbers` with the same name are next to it.
+        path: The Arrow file; the numbers below are next to it, in a file of the same name that ends in `.npz`.
 
     Raises:
         UserError: A file is missing or incomplete.
@@ -97,20 +96,19 @@ class TextFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.fingerprint = path, path.stem.removeprefix("texts-")
         try:
-            self._numbers = numbers = _Numbers.read(path)
+            with np.load(path.with_suffix(".npz"), allow_pickle=False) as numbers:
+                self.rows_L: NDArray[np.int64] = numbers["rows"]
+                self.keys_N: NDArray[np.uint64] = numbers["keys"]
+                self.digests_N2: NDArray[np.uint64] = numbers["digests"]
             self._file = pa.ipc.open_file(pa.memory_map(str(path)))
-            if self._file.num_record_batches != -(-len(numbers.rows) // LINES_PER_BATCH):
-                raise ValueError("the files next to it belong to other texts")
-        except (OSError, ValueError, EOFError, pa.ArrowInvalid) as error:
-            raise UserError(
-                f"{path} cannot be read ({error}): repeat the command that wrote it, which keeps its vectors"
-            ) from error
-        self.rows_L, self.keys_N, self.digests_N2 = numbers.rows, numbers.keys, numbers.digests
-        self.fingerprint = path.stem.removeprefix("texts-")
+            if self._file.num_record_batches != -(-len(self.rows_L) // LINES_PER_BATCH):
+                raise ValueError("the numbers next to it belong to other texts")
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pa.ArrowInvalid) as error:
+            raise UserError(f"{path} cannot be read ({error}): repeat the command that wrote it") from error
+        self._lines_N = np.flatnonzero(np.diff(np.maximum.accumulate(self.rows_L), prepend=-1))
         self._batch: tuple[int, pa.RecordBatch] = (-1, None)  # the one read last
-        self._order_N: NDArray[np.int64] | None = None  # the sorting order of the keys
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TextFile, (self.path.absolute(),)  # where the texts are, not the texts
@@ -120,13 +118,7 @@ class TextFile:
 
     def read(self, rows: Iterable[int]) -> list[str]:
         """See `TextSource`."""
-        return self.column("text", (int(self._numbers.lines[row]) for row in rows))
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
-        names: list[str] = self._file.schema.names
-        return names
+        return self.column("text", (int(self._lines_N[row]) for row in rows))
 
     def column(self, name: str, lines: Iterable[int]) -> list[Any]:
         """Return the values of a column on these lines of the file."""
@@ -142,66 +134,24 @@ class TextFile:
 
     def lines_of(self, row: int) -> list[int]:
         """Return the lines that hold a text."""
-        repeated_2M = self._numbers.repeated
-        begin, end = np.searchsorted(repeated_2M[0], [row, row + 1])
-        return [int(self._numbers.lines[row]), *map(int, repeated_2M[1, begin:end])]
+        lines_M, rows_M = self._repeated
+        return [int(self._lines_N[row]), *lines_M[rows_M == row].tolist()]
+
+    @cached_property
+    def _repeated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The lines that repeat an earlier text (M,), and the numbers of these texts (M,)."""
+        lines_M = np.delete(np.arange(len(self.rows_L)), self._lines_N)
+        return lines_M, self.rows_L[lines_M]
 
     def find(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the number of the text with each of these keys, -1 for an unknown key."""
-        if self._order_N is None:
-            self._order_N = np.argsort(self.keys_N)
         places = np.searchsorted(self.keys_N, keys, sorter=self._order_N)
         rows: NDArray[np.int64] = self._order_N[np.minimum(places, len(self) - 1)]
         return np.where(self.keys_N[rows] == keys, rows, -1)
 
-
-class _Numbers(NamedTuple):
-    """The numbers of a file of texts, each in a `.npy` file that is mapped into memory: `texts-<hash>.rows.npy`, ...
-
-    Attributes:
-        rows: The number of the text on each line (L,).
-        keys: See `TextFile` (N,).
-        digests: See `TextFile` (N, 2).
-        lines: The line on which each text first appears (N,).
-        repeated: The M lines that repeat an earlier text: the numbers of the texts, ascending, and the lines (2, M).
-    """
-
-    rows: NDArray[np.int64]
-    keys: NDArray[np.uint64]
-    digests: NDArray[np.uint64]
-    lines: NDArray[np.int64]
-    repeated: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, rows_L: NDArray[np.int64], keys_N: NDArray[np.uint64], digests_N2: NDArray[np.uint64]) -> "_Numbers":
-        """Return all numbers."""
-        lines_N = np.flatnonzero(np.diff(np.maximum.accumulate(rows_L), prepend=-1))
-        lines_M = np.delete(np.arange(len(rows_L)), lines_N)
-        lines_M = lines_M[np.argsort(rows_L[lines_M], kind="stable")]
-        return cls(rows_L, keys_N, digests_N2, lines_N, np.stack([rows_L[lines_M], lines_M]))
-
-    @classmethod
-    def read(cls, path: Path) -> "_Numbers":
-        """Map the numbers of a file of texts into memory.
-
-        Raises:
-            OSError, ValueError, EOFError: They cannot be read, or do not belong together.
-        """
-        numbers = cls(*(np.load(_numbers_path(path, name), mmap_mode="r", allow_pickle=False) for name in cls._fields))
-        distinct = {len(numbers.keys), len(numbers.digests), len(numbers.lines)}
-        if len(distinct) > 1 or len(numbers.rows) != len(numbers.lines) + numbers.repeated.shape[1]:
-            raise ValueError("the files next to it do not match each other")
-        return numbers
-
-    def write(self, path: Path) -> None:
-        """Write the numbers of a file of texts."""
-        for name, numbers in self._asdict().items():
-            with whole_file(_numbers_path(path, name)) as stream:
-                write_array(stream, numbers)
-
-
-def _numbers_path(path: Path, name: str) -> Path:
-    return path.with_suffix(f".{name}.npy")
+    @cached_property
+    def _order_N(self) -> NDArray[np.int64]:
+        return np.argsort(self.keys_N)
 
 
 def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: pa.Schema = TEXT) -> TextFile:
@@ -213,23 +163,27 @@ def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: 
         schema: The columns of the file, one of them `text`.
     """
     keys, digests = array("Q"), array("Q")
-    whole = hashlib.blake2b(digest_size=16)
-    unnamed = folder / f"texts-{uuid.uuid4().hex}.arrow"
     source = _records(texts)
-    with whole_file(unnamed) as stream, pa.ipc.new_file(stream, schema) as writer:
+    unnamed = folder / f"texts-{uuid.uuid4().hex}.arrow"
+    with (
+        atomic(unnamed) as temporary,
+        pa.OSFile(str(temporary), "wb") as stream,
+        pa.ipc.new_file(stream, schema) as writer,
+    ):
         while batch := list(islice(source, LINES_PER_BATCH)):
             for record in batch:
                 keys.append(_key(record["text"]))
                 digests.extend(_digest(record["text"]))
-            whole.update(memoryview(digests)[-2 * len(batch) :])
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
-    path = unnamed.replace(folder / f"texts-{whole.hexdigest()}.arrow")
+    digests_L2 = np.array(digests, dtype="<u8").reshape(-1, 2)
+    path = unnamed.with_name(f"texts-{checksum(digests_L2)}.arrow")
     distinct, first_L, inverse_L = np.unique(np.array(keys, dtype="<u8"), return_index=True, return_inverse=True)
     order = np.argsort(first_L)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    digests_L2 = np.array(digests, dtype="<u8").reshape(-1, 2)
-    _Numbers.of(rank[inverse_L.reshape(-1)], distinct[order], digests_L2[first_L[order]]).write(path)
+    with atomic(path.with_suffix(".npz")) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, rows=rank[inverse_L.reshape(-1)], keys=distinct[order], digests=digests_L2[first_L[order]])
+    unnamed.replace(path)
     return TextFile(path)
 
 

@@ -1,69 +1,134 @@
-"""Vectors of texts on disk: encoded once, found by the hash of their text, read through memory maps.
+"""Vectors of texts on disk: encoded once, found by the hash of their text, read in parts, so that they may exceed memory.
 
-A store belongs to one model, including its prompt and everything else that affects a vector, and is a folder of shards. A
-shard is an `.npy` file of records, written once, never changed, and named after its checksum:
+A store belongs to one model, with its prompt and everything else that affects a vector, and is a folder of shards:
 
-    digest   uint64 (2,)   the hash of the text
-    vector   (D,)          the model's output, not normalised; float32, or float16 for half the space
+    vectors-<number>-<random>.npy   (n, D) the model's output, not normalised; float32, or float16 for half the space
+    digests-<number>-<random>.npy   (n, 2) the hashes of the n texts, uint64; written last
 
-Therefore an interrupted run resumes, an unchanged text is not encoded again even if it moves to another file, and several
-processes or machines can fill one store. Shards are written atomically. A shard that does not match its checksum is deleted
-with a warning, and its texts are encoded again. Nothing else is deleted: to empty a store, delete its folder.
+Shards get their name when they are complete, and are never changed. So an interrupted run resumes, an unchanged text is not
+encoded again even if it moves to another file, and several processes or machines can fill one store. Nothing is deleted: to
+empty a store, delete its folder.
 
-Each shard is read and compared with its checksum once. `checked.npz` then stores its size, modification time and digests, so
-that the next process opens the store without reading the vectors; a shard with a different size or time is checked again. To
-check all shards again, delete `checked.npz`.
-
-Letters in names: N texts, M stored vectors, D their dimension.
+Letters in names: N texts, M stored vectors, D their dimension, R requested rows.
 """
 
-import contextlib
-import json
 import logging
-import re
 import time
-import zipfile
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import checksum, key_of, make_folder, write_array
-from revela_hub.retrieval.stored_vectors import Vectors, truncated_dimension
+from revela_hub.files import atomic
+from revela_hub.retrieval.disk import checksum, key_of
 from revela_hub.retrieval.texts import TextSource
-from revela_hub.whole_files import whole_file, write_text
 
 logger = logging.getLogger(__name__)
 
-FIRST_SHARD, SHARD_SIZE = 32, 8192
+FIRST_SHARD, SHARD_SIZE = 32, 32_768
 """Vectors in the first shard of a run, and the maximum, to which shards double: an interruption loses at most one shard."""
 SHARD_SECONDS = 30.0
 """Shards stop growing when one takes this long."""
 
-CHECKED_FILE = "checked.npz"
-_NAME = re.compile(r"[0-9a-f]{32}\.npy")
-_STAMP = ("names", "sizes", "times")
-
-
-class _Stamp(NamedTuple):
-    """The properties that show that a shard has not changed since it was compared with its checksum."""
-
-    name: str
-    size: int
-    changed: int
-
-    @classmethod
-    def of(cls, path: Path) -> "_Stamp":
-        status = path.stat()
-        return cls(path.name, status.st_size, status.st_mtime_ns)
-
-
 Encode = Callable[[list[str], Callable[[int], object]], NDArray[np.float32]]
+
+
+class NumberedVectors(Protocol):
+    """The input of an index: `Vectors` on disk, or `VectorsInMemory`."""
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """A hash of the vectors."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return the vectors from `start` up to, but not including, `stop`: (stop - start, D)."""
+        ...
+
+    def take(self, rows_R: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the vectors with these numbers, (R, D)."""
+        ...
+
+
+class VectorsInMemory:
+    """Vectors that are used once, such as those of a model in training."""
+
+    def __init__(self, vectors_ND: NDArray[np.float32]) -> None:
+        self._vectors_ND, self.dimension = vectors_ND, vectors_ND.shape[1]
+        self.key = checksum(vectors_ND)
+
+    def __len__(self) -> int:
+        return len(self._vectors_ND)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """See `NumberedVectors`."""
+        return self._vectors_ND[start:stop]
+
+    def take(self, rows_R: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `NumberedVectors`."""
+        return self._vectors_ND[rows_R]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The vectors of numbered texts (N, D), on disk.
+
+    Attributes:
+        files: The shards' vectors.
+        starts: The place of each shard's first vector, if all shards are counted together, and at the end their number M.
+        places_N: The place of each vector.
+        dimension: D; of longer vectors on disk, the first D components are returned.
+        normalize: Whether vectors are returned with unit length, after truncation.
+        key: A hash that changes with the model and the texts.
+        reused: The number of vectors that existed when the store was opened.
+    """
+
+    files: Sequence[Path]
+    starts: NDArray[np.int64]
+    places_N: NDArray[np.int64]
+    dimension: int
+    normalize: bool
+    key: str
+    reused: int = 0
+
+    def __len__(self) -> int:
+        return len(self.places_N)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """See `NumberedVectors`."""
+        return self._at(self.places_N[start:stop])
+
+    def take(self, rows_R: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `NumberedVectors`."""
+        return self._at(self.places_N[rows_R])
+
+    def _at(self, places_R: NDArray[np.int64]) -> NDArray[np.float32]:
+        vectors_RD = np.empty((len(places_R), self.dimension), dtype=np.float32)
+        order_R = np.argsort(places_R, kind="stable")
+        bounds = np.searchsorted(places_R, self.starts, sorter=order_R)
+        for shard in np.flatnonzero(np.diff(bounds)).tolist():
+            rows = order_R[bounds[shard] : bounds[shard + 1]]
+            # Opened each time: a process may have only 1,024 open files.
+            stored_nD = np.load(self.files[shard], mmap_mode="r", allow_pickle=False)
+            vectors_RD[rows] = stored_nD[places_R[rows] - self.starts[shard], : self.dimension]
+        if self.normalize:  # a zero vector stays zero
+            lengths_R = np.sqrt(np.einsum("rd,rd->r", vectors_RD, vectors_RD))  # without a copy, unlike np.linalg.norm
+            vectors_RD /= np.maximum(lengths_R, 1e-12)[:, None]
+        return vectors_RD
 
 
 class VectorStore:
@@ -73,38 +138,50 @@ class VectorStore:
         folder: The folder of all stores; this one uses a subfolder.
         identity: Everything that the vectors depend on besides the texts: model, prompt, truncation.
         dtype: "float32", or "float16" for half the space and three significant digits.
-        option: The command-line option that sets the folder, for messages.
     """
 
-    def __init__(self, folder: Path, identity: str, *, dtype: str = "float32", option: str = "--cache_dir") -> None:
-        self.identity = identity
-        self._arguments = folder, identity, dtype, option
-        self.folder = make_folder(store_folder(Path(folder), identity, dtype), option)
-        self._dtype = np.dtype(dtype)
-        self._option = option
+    def __init__(self, folder: Path, identity: str, *, dtype: str = "float32") -> None:
+        self.identity, self.folder = identity, store_folder(folder, identity, dtype)
+        self._parent, self._dtype = folder, np.dtype(dtype)
         self._dimension: int | None = None
-        self._shards: dict[_Stamp, NDArray[np.uint64]] = {}  # the digests in each
-        self._checked = self._read_checked()
+        self._shards: dict[Path, NDArray[np.uint64]] = {}  # the file of the vectors -> digests (n, 2)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.refresh()
-        self._opened = len(self._shards)
-        if not (self.folder / "store.json").is_file():
-            write_text(self.folder / "store.json", json.dumps({"model": identity, "dtype": dtype}, indent=2), option)
+        self._opened = sum(map(len, self._shards.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        folder, identity, dtype, option = self._arguments  # where the store is, not what it holds
-        return partial(VectorStore, Path(folder).absolute(), identity, dtype=dtype, option=option), ()
+        # Where the store is, not what it holds.
+        return partial(VectorStore, self._parent.absolute(), self.identity, dtype=self._dtype.name), ()
 
     def refresh(self) -> None:
-        """Reads which vectors other processes have added."""
-        known = {stamp.name for stamp in self._shards}
-        for path in sorted(self.folder.glob("*.npy")):
-            if _NAME.fullmatch(path.name) and path.name not in known:
-                self._open(path)
-        with contextlib.suppress(UserError):  # a read-only folder is checked again next time
-            self._save_checked()
+        """Read which vectors other processes have added."""
+        for digests in sorted(self.folder.glob("digests-*.npy")):
+            path = digests.with_name(f"vectors-{digests.name.removeprefix('digests-')}")
+            if path not in self._shards:
+                self._open(path, digests)
+
+    def _open(self, path: Path, digests: Path) -> None:
+        try:
+            digests_M2 = np.load(digests, allow_pickle=False)
+            stored = np.load(path, mmap_mode="r", allow_pickle=False)  # raises an error if the file is too short
+            if stored.dtype != self._dtype or (len(stored), 2) != digests_M2.shape:
+                raise ValueError(f"{stored.dtype} {stored.shape}")
+        except (OSError, ValueError, EOFError) as error:
+            logger.warning("%s is damaged (%s): its texts must be encoded again", path, error)
+            return
+        self._add(path, digests_M2, stored.shape[1])
+
+    def _add(self, path: Path, digests_M2: NDArray[np.uint64], dimension: int) -> None:
+        if self._dimension not in (None, dimension):
+            raise ValueError(
+                f"{self.folder} has vectors of dimension {dimension} and {self._dimension}: "
+                f"the identity {self.identity!r} is shared by two models"
+            )
+        self._dimension = dimension
+        self._shards[path] = digests_M2
 
     def fill(self, texts: TextSource, encode: "Encode", description: str | None = None) -> None:
-        """Encodes and writes the missing vectors, in shards that start small.
+        """Encode and write the missing vectors, in shards that start small.
 
         Args:
             texts: The texts.
@@ -112,7 +189,7 @@ class VectorStore:
             description: The label of the progress bar; None hides it.
 
         Raises:
-            UserError: The disk is full, or the vectors overflow the dtype.
+            UserError: The vectors overflow the dtype.
         """
         missing = self.missing(texts)
         size, start = FIRST_SHARD, 0
@@ -123,7 +200,6 @@ class VectorStore:
                 start += len(rows)
                 if time.monotonic() - began < SHARD_SECONDS:
                     size = min(2 * size, SHARD_SIZE)
-        self._save_checked()
 
     def missing(self, texts: TextSource) -> NDArray[np.int64]:
         """Return the numbers of the texts that have no vector, each of several equal texts once."""
@@ -137,8 +213,17 @@ class VectorStore:
         encode: "Encode",
         progress: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """Encodes the texts with these numbers, and writes their vectors as one shard."""
-        self._write(texts.digests_N2[rows], encode(texts.read(rows.tolist()), progress))
+        """Encode the texts with these numbers, and write their vectors as one shard."""
+        vectors_MD, digests_M2 = encode(texts.read(rows.tolist()), progress), texts.digests_N2[rows]
+        with np.errstate(over="ignore"):
+            stored_MD = np.asarray(vectors_MD, dtype=self._dtype)
+        if not np.isfinite(stored_MD).all():
+            raise UserError(f"the model's vectors overflow {self._dtype}; store them as float32")
+        name = f"{len(self._shards):05}-{uuid.uuid4().hex[:12]}.npy"
+        for kind, array in (("vectors", stored_MD), ("digests", digests_M2)):
+            with atomic(self.folder / f"{kind}-{name}") as temporary, temporary.open("wb") as stream:
+                np.save(stream, array, allow_pickle=False)
+        self._add(self.folder / f"vectors-{name}", digests_M2, stored_MD.shape[1])
 
     def vectors(self, texts: TextSource, *, normalize: bool = False, truncate_dim: int | None = None) -> Vectors:
         """Return the vectors of these texts, in their order, or their first `truncate_dim` components."""
@@ -147,23 +232,19 @@ class VectorStore:
             raise UserError(
                 f"{absent:,} of {len(texts):,} texts are not encoded in {self.folder}: run revela-hub index again"
             )
+        key = key_of(self.identity, self._dtype.name, texts.fingerprint, normalize, truncate_dim)
         starts = np.cumsum([0, *map(len, self._shards.values())])
-        shards_N = np.searchsorted(starts, places_N, side="right").astype(np.int32) - 1
-        return Vectors(
-            tuple(self.folder / stamp.name for stamp in self._shards),
-            shards_N.astype(np.int32),
-            (places_N - starts[shards_N]).astype(np.int32),
-            truncated_dimension(self._dimension or 0, truncate_dim),
-            normalize,
-            vectors_key(self.identity, self._dtype.name, texts.fingerprint, normalize, truncate_dim),
-            int((shards_N < self._opened).sum()),
-        )
+        dimension = truncated_dimension(self._dimension or 0, truncate_dim)
+        reused = int((places_N < self._opened).sum())
+        return Vectors(tuple(self._shards), starts, places_N, dimension, normalize, key, reused)
 
     def _find(self, digests_N2: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the position of each digest, counted over all shards; -1 if it is missing."""
+        """Return the place of each digest, counted over all shards; -1 if it is missing."""
         if not self._shards:
             return np.full(len(digests_N2), -1, dtype=np.int64)
         all_M2 = np.concatenate(list(self._shards.values()))
+        if np.array_equal(all_M2, digests_N2):  # an index that was built at once
+            return np.arange(len(all_M2))
         order_M = np.argsort(all_M2[:, 0], kind="stable")
         order_N = np.argsort(digests_N2[:, 0])  # ascending, a search takes a tenth of the time
         at_N = np.empty(len(digests_N2), dtype=np.int64)
@@ -171,82 +252,16 @@ class VectorStore:
         places_N = order_M[np.minimum(at_N, len(all_M2) - 1)]
         return np.where((all_M2[places_N] == digests_N2).all(axis=1), places_N, -1)
 
-    def _read_checked(self) -> dict[_Stamp, NDArray[np.uint64]]:
-        """Read which shards were compared with their checksums, and their digests."""
-        path = self.folder / CHECKED_FILE
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                self._dimension = int(arrays["dimension"])
-                stamps = zip(*(arrays[name].tolist() for name in _STAMP), strict=True)
-                digests = np.split(arrays["digests"], np.cumsum(arrays["counts"])[:-1])
-                return dict(zip((_Stamp(*stamp) for stamp in stamps), digests, strict=True))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            logger.warning("%s is damaged (%s): comparing all vectors with their checksums", path, error)
-        self._dimension = None
-        return {}
-
-    def _save_checked(self) -> None:
-        """Writes which shards were checked."""
-        if list(self._checked) == list(self._shards) or not self._shards or self._dimension is None:
-            return
-        arrays: dict[str, Any] = dict(zip(_STAMP, zip(*self._shards, strict=True), strict=True))
-        counts, digests = list(map(len, self._shards.values())), np.concatenate(list(self._shards.values()))
-        with whole_file(self.folder / CHECKED_FILE, self._option) as stream:
-            np.savez(stream, **arrays, counts=counts, digests=digests, dimension=self._dimension)
-        self._checked = dict(self._shards)
-
-    def _open(self, path: Path) -> None:
-        """Adds a shard to the store, comparing it with its checksum unless that was done before."""
-        try:
-            stamp = _Stamp.of(path)
-            if stamp in self._checked:
-                self._shards[stamp] = self._checked[stamp]
-                return
-            records = np.load(path, mmap_mode="r", allow_pickle=False)
-            if records.ndim != 1 or records.dtype.names != ("digest", "vector") or checksum(records) != path.stem:
-                raise ValueError("wrong checksum")
-        except FileNotFoundError:  # another process found it damaged and deleted it
-            return
-        except OSError as error:  # not deleted: it may be intact
-            logger.warning("%s cannot be read (%s): its texts must be encoded again", path, error)
-            return
-        except (ValueError, EOFError) as error:
-            logger.warning("%s is damaged (%s): its texts must be encoded again", path, error)
-            path.unlink(missing_ok=True)
-            return
-        self._add(stamp, records)
-
-    def _add(self, stamp: _Stamp, records: NDArray[Any]) -> None:
-        dimension = records.dtype["vector"].shape[0]
-        if self._dimension not in (None, dimension):
-            raise ValueError(
-                f"{self.folder} has vectors of dimension {dimension} and {self._dimension}: "
-                f"the identity {self.identity!r} is shared by two models"
-            )
-        self._dimension = dimension
-        self._shards[stamp] = np.array(records["digest"], dtype=np.uint64)
-
-    def _write(self, digests_N2: NDArray[np.uint64], vectors_ND: NDArray[np.float32]) -> None:
-        layout = [("digest", "<u8", (2,)), ("vector", self._dtype, (vectors_ND.shape[1],))]
-        records = np.empty(len(vectors_ND), dtype=layout)
-        records["digest"] = digests_N2
-        with np.errstate(over="ignore"):
-            records["vector"] = vectors_ND
-        if not np.isfinite(records["vector"]).all():
-            raise UserError(f"the model's vectors overflow {self._dtype}; store them as float32")
-        path = self.folder / f"{checksum(records)}.npy"
-        with whole_file(path, self._option) as stream:
-            write_array(stream, records)
-        self._add(_Stamp.of(path), records)
-
 
 def store_folder(folder: Path, identity: str, dtype: str) -> Path:
     """Return the folder of a model's vectors."""
     return folder / f"vectors-{key_of(identity, dtype)[:16]}"
 
 
-def vectors_key(identity: str, dtype: str, texts: str, normalize: bool, truncate_dim: int | None) -> str:
-    """Return `Vectors.key` of texts with this fingerprint."""
-    return key_of(identity, dtype, texts, normalize, *filter(None, [truncate_dim]))
+def truncated_dimension(dimension: int, truncate_dim: int | None) -> int:
+    """Return the dimension of truncated vectors."""
+    if truncate_dim is not None and dimension and truncate_dim > dimension:
+        raise UserError(
+            f"the model's vectors have {dimension} dimensions, fewer than the {truncate_dim} requested: lower the number"
+        )
+    return truncate_dim or dimension

@@ -70,7 +70,11 @@ def explain(error: BaseException) -> tuple[str, int]:
     ("KeyError: 'text'; this may be a bug: please report it with the traceback", 1)
     """
     chain = list(causes(error))
-    shown = next((cause for cause in chain if isinstance(cause, UserError)), chain[-1])
+    ours = (cause for cause in chain if isinstance(cause, UserError))
+    of_the_hub = (
+        cause for cause in chain if type(cause).__module__.startswith("huggingface_hub")
+    )  # with the server's words
+    shown = next(ours, None) or next(of_the_hub, chain[-1])
     words = " ".join(f"{' '.join(kind.__name__ for kind in type(cause).__mro__)}: {cause}" for cause in chain)
     hint = next((text for pattern, text in HINTS.items() if re.search(pattern, words, re.IGNORECASE)), "")
     if isinstance(shown, ModuleNotFoundError) and shown.name:

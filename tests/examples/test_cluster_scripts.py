@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def vectors(index: Path) -> int:
-    return sum(len(np.load(path)) for path in index.glob("vectors-*/*.npy"))
+    return sum(len(np.load(path)) for path in index.glob("vectors-*/vectors-*.npy"))
 
 
 def run_shards(command: list[str], environments: list[dict[str, str]], index: Path) -> None:

@@ -14,8 +14,7 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList, dense
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.stored_vectors import Vectors
-from revela_hub.retrieval.vectors import VectorStore
+from revela_hub.retrieval.vectors import Vectors, VectorStore
 
 
 def made(folder: Path, number: int, dimension: int = 16, *, normalize: bool = False) -> tuple[Vectors, np.ndarray]:

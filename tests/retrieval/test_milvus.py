@@ -12,7 +12,7 @@ import pytest
 from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.retrieval import milvus
-from revela_hub.retrieval.stored_vectors import VectorsInMemory
+from revela_hub.retrieval.vectors import VectorsInMemory
 
 VECTORS = VectorsInMemory(np.random.default_rng(0).normal(size=(57, 4)).astype(np.float32))
 TEXTS = ["swallows fly south in autumn", "swallows return in spring", "storks fly south", "stone bridges last"]
@@ -105,7 +105,7 @@ def test_mistakes_are_found_before_the_texts_are_encoded(
 ) -> None:
     pytest.importorskip("pymilvus", reason="needs the extra milvus")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("revela_hub.retrieval.store.document_vectors", None)
+    monkeypatch.setattr("revela_hub.retrieval.index.document_vectors", None)
     Path("rows.jsonl").write_text('{"text": "a"}\n')
     build = ["index", str(retriever_folder), "--corpus", "rows.jsonl", "--output_dir", "index", "--device", "cpu"]
     build += ["--index_type", "milvus", "--milvus_uri"]

@@ -1,7 +1,5 @@
 """Truncated, int8 and binary vectors give the hits of a loop in float64; indexes keep their size."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +10,11 @@ from revela_hub.data.text.chunks import Chunk
 from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList
 from revela_hub.retrieval.dense import open_index, signs
-from revela_hub.retrieval.index_metadata import with_index_settings
+from revela_hub.retrieval.index import PassageStore, build_store
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.passages import write_passages
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker
-from revela_hub.retrieval.store import PassageStore, build_store
-from revela_hub.retrieval.stored_vectors import Vectors
-from revela_hub.retrieval.vectors import VectorStore
+from revela_hub.retrieval.vectors import Vectors, VectorStore
 
 NUMBER, DIMENSION, K = 80, 20, 4
 
@@ -139,34 +135,6 @@ def test_an_index_is_opened_with_its_size(tmp_path: Path, precision: str) -> Non
     assert (opened.metadata.dimension, opened.metadata.options.precision) == (11, precision)
     queries = Encoder().encode_query(["3", "50"])  # of full length: the index cuts them
     np.testing.assert_array_equal(opened.search(queries, K).rows_QK, made.search(queries[:, :11], K).rows_QK)
-
-
-def test_an_index_of_before_has_whole_vectors(tmp_path: Path) -> None:
-    build(tmp_path / "index")
-    file = tmp_path / "index" / "index.json"
-    values = json.loads(file.read_text())
-    assert (values.pop("truncate_dim"), values.pop("precision")) == (None, "float32")
-    file.write_text(json.dumps(values))
-    assert PassageStore(tmp_path / "index").metadata.options == IndexOptions()
-
-
-def test_an_index_of_another_size_is_an_error(tmp_path: Path) -> None:
-    metadata = build(tmp_path / "index", truncate_dim=11, precision="int8").metadata
-    assert with_index_settings(RankerSettings(), metadata).index == metadata.options
-    for options, said in (
-        (IndexOptions(truncate_dim=7), "the index was built with --truncate_dim 11, not 7: leave out --truncate_dim"),
-        (IndexOptions(precision="binary"), "the index was built with --precision int8, not binary: leave out"),
-    ):
-        with pytest.raises(UserError, match=said):
-            with_index_settings(RankerSettings(index=options), metadata)
-    with pytest.raises(
-        UserError, match=r"built with --milvus_uri none, not http://other:19530: leave out --milvus_uri"
-    ):
-        moved = replace(metadata, options=IndexOptions("milvus"))
-        with_index_settings(RankerSettings(index=IndexOptions("milvus", milvus_uri="http://other:19530")), moved)
-    whole = build(tmp_path / "whole").metadata
-    with pytest.raises(UserError, match=r"built with --truncate_dim none \(20 dimensions\), not 7"):
-        with_index_settings(RankerSettings(index=IndexOptions(truncate_dim=7)), whole)
 
 
 def test_more_components_than_the_model_has(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Passages and indexes on disk: what stands where, what belongs to which model, and the four ways to search them."""
 
 import hashlib
-import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,9 @@ from revela_hub.retrieval import (
     build_ranker,
     build_store,
     read_passages,
+    vectors,
     write_passages,
 )
-from revela_hub.retrieval.disk import claim_folder
-from revela_hub.retrieval.vectors import VectorStore
 
 DIMENSION = 16
 
@@ -119,21 +116,6 @@ def test_an_index_is_made_once_and_opened_again(tmp_path: Path, kind: str) -> No
     assert encoder.encoded == []
 
 
-def test_vectors_of_another_model_are_refused(tmp_path: Path) -> None:
-    build(tmp_path / "index")
-    message = r"was built with mine \(folder@0123\), but other is a different model or version \(folder@4567\)"
-    with pytest.raises(UserError, match=message):
-        PassageStore(tmp_path / "index", "folder@4567", "other")
-    with pytest.raises(UserError, match="holds the index of mine: choose another --output_dir"):
-        build(tmp_path / "index", identity="folder@4567")
-    with pytest.raises(UserError, match=r"vectors of dimension 16, but the queries have the shape \(1, 3\)"):
-        PassageStore(tmp_path / "index").search(np.ones((1, 3)), 1)
-    # A model trained with --query_only, whose documents are those of the model that built the index.
-    with pytest.raises(UserError, match="another maximum length: leave out --max_length"):
-        PassageStore(tmp_path / "index", "folder@4567:9", "other", documents="folder@0123:9")
-    assert len(PassageStore(tmp_path / "index", "folder@4567", "other", documents="folder@0123")) == len(TEXTS)
-
-
 def test_what_is_no_index(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not an index .*: build one with revela-hub index"):
         PassageStore(tmp_path)
@@ -149,7 +131,7 @@ def test_what_is_no_index(tmp_path: Path) -> None:
             PassageStore(tmp_path / "index")
         build(tmp_path / "index", encoder := Words())
         assert file.read_text() == whole and encoder.encoded == []
-    next((tmp_path / "index").glob("texts-*.lines.npy")).write_bytes(b"")
+    next((tmp_path / "index").glob("texts-*.npz")).write_bytes(b"")
     with pytest.raises(UserError, match="cannot be read .*repeat the command"):
         PassageStore(tmp_path / "index")
     with pytest.raises(UserError, match="no passage contains any text"):
@@ -208,139 +190,114 @@ def test_settings_that_are_none(options: dict[str, Any], error: type[Exception],
         RankerSettings(**options)
 
 
-@pytest.fixture
-def no_reading(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Every vector store that is opened; opening one reads the hashes of all vectors."""
-    opened: list[Path] = []
-    real = VectorStore.__init__
-
-    def init(store: VectorStore, folder: Path, *args: Any, **options: Any) -> None:
-        opened.append(folder)
-        real(store, folder, *args, **options)
-
-    monkeypatch.setattr(VectorStore, "__init__", init)
-    return opened
-
-
-def test_an_index_is_opened_without_its_vectors_or_hashes(tmp_path: Path, no_reading: list[Path]) -> None:
-    made = build(tmp_path / "index", index=IndexOptions(truncate_dim=4))
-    shutil.copytree(tmp_path / "index", tmp_path / "copy")  # with other times than those that were checked
-    no_reading.clear()
-    opened = PassageStore(tmp_path / "copy", "folder@0123")
-    assert no_reading == []
-    assert (opened.vectors.dimension, opened.vectors.key) == (4, made.vectors.key)
-    np.testing.assert_array_equal(opened.vectors.read(0, 10), made.vectors.read(0, 10))
-    settings = RankerSettings(identity="folder@0123", index=opened.metadata.options)
-    ranker = build_ranker(opened.passages.texts, settings, opened.folder, dense=Words(), vectors=opened.vectors)
-    assert ranker.search(ranker.encode([TEXTS[7]]), 1).rows_QK.tolist() == [[7]] and no_reading == []
-
-
-def test_an_index_without_a_layout_gets_one(tmp_path: Path, no_reading: list[Path]) -> None:
+def test_vectors_of_another_model_are_rejected(tmp_path: Path) -> None:
     build(tmp_path / "index")
-    [layout] = (tmp_path / "index").glob("vectors-*/layout-*")
-    shutil.rmtree(layout)
-    for stores in (1, 0):
-        no_reading.clear()
-        assert PassageStore(tmp_path / "index").search(np.ones((1, DIMENSION)), 3).rows_QK.shape == (1, 3)
-        assert len(no_reading) == stores and layout.is_dir()
+    with pytest.raises(UserError, match=r"built with mine .*folder@0123.* other \(folder@4567\)"):
+        PassageStore(tmp_path / "index", "folder@4567", "other")
+    with pytest.raises(UserError, match="holds the index of mine"):
+        build(tmp_path / "index", identity="folder@4567")
+    with pytest.raises(UserError, match="dimension 16"):
+        PassageStore(tmp_path / "index").search(np.ones((1, 3)), 1)
+    # A model trained with --query_only, whose documents are those of the model that built the index.
+    with pytest.raises(UserError):
+        PassageStore(tmp_path / "index", "folder@4567:9", "other", documents="folder@0123:9")
+    assert len(PassageStore(tmp_path / "index", "folder@4567", "other", documents="folder@0123")) == len(TEXTS)
 
 
-@pytest.mark.parametrize("file", ["shards.npy", "places.npy", "shards.json"])
-def test_a_damaged_layout_is_written_again(tmp_path: Path, file: str) -> None:
-    expected = build(tmp_path / "index").vectors.read(0, 10)
-    [layout] = (tmp_path / "index").glob("vectors-*/layout-*")
-    for content in (b"", (layout / file).read_bytes()[:-20], None):
-        (layout / file).write_bytes(content) if content is not None else (layout / file).unlink()
-        np.testing.assert_array_equal(PassageStore(tmp_path / "index").vectors.read(0, 10), expected)
-    assert (layout / file).is_file()
-
-
-def test_places_of_other_vectors_are_noticed(tmp_path: Path) -> None:
-    expected = build(tmp_path / "index").vectors.read(0, 10)
-    [layout] = (tmp_path / "index").glob("vectors-*/layout-*")
-    places = np.load(layout / "places.npy")
-    np.save(layout / "places.npy", places[::-1])
-    np.testing.assert_array_equal(PassageStore(tmp_path / "index").vectors.read(0, 10), expected)
-    np.testing.assert_array_equal(np.load(layout / "places.npy"), places)
-
-
-def test_a_damaged_shard_is_reported_when_the_index_is_opened_and_an_error_when_it_is_searched(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    build(tmp_path / "index")
-    [shard] = (tmp_path / "index").glob("vectors-*/*.npy")
-    shard.write_bytes(shard.read_bytes()[:-5])
-    opened = PassageStore(tmp_path / "index")
-    assert f"{shard} is damaged" in caplog.text and opened.texts([0]) == TEXTS[:1]
-    with pytest.raises(UserError, match="10 of 10 texts are not encoded in .*: run revela-hub index again"):
-        opened.search(np.ones((1, DIMENSION)), 1)
-    build(tmp_path / "index", encoder := Words())
-    assert encoder.encoded == TEXTS
-
-
-@pytest.mark.parametrize("kind", ["exact", "hnsw"])
-def test_texts_of_a_replaced_index_are_deleted(tmp_path: Path, kind: str) -> None:
-    def built(*texts: str) -> PassageStore:
-        return build_store(
-            lambda folder: write_passages(chunks(texts), folder),
-            Words(),
-            tmp_path,
-            RankerSettings(identity="folder@0123", index=IndexOptions(kind)),
-            model="mine",
+def test_only_new_passages_are_encoded_again_and_removed_text_is_deleted(tmp_path: Path) -> None:
+    def built(*texts: str) -> tuple[PassageStore, list[str]]:
+        settings, encoder = RankerSettings(identity="folder@0123", index=IndexOptions("hnsw")), Words()
+        store = build_store(
+            lambda folder: write_passages(chunks(texts), folder), encoder, tmp_path, settings, model="m"
         )
+        build_ranker(store.passages.texts, RankerSettings(mode="bm25"), tmp_path)
+        return store, encoder.encoded
 
-    build_ranker(built("kept", "secret").passages.texts, RankerSettings(mode="bm25"), tmp_path)
-    earlier, other = PassageStore(tmp_path), write_passages(chunks(["of another process"]), tmp_path)
-    assert any(tmp_path.glob("bm25-*")) and len(list(tmp_path.glob("*.faiss"))) == (kind == "hnsw")
-    now = built("kept")
-    assert now.texts([0]) == ["kept"] and earlier.texts([1]) == ["secret"]  # it is still open
-    arrows = {f"texts-{each.fingerprint}.arrow" for each in (now.passages.texts, other.texts)}
-    assert {path.name for path in tmp_path.glob("texts-*.arrow")} == arrows
-    assert len(list(tmp_path.glob("texts-*.npy"))) == 2 * 5 and len(list(tmp_path.glob("canary-*"))) == 1
-    assert not any(tmp_path.glob("bm25-*")) and len(list(tmp_path.glob("*.faiss"))) == (kind == "hnsw")
-    # Texts that were written again after index.json belong to a process that is still building
-    write_passages(chunks(["kept"]), tmp_path)
-    built("more")
-    assert (tmp_path / f"texts-{now.metadata.texts}.arrow").is_file()
-    built("more")
-    assert len(list(tmp_path.glob("texts-*.arrow"))) == 1
+    earlier, _ = built("kept", "secret")
+    now, encoded = built("new", "kept")
+    assert encoded == ["new"]
+    expected = Words().encode_query(["kept"])
+    assert now.texts(now.search(expected, 1).rows_QK[0]) == ["kept"]
+    assert earlier.texts([1]) == ["secret"]  # it is still open
+    assert not any(b"secret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert len(list(tmp_path.glob("texts-*"))) == 2 and len(list(tmp_path.glob("*.faiss"))) == 1
 
 
-def test_texts_that_were_never_indexed_are_deleted(tmp_path: Path) -> None:
-    encoded = write_passages(chunks(["secret"]), claim_folder(tmp_path))
-    build(tmp_path)
-    assert not list(tmp_path.glob(f"texts-{encoded.texts.fingerprint}.*"))
-    encoded = write_passages(chunks(["secret"]), tmp_path)
-    canary = tmp_path / f"canary-{32 * '0'}.json"
-    canary.touch()
-    soon = (tmp_path / "index.json").stat().st_mtime + 10
-    for path in (encoded.texts.path, canary):
-        os.utime(path, (soon, soon))
-    build_ranker(PassageStore(tmp_path).passages.texts, RankerSettings(mode="bm25"), tmp_path)
-    build(tmp_path)
-    assert (
-        encoded.texts.path.is_file() and canary.is_file()
-    )  # newer than the index: perhaps of a process that is running
-    for path in (encoded.texts.path, canary):
-        os.utime(path, (0, 0))
-    build(tmp_path)
-    assert not encoded.texts.path.is_file() and not canary.is_file() and any(tmp_path.glob("bm25-*"))
-
-
-def test_two_processes_may_build_one_index(tmp_path: Path) -> None:
-    class Meanwhile(Words):
-        """While this one encodes its passages, another process builds the same index."""
-
+def test_an_interrupted_build_keeps_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(Words):
         def encode_document(self, inputs: list[str], /, **options: Any) -> np.ndarray:
-            if not self.encoded:
-                build(tmp_path / "index")
-                assert list((tmp_path / "index").rglob("*.tmp")) == []
+            if len(self.encoded) == 4:
+                raise KeyboardInterrupt
             return super().encode_document(inputs, **options)
 
-    store = build(tmp_path / "index", Meanwhile())
+    monkeypatch.setattr(vectors, "FIRST_SHARD", 2)
+    monkeypatch.setattr(vectors, "SHARD_SIZE", 2)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "index", Killed())
+    with pytest.raises(UserError, match="is not an index"):
+        PassageStore(tmp_path / "index")
+    store = build(tmp_path / "index", encoder := Words())
+    assert encoder.encoded == TEXTS[4:]
     expected = Words().encode_document(TEXTS)
     np.testing.assert_allclose(
         store.vectors.read(0, 10), expected / np.linalg.norm(expected, axis=1, keepdims=True), rtol=1e-5
     )
-    assert PassageStore(tmp_path / "index").metadata == store.metadata
     assert list((tmp_path / "index").rglob("*.tmp")) == []
+
+
+def test_a_damaged_shard_is_encoded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build(tmp_path / "index")
+    [shard] = (tmp_path / "index").glob("vectors-*/vectors-*.npy")
+    shard.write_bytes(shard.read_bytes()[:-5])
+    opened = PassageStore(tmp_path / "index")
+    assert opened.texts([0]) == TEXTS[:1]
+    with pytest.raises(UserError, match="10 of 10 texts are not encoded in .*: run revela-hub index again"):
+        opened.search(np.ones((1, DIMENSION)), 1)
+    assert f"{shard} is damaged" in caplog.text
+    build(tmp_path / "index", encoder := Words())
+    assert encoder.encoded == TEXTS
+
+
+def test_only_one_process_builds_an_index_in_a_folder(tmp_path: Path) -> None:
+    class Meanwhile(Words):
+        def encode_document(self, inputs: list[str], /, **options: Any) -> np.ndarray:
+            with pytest.raises(UserError, match="another process builds an index"):
+                build(tmp_path / "index")
+            return super().encode_document(inputs, **options)
+
+    build(tmp_path / "index", Meanwhile())
+    assert len(PassageStore(tmp_path / "index")) == len(TEXTS)
+
+
+@pytest.mark.parametrize("options", [IndexOptions(), IndexOptions(truncate_dim=4)])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_other_vectors_of_the_same_model_are_noticed(tmp_path: Path, options: IndexOptions, similarity: str) -> None:
+    class Changed(Words):
+        similarity_fn_name, change = similarity, staticmethod(np.positive)
+
+        def encode_document(self, inputs: list[str], /, **options: Any) -> np.ndarray:
+            return self.change(super().encode_document(inputs))
+
+    encoder = Changed()
+    store = build(tmp_path / "index", encoder, index=options)
+    store.check_vectors(encoder)
+    assert store.similarities(encoder) == pytest.approx(1)
+    encoder.change = lambda vectors: 2 * vectors  # type: ignore[method-assign]
+    if similarity == "cosine":
+        store.check_vectors(encoder)
+    else:
+        with pytest.raises(UserError, match="computes other vectors now"):
+            store.check_vectors(encoder)
+    for change in (lambda vectors: vectors[:, ::-1], lambda vectors: vectors[:, :3]):
+        encoder.change = change  # type: ignore[method-assign]
+        with pytest.raises(UserError):
+            store.check_vectors(encoder)
+
+
+def test_names_of_files_are_relative_to_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "home" / "notes").mkdir(parents=True)
+    (tmp_path / "home" / "notes" / "a.md").write_text("A note.\n")
+    (tmp_path / "home" / "rows.jsonl").write_text('{"text": "A row."}\n')
+    corpus = [str(tmp_path / "home" / "notes"), str(tmp_path / "home" / "rows.jsonl")]
+    found = read_passages(read_documents(corpus), tmp_path, corpus=corpus)
+    assert [found.hit(row, 1.0).location for row in range(2)] == ["notes/a.md:1-1", "rows.jsonl:1:1-1"]

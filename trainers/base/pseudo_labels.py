@@ -9,8 +9,8 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.encoder import load_encoder, similarity_of
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
-from revela_hub.retrieval.stored_vectors import VectorsInMemory
 from revela_hub.retrieval.texts import TextList
+from revela_hub.retrieval.vectors import VectorsInMemory
 
 
 def rank_passages(

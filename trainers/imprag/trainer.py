@@ -34,7 +34,7 @@ from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.encoding import divided
 from revela_hub.retrieval.milvus import MilvusIndex
-from revela_hub.retrieval.stored_vectors import VectorsInMemory
+from revela_hub.retrieval.vectors import VectorsInMemory
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.passages import PassageTokens, token_rows, tokenize_passages

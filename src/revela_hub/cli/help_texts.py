@@ -7,7 +7,7 @@ KINDS = {"int": "a whole number", "float": "a number", "string_to_bool": "true o
 METAVARS = {
     name: metavar
     for metavar, names in {
-        "FOLDER": "output_dir cache_dir models_dir checkpoint index eval_corpus beir held_out parquet_dir",
+        "FOLDER": "output_dir cache_dir models_dir checkpoint index eval_corpus beir held_out",
         "MODEL": "model models sparse_model rerank retriever lm"
         " encoder query_encoder backbone reader pseudo_labels query_generator base",
         "PATH": "data corpus plain_text space_corpus labels",

@@ -45,7 +45,7 @@ NEGATIVE_NUMBER = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # a value, n
 MAX_LISTED_OPTIONS = 20
 """`--help` of a command with more options lists the required ones and those that its classes name in `basic_options`."""
 FREE_TEXT = ("query", "queries")  # options in which ~/ is not the home folder
-OUTPUT_OPTIONS = ("output", "output_dir", "cache_dir", "parquet_dir")  # options that name a file or folder to write
+OUTPUT_OPTIONS = ("output", "output_dir", "cache_dir")  # options that name a file or folder to write
 OTHER_OPTIONS = "other options of transformers' Trainer"
 LIBRARIES = ("transformers.", "sentence_transformers.", "trl.")  # the modules whose options are not defined here
 

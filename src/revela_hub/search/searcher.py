@@ -4,7 +4,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -156,7 +156,6 @@ def _open(arguments: SearchOptions, passages: "Passages | None", temporary: Path
     from revela_hub.retrieval import build_ranker, default_cache_folder
     from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.encoder import document_identity
-    from revela_hub.retrieval.index_metadata import with_index_settings
     from revela_hub.retrieval.ranking import VectorRanker
     from revela_hub.retrieval.rerank import RerankedRanker
 
@@ -165,16 +164,15 @@ def _open(arguments: SearchOptions, passages: "Passages | None", temporary: Path
     folder = local_path(arguments.cache_dir or default_cache_folder("passages"))
     loaded: dict[str, Any] = {"dense": models.dense, "sparse": models.sparse, "reranker": models.reranker}
     if passages is None:
-        from revela_hub.hub_cards.index_repository import open_index_of
+        from revela_hub.hub_cards.hub_index import open_store
 
         documents = document_identity(arguments.model, arguments.max_length) if settings.identity else None
         identity = settings.identity or None
-        store, warning = open_index_of(arguments.index or "", models.dense, identity, arguments.model, documents)
-        if warning:
-            note(f"warning: {warning}")
-        passages, settings = store.passages, with_index_settings(settings, store.metadata)
-        if arguments.cache_dir is None and os.access(store.folder, os.W_OK):
-            folder = store.folder
+        store = open_store(arguments.index or "", models.dense, identity, arguments.model, documents)
+        passages, built = store.passages, store.metadata
+        settings = replace(settings, index=built.options, document_prompt=built.document_prompt)
+        if arguments.cache_dir is None and os.access(store.derived, os.W_OK):
+            folder = store.derived
         else:
             claim_folder(folder)
         if "dense" in settings.used:

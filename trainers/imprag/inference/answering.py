@@ -14,7 +14,6 @@ from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
-from revela_hub.output import note
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.base.passages import tokenize_passages
@@ -233,18 +232,16 @@ def open_answerer(
 
     Raises:
         UserError: the model or the index cannot be read, the index belongs to another model, its vectors are no longer those of
-            the model (`PassageStore.compare_canary`), or it holds fewer than `num_passages`.
+            the model (`PassageStore.check_vectors`), or it holds fewer than `num_passages`.
     """
-    from revela_hub.hub_cards.index_repository import open_index_of
+    from revela_hub.hub_cards.hub_index import open_store
     from revela_hub.retrieval.encoder import model_identity
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
     from revela_hub.trainers.imprag.inference.stored_states import STATES_FOLDER, StoredStates
 
     loaded = load_imprag_checkpoint(name, dtype="auto")
     model = on_device(loaded.model, device)
-    store, warning = open_index_of(index, ImpRAGEncoder(model, loaded.tokenizer), model_identity(name), name)
-    if warning:
-        note(f"warning: {warning}")
+    store = open_store(index, ImpRAGEncoder(model, loaded.tokenizer), model_identity(name), name)
     states = None
     if (store.folder / STATES_FOLDER).is_dir():
         fingerprint = store.metadata.fingerprint + store.metadata.texts

@@ -11,8 +11,6 @@ query is found.
 With --endpoint, compares the vectors of a running OpenAI-compatible server (vLLM, text-embeddings-inference, infinity)
 with the folder's instead. The exit status is 1 if the cosine of a text is below 0.99.
 
-For the folder of an index, compares every text and vector with its checksum; opening an index compares only a sample.
-
 Examples:
   revela-hub check my-retriever
   revela-hub check sentence-transformers/all-MiniLM-L6-v2
@@ -21,7 +19,6 @@ Examples:
   revela-hub check --data path/to/text --against path/to/beir
   revela-hub check --data pairs.jsonl --text_column anchor --against test-queries.txt
   revela-hub check my-retriever --endpoint http://localhost:8080
-  revela-hub check my-index
 """
 
 import json
@@ -58,7 +55,7 @@ SERVER_TEXTS = [
 class Arguments(ReadingOptions, EndpointOptions):
     """Arguments of `revela-hub check`."""
 
-    model: str | None = option(None, "Model folder, Hub id, or folder of an index.")
+    model: str | None = option(None, "Model folder or Hub id.")
     revision: str | None = option(None, "Branch, tag or commit of a model on the Hub.")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
     timeout: PositiveInt | None = option(None, "Maximum number of seconds (default: 300, plus 180 per GB of weights).")
@@ -114,7 +111,6 @@ def _check_overlap(arguments: Arguments) -> None:
 def _check_model(arguments: Arguments, model: str) -> None:
     from revela_hub.checkpoints import METHODS, is_checkpoint
     from revela_hub.hub_cards import as_table, check
-    from revela_hub.hub_cards.index_check import check_index
     from revela_hub.output import command_line
     from revela_hub.retrieval.encoder import model_in
 
@@ -127,15 +123,7 @@ def _check_model(arguments: Arguments, model: str) -> None:
     folder = local_path(model)
     if arguments.revision and folder.exists():
         raise UserError(f"--revision is for a model on the Hub, but {model} is a folder")
-    if any(folder.glob("texts-*")) and not (folder / "index.json").is_file():
-        raise UserError(
-            f"{model} is an index that is not complete: `revela-hub index` with the same options completes it"
-        )
-    if (folder / "index.json").is_file():
-        if arguments.endpoint:
-            raise UserError(f"{model} is an index: leave out --endpoint, or give the model's folder")
-        checks = list(check_index(model))
-    elif arguments.endpoint:
+    if arguments.endpoint:
         checks = _compare_with_server(arguments, model)
     else:
         checks = check(

@@ -4,14 +4,10 @@ Texts are split into passages and encoded in batches of similar length. An inter
 again: existing vectors are reused. When all shards are done, run `revela-hub index` with the same model, corpus, output
 folder, --dtype, --document_prompt, --max_words, --max_length, --kind, --text_column, --exclude and --max_documents.
 
-With --parquet_dir, the passages are also written as parquet files with the columns id, text, vector, document, path,
-start_line and end_line. `datasets`, LanceDB and Qdrant read them.
-
 Examples:
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --device cuda:0,cuda:1
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir wiki-index --shard 7/64
   revela-hub encode my-retriever --corpus wiki.jsonl --output_dir /shared/wiki-index --ray auto
-  revela-hub encode my-retriever --corpus news.parquet --output_dir cache --parquet_dir vectors
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index
 """
 
@@ -19,11 +15,10 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 
-from revela_hub.cli.passage_options import PassageOptions, check_output, load_encoder_of, load_passage_encoder
-from revela_hub.data.sources.report import counted
+from revela_hub.cli.commands.index import PassageOptions, load, load_encoder_of
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.options import option
-from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import IndexOptions
 
@@ -41,63 +36,39 @@ class Arguments(PassageOptions):
     num_actors: PositiveInt | None = option(
         None, "Ray: Number of actors (default: one per GPU of the cluster, or per CPU core without GPUs)."
     )
-    parquet_dir: str | None = option(None, "Folder to write the passages and their vectors to, as parquet files.")
 
 
 def run(arguments: Arguments) -> None:
     """Encode the passages of the shard that have no vector yet."""
-    from revela_hub.retrieval.disk import claim_folder, key_of
-    from revela_hub.retrieval.parquet_files import check_other_shards, check_parquet_folder, write_passages_as_parquet
+    from revela_hub.data.sources.report import counted
+    from revela_hub.retrieval.disk import claim_folder
     from revela_hub.retrieval.ranking import document_store, document_vectors
     from revela_hub.retrieval.ray_engine import connect, encode_on_ray
     from revela_hub.retrieval.texts import TextRange
     from revela_hub.retrieval.vectors import VectorStore
 
     shard, shards = shard_of(arguments.shard)
-    check_output(arguments.corpus, arguments.output_dir, exclude=arguments.exclude)
-    parquet = None if arguments.parquet_dir is None else local_path(arguments.parquet_dir)
-    if parquet is not None:
-        if parquet.resolve() == local_path(arguments.output_dir).resolve():
-            raise UserError(f"--parquet_dir {parquet} is also --output_dir: choose another folder")
-        check_output(arguments.corpus, str(parquet), "--parquet_dir", arguments.exclude)
-        check_parquet_folder(parquet, shards)
     if arguments.ray is not None:
         connect(arguments.ray)
-    loaded = load_passage_encoder(arguments, IndexOptions(dtype=arguments.dtype))
-    settings = loaded.settings
+    loaded = load(arguments, IndexOptions(dtype=arguments.dtype))
     folder = claim_folder(local_path(arguments.output_dir), "--output_dir")
-    passages = loaded.write(folder)
-    texts = passages.texts
-    source = key_of(document_store(settings.identity, settings.document_prompt), texts.fingerprint)
-    if parquet is not None:
-        check_other_shards(parquet, source, shard, shards)
+    texts = loaded.write(folder).texts
     # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (shard + end) // shards for end in (0, 1))
     part = TextRange(texts, start, stop)
     if arguments.ray is not None:
         place = local_path(arguments.model)
         model = str(place.resolve()) if place.exists() else arguments.model  # actors have their own working directory
-        identity = document_store(settings.identity, settings.document_prompt)
+        identity = document_store(loaded.settings.identity, arguments.document_prompt)
         encode_on_ray(
             partial(load_encoder_of, replace(arguments, model=model)),
-            VectorStore(folder, identity, dtype=arguments.dtype, option="--output_dir"),
+            VectorStore(folder, identity, dtype=arguments.dtype),
             part,
             batch_size=arguments.batch_size,
             prompt=arguments.document_prompt,
             num_actors=arguments.num_actors,
         )
-    vectors = document_vectors(part, loaded.encoder, settings, folder, option="--output_dir")
-    if parquet is not None:
-        claim_folder(parquet, "--parquet_dir")
-        write_passages_as_parquet(
-            passages,
-            vectors,
-            parquet,
-            source=source,
-            start=start,
-            shard=shard,
-            num_shards=shards,
-        )
+    vectors = document_vectors(part, loaded.encoder, loaded.settings, folder)
     which = f" (shard {shard} of 0 to {shards - 1})" if shards > 1 else ""
     print(f"encoded {len(vectors):,} of {counted(len(texts), 'passage')} in {folder}{which}")
 

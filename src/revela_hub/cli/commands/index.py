@@ -2,13 +2,14 @@
 
 An index can only be used with the model that made it. exact reads the vectors from disk in blocks and needs little
 memory; hnsw and ivfpq (FAISS) are faster and approximate; milvus stores the vectors in a Milvus server or a local
-file. Interrupted runs resume, and shards from `revela-hub encode` are used.
+file. Interrupted runs resume, and vectors of `revela-hub encode` are used. If the corpus has changed, only new passages
+are encoded.
 
 --truncate_dim searches with the first components of the vectors, --precision with int8 or binary vectors in memory
-(FAISS); results of binary ones are rescored with the vectors on disk. With --probe, the command prints what that costs.
+(FAISS); results of binary ones are rescored with the vectors on disk.
 
---push_to_hub publishes the index in a data set repository, as parquet files that `datasets` reads, too: the text of the
-passages, their vectors and their places, without paths of this machine. Others search it with --index hf:owner/name.
+--push_to_hub publishes the index in a data set repository: the text of the passages, their vectors and their places,
+without paths of this machine. Others search it with --index hf:owner/name.
 
 For a model that answers questions and encodes passages independently, --states float16 also stores the keys and
 values of the passages, so that `revela-hub answer` does not compute them again.
@@ -17,29 +18,55 @@ Examples:
   revela-hub index my-retriever --corpus docs --output_dir my-index
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type hnsw
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type milvus --milvus_uri http://db:19530
-  revela-hub index my-retriever --corpus docs --output_dir my-index --truncate_dim 192 --precision int8 --probe my-probe
   revela-hub search my-retriever --index my-index "what is a shard?"
   revela-hub index my-name/my-retriever --corpus docs --output_dir my-index --push_to_hub my-name/my-index --private
   revela-hub index outputs/reader/model --corpus docs --output_dir my-index --states float16
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from revela_hub.cli.passage_options import PassageOptions, check_output, load_passage_encoder
-from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.files import local_path
+from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
-from revela_hub.retrieval.index_options import IndexOptions, SmallVectorArguments
+from revela_hub.ranges import PositiveInt, TextLength
+from revela_hub.retrieval.index_options import IndexOptions, Precision, SmallVectorArguments
+from revela_hub.search.encoders import OnDevices, encoder_identity, load_dense
+from revela_hub.search.endpoint_options import EndpointOptions
+from revela_hub.search.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
-    from revela_hub.data.sources.beir import RetrievalTask
-    from revela_hub.hub_cards.index_repository import IndexDestination
-    from revela_hub.retrieval import RankerSettings
+    from revela_hub.retrieval import Passages, RankerSettings
 
 POSITIONALS = ("model",)
+
+
+@dataclass(kw_only=True)
+class PassageOptions(ReadingOptions, EndpointOptions):
+    """The passages, the model and the output folder, of `encode` and `index`."""
+
+    option_group = "passages"
+
+    model: str = required("Sentence-transformers folder or Hub id.")
+    corpus: list[str] = required(
+        "Passages to encode: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
+    )
+    output_dir: str = required("Folder of the index.")
+    max_words: PositiveInt = option(120, "Maximum number of words per passage.")
+    document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
+    dtype: Precision = option("float32", "Type of the stored vectors.")
+    batch_size: PositiveInt = option(32, "Number of passages per forward pass.")
+    device: str | None = option(
+        None, "Device to run on, e.g. cpu or mps, or several: cuda:0,cuda:1 (default: the fastest one)."
+    )
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+    max_length: TextLength | None = option(
+        None, "Maximum number of tokens per passage (default: the model's own limit)."
+    )
 
 
 @dataclass(kw_only=True)
@@ -49,9 +76,6 @@ class Arguments(PassageOptions, SmallVectorArguments):
     states: Literal["none", "float16"] = option(
         "none", "Models that answer: Also store the keys and values of the passages."
     )
-    probe: str | None = option(
-        None, "BEIR folder, e.g. of `revela-hub probe`, to measure --truncate_dim and --precision on.", metavar="FOLDER"
-    )
     push_to_hub: str | None = option(
         None, "Data set repository to push the index to; the text is published.", metavar="REPO_ID"
     )
@@ -59,26 +83,29 @@ class Arguments(PassageOptions, SmallVectorArguments):
     update: bool = option(False, "Replace the index in an existing repository.")
 
 
+class Loaded(NamedTuple):
+    """The encoder, its settings, and a function that writes the passages to a folder."""
+
+    encoder: Any
+    settings: "RankerSettings"
+    write: "Callable[[Path], Passages]"
+
+
 def run(arguments: Arguments) -> None:
     """Write the index and print its size."""
-    from revela_hub.checkpoints import METHODS, method_of_model
-    from revela_hub.data.sources.beir import read_beir
+    from revela_hub.checkpoints import method_of_model
+    from revela_hub.data.sources.report import counted
+    from revela_hub.hub_cards.hub_index import check_destination, push_index
     from revela_hub.retrieval import build_store
 
     method, stores_states = method_of_model(arguments.model), arguments.states != "none"
     if stores_states and not (method and method.states):
-        titles = ", ".join(each.title for each in METHODS.values() if each.states)
-        raise UserError(f"--states requires a model of {titles}, but {arguments.model} is not one")
-    if arguments.probe and arguments.truncate_dim is None and arguments.precision in (None, "float32"):
-        raise UserError("--probe measures --truncate_dim and --precision: give one of them")
-    if arguments.push_to_hub is None and (arguments.private or arguments.update):
-        raise UserError(f"--{'private' if arguments.private else 'update'} requires --push_to_hub OWNER/NAME")
-    destination = _destination(arguments)
-    task = read_beir(arguments.probe, "test") if arguments.probe else None
-    check_output(arguments.corpus, arguments.output_dir, exclude=arguments.exclude)
-    options = arguments.index_options(arguments.dtype)
-    loaded = load_passage_encoder(arguments, options)
-    states = import_module(method.states) if method and stores_states else None
+        raise UserError(f"--states requires a model that answers questions, and {arguments.model} is not one")
+    shared = {"private": arguments.private, "update": arguments.update}
+    if arguments.push_to_hub is not None:
+        check_destination(arguments.push_to_hub, **shared)
+    loaded = load(arguments, arguments.index_options(arguments.dtype))
+    states = import_module(method.states) if method and method.states and stores_states else None
     if states is not None:
         states.check_states(loaded.encoder)
     store = build_store(
@@ -90,11 +117,11 @@ def run(arguments: Arguments) -> None:
         max_length=arguments.max_length,
         endpoint=getattr(loaded.encoder, "description", None),
     )
-    options, dimension = store.metadata.options, store.metadata.dimension
+    options = store.metadata.options
     kind = options.type if options.precision == "float32" else options.precision
-    print(f"{counted(len(store), 'passage')}, {dimension}-dimensional vectors ({kind}), in {store.folder}")
-    if task is not None:
-        print(_cost(loaded.encoder, loaded.settings, task, options))
+    print(
+        f"{counted(len(store), 'passage')}, {store.metadata.dimension}-dimensional vectors ({kind}), in {store.folder}"
+    )
     for line in loaded.encoder.warnings() if method and method.encoder else ():
         note(line)
     if states is not None:
@@ -102,36 +129,55 @@ def run(arguments: Arguments) -> None:
             loaded.encoder, store, batch_size=arguments.batch_size, show_progress_bar=shows_progress()
         )
         print(f"states of {counted(len(stored), 'passage')}, {stored.bytes / 1e6:,.1f} MB")
-    if destination is not None:
-        from revela_hub.data.sources.source import parse_sources
-        from revela_hub.hub_cards.index_repository import push_index
-
-        corpus = [source.path for source in parse_sources(arguments.corpus)]
-        print(f"pushed to {push_index(store, destination, corpus, note)}")
+    if arguments.push_to_hub is not None:
+        print(f"pushed to {push_index(store, arguments.push_to_hub, **shared)}")
 
 
-def _destination(arguments: Arguments) -> "IndexDestination | None":
-    """Return where to push the index, after the checks that need no index."""
-    if arguments.push_to_hub is None:
-        return None
-    from revela_hub.hub_cards.index_repository import IndexDestination
+def load(options: PassageOptions, index: IndexOptions) -> Loaded:
+    """Check the paths, and load the model."""
+    from revela_hub.data.own_folder import check_apart
+    from revela_hub.data.sources.documents import read_documents
+    from revela_hub.data.sources.report import ReadReport
+    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.retrieval import RankerSettings, read_passages
+    from revela_hub.retrieval.disk import check_folder
 
-    destination = IndexDestination(arguments.push_to_hub, arguments.private, arguments.update)
-    destination.current()
-    return destination
-
-
-def _cost(encoder: Any, settings: "RankerSettings", task: "RetrievalTask", options: IndexOptions) -> str:
-    """Return a line that compares an index with one of whole float32 vectors, on a probe."""
-    from revela_hub.evaluation import compare_queries
-    from revela_hub.evaluation.vector_sizes import VectorSize, evaluate_sizes
-
-    sizes = [VectorSize(), VectorSize(options.truncate_dim, str(options.precision))]
-    whole, small = evaluate_sizes(encoder, task, replace(settings, index=IndexOptions(dtype=options.dtype)), sizes)
-    first, second = whole.scores, small.scores
-    possible = first.queries > 1
-    found = f": {compare_queries(first.per_query['ndcg_at_10'], second.per_query['ndcg_at_10'])}" if possible else ""
-    return (
-        f"on {first.name}, {counted(first.queries, 'query')}: nDCG@10 {first.ndcg_at_10:.4f} with {whole.bytes_per_passage:,} bytes per"
-        f" passage, {second.ndcg_at_10:.4f} with {small.bytes_per_passage:,}{found}"
+    if options.model == "bm25":
+        raise UserError("bm25 has no vectors and needs no index: use revela-hub search bm25 --corpus PATH")
+    output = local_path(options.output_dir)
+    check_apart(parse_sources(options.corpus, exclude=options.exclude), output, "--output_dir")
+    check_folder(output, "--output_dir")
+    report = ReadReport()
+    documents = read_documents(options.corpus, report=report, **options.reading())
+    encoder = load_encoder_of(options)
+    settings = RankerSettings(
+        identity=encoder_identity(encoder, options.model, options.max_length),
+        document_prompt=options.document_prompt,
+        batch_size=options.batch_size,
+        index=index,
+        device=encoder.device,
+        show_progress_bar=shows_progress(),
     )
+
+    def write(folder: Path) -> "Passages":
+        show = shows_progress()
+        shared = {"max_words": options.max_words, "corpus": options.corpus, "report": report}
+        passages = read_passages(documents, folder, show_progress_bar=show, **shared)  # type: ignore[arg-type]
+        note("; ".join(report.remarks()))  # the index lacks what was not read
+        return passages
+
+    return Loaded(encoder, settings, write)
+
+
+def load_encoder_of(options: PassageOptions) -> Any:  # noqa: ANN401 (an `Encoder`)
+    """Load the encoder, on several devices if --device lists some."""
+    devices = (options.device or "").split(",")
+    encoder = load_dense(
+        options.model,
+        device=devices[0] or None,
+        trust_remote_code=options.trust_remote_code,
+        max_seq_length=options.max_length,
+        prompt=options.document_prompt,
+        server=options,
+    )
+    return OnDevices(encoder, devices) if len(devices) > 1 else encoder

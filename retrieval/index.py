@@ -1,0 +1,304 @@
+"""A passage index on disk, written by `revela-hub index` and read by `search` and `answer`.
+
+    index.json             metadata: model, fingerprint, similarity, index type; written last
+    texts-<hash>.arrow     the passages with their files and lines; the numbers next to it find duplicates and vectors
+    vectors-<hash>/        their vectors, in shards (`vectors`)
+    *.faiss, milvus.db     an approximate index, if there is one
+
+An index belongs to one model: opening it with another one raises an error. One process writes at a time, files get their name
+when they are complete, and a run that was interrupted keeps its shards of vectors.
+"""
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from revela_hub.errors import UserError
+from revela_hub.files import local_path, remove, write_text
+from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
+from revela_hub.retrieval.disk import claim_folder
+from revela_hub.retrieval.encoder import Encoder, similarity_of
+from revela_hub.retrieval.encoding import encode_texts
+from revela_hub.retrieval.index_options import IndexOptions
+from revela_hub.retrieval.milvus import connect
+from revela_hub.retrieval.passages import Hit, Passages
+from revela_hub.retrieval.ranking import RankerSettings, document_store, document_vectors
+from revela_hub.retrieval.texts import TextFile
+from revela_hub.retrieval.top_k import Hits
+from revela_hub.retrieval.vectors import Vectors, VectorStore, store_folder
+
+logger = logging.getLogger(__name__)
+
+METADATA = "index.json"
+COMPARED = 4
+"""Passages that are encoded again when an index is opened."""
+USABLE = 0.95
+"""Mean similarity of their vectors below which search is wrong; int8 models reach 0.95 to 0.99."""
+EQUAL = 0.999
+"""Similarity from which vectors count as equal: float32 batches differ by 1e-6, bfloat16 by 1e-4."""
+
+
+@dataclass(frozen=True)
+class IndexMetadata:
+    """The content of `index.json`.
+
+    Attributes:
+        model: The Hub id of the model, or the name of its folder.
+        fingerprint: `encoder.model_identity` of the model.
+        texts: The fingerprint of the passages.
+        passages: The number of passages.
+        dimension: The dimension of the vectors.
+        similarity: "cosine" or "dot".
+        document_prompt: The prompt for passages, None for the model's own.
+        max_length: The number of tokens to which passages were truncated, None for the model's own limit.
+        endpoint: The server that computed the vectors; None for this machine.
+        options: How vectors are stored and searched.
+    """
+
+    model: str
+    fingerprint: str
+    texts: str
+    passages: int
+    dimension: int
+    similarity: str
+    document_prompt: str | None = None
+    max_length: int | None = None
+    endpoint: str | None = None
+    options: IndexOptions = IndexOptions()
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "IndexMetadata":
+        """Read the metadata of an index.
+
+        Raises:
+            UserError: There is no index in the folder, or the file is damaged.
+        """
+        path = local_path(folder) / METADATA
+        if not path.is_file():
+            raise UserError(f"{folder} is not an index ({METADATA} is missing): build one with revela-hub index")
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values["similarity"] not in ("cosine", "dot"):
+                raise ValueError(f"unknown similarity {values['similarity']!r}")
+            return cls(**values | {"options": IndexOptions(**values["options"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path} is damaged ({error}): build the index again") from error
+
+
+class PassageStore:
+    """An index on disk.
+
+    Args:
+        folder: The output folder of `revela-hub index`.
+        fingerprint: `encoder.model_identity` of the model that encodes the queries; None skips the comparison.
+        model: The model's name, for the message.
+        documents: `encoder.document_identity` of the model: its documents have the vectors of this other model.
+        derived: Folder of FAISS indexes; default: that of the index.
+
+    Raises:
+        UserError: There is no index, it belongs to another model, or its texts are damaged.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        fingerprint: str | None = None,
+        model: str = "the model",
+        *,
+        documents: str | None = None,
+        derived: Path | None = None,
+    ) -> None:
+        self.folder = local_path(folder)
+        self.derived = derived or self.folder
+        self.metadata = IndexMetadata.read(self.folder)
+        if fingerprint is not None:
+            self.check_fingerprint(fingerprint, model, documents=documents)
+        self.passages = Passages(TextFile(self.folder / f"texts-{self.metadata.texts}.arrow"))
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        """The vectors of the passages.
+
+        Raises:
+            UserError: Some are missing or damaged.
+        """
+        metadata, options = self.metadata, self.metadata.options
+        store = VectorStore(
+            self.folder, document_store(metadata.fingerprint, metadata.document_prompt), dtype=options.dtype
+        )
+        normalize = metadata.similarity == "cosine"
+        return store.vectors(self.passages.texts, normalize=normalize, truncate_dim=options.truncate_dim)
+
+    @cached_property
+    def index(self) -> VectorIndex:
+        """The index over the vectors."""
+        return open_index(self.vectors, self.metadata.options, folder=self.derived)
+
+    def check_fingerprint(self, fingerprint: str, model: str, *, documents: str | None = None) -> None:
+        """Check that the index was built with a model; for the arguments see `PassageStore`.
+
+        Raises:
+            UserError: It was built with another model, on another server, or with another maximum length.
+        """
+        built = self.metadata
+        if built.fingerprint not in (fingerprint, documents):
+            length = "" if built.max_length is None else f" with --max_length {built.max_length}"
+            server = "" if built.endpoint is None else f" on {built.endpoint}"
+            raise UserError(
+                f"{self.folder} was built with {built.model}{length}{server} ({_short(built.fingerprint)}), whose vectors are"
+                f" not comparable with those of {model} ({_short(fingerprint)}): use the same model and options, or build"
+                " another index"
+            )
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    def search(self, vectors: NDArray[np.float32], k: int) -> Hits:
+        """Return the best `k` passages for Q query vectors (Q, D): scores (Q, K) and numbers (Q, K), padded with -1.
+
+        The vectors need not have unit length; if the model compares by cosine, they are normalised. If the index is
+        truncated, so are they.
+
+        Raises:
+            UserError: The vectors have the wrong dimension.
+        """
+        vectors_QD = np.ascontiguousarray(vectors, dtype=np.float32)[..., : self.metadata.options.truncate_dim]
+        if vectors_QD.ndim != 2 or vectors_QD.shape[1] != self.metadata.dimension:
+            raise UserError(
+                f"{self.folder} has vectors of dimension {self.metadata.dimension}, but the queries have the shape {vectors_QD.shape}"
+            )
+        if self.metadata.similarity == "cosine":
+            vectors_QD = vectors_QD / np.maximum(np.linalg.norm(vectors_QD, axis=1, keepdims=True), 1e-12)
+        return self.index.search(vectors_QD, k)
+
+    def check_vectors(self, encoder: Encoder) -> None:
+        """Check that an encoder of the same model still computes the stored vectors: a library or a server may have changed.
+
+        Raises:
+            UserError: The vectors differ by more than an int8 model's rounding, so that search would be wrong.
+        """
+        similarity = float(self.similarities(encoder).mean())
+        if similarity < USABLE:
+            raise UserError(
+                f"{self.folder}: the model computes other vectors now than when the index was built (similarity {similarity:.4f}):"
+                " undo the change of a library, the device or the server, or build the index in a new folder"
+            )
+
+    def similarities(self, encoder: Encoder) -> NDArray[np.float32]:
+        """Return the similarity of some stored vectors to those that an encoder computes now, 1 for equal ones: (COMPARED,)."""
+        rows = np.unique(np.linspace(0, len(self) - 1, COMPARED).astype(np.int64))
+        truncate_dim, prompt = self.metadata.options.truncate_dim, self.metadata.document_prompt
+        now_RD = encode_texts(encoder, self.texts(rows), "document", prompt=prompt)[:, :truncate_dim]
+        then_RD = replace(self.vectors, normalize=False).take(rows)
+        if now_RD.shape != then_RD.shape:
+            raise UserError(
+                f"{self.folder} has vectors of dimension {then_RD.shape[1]}, but the model's have {now_RD.shape[1]}"
+            )
+        now_R, then_R = np.linalg.norm(now_RD, axis=1), np.linalg.norm(then_RD, axis=1)
+        scale_R = now_R * then_R if self.metadata.similarity == "cosine" else np.maximum(now_R, then_R) ** 2
+        products_R: NDArray[np.float32] = (now_RD * then_RD).sum(axis=1)
+        return np.where(scale_R > 0, products_R / np.maximum(scale_R, 1e-30), now_R == then_R)
+
+    def texts(self, rows: Any) -> list[str]:
+        """Return the passages with these numbers."""
+        return self.passages.texts.read(int(row) for row in rows)
+
+    def found(self, hits: Hits) -> list[list[Hit]]:
+        """Return the retrieved passages of each query with their locations, best first."""
+        return self.passages.found(hits)
+
+
+def build_store(
+    write: Callable[[Path], Passages],
+    encoder: Encoder,
+    output: str | Path,
+    settings: RankerSettings,
+    *,
+    model: str,
+    max_length: int | None = None,
+    endpoint: str | None = None,
+) -> PassageStore:
+    """Build an index, or resume an interrupted build.
+
+    Args:
+        write: Writes the passages to a folder (`passages.read_passages`, `passages.write_passages`).
+        encoder: Encodes the passages: any object with `encode_document`.
+        output: The folder.
+        settings: Fingerprint (`identity`), prompt and index options.
+        model: The model's name, for the metadata.
+        max_length: The number of tokens to which the encoder truncates passages, for the metadata.
+        endpoint: The server that encodes the passages, for the metadata.
+
+    Raises:
+        UserError: There is no passage; the folder holds the index of another model; another process builds an index in it.
+    """
+    folder = claim_folder(local_path(output), "--output_dir")
+    path = local_path(model)
+    described = {
+        "model": path.resolve().name if path.exists() else model,
+        "max_length": max_length,
+        "endpoint": endpoint,
+    }
+    try:
+        with FileLock(folder / "index.lock", timeout=0):
+            _build(write, encoder, folder, settings, described)
+    except Timeout as error:
+        raise UserError(f"another process builds an index in {folder}") from error
+    return PassageStore(folder, settings.identity, model)
+
+
+def _build(
+    write: Callable[[Path], Passages],
+    encoder: Encoder,
+    folder: Path,
+    settings: RankerSettings,
+    described: dict[str, Any],
+) -> None:
+    earlier = None
+    with contextlib.suppress(UserError):  # missing or damaged: written again at the end
+        earlier = IndexMetadata.read(folder)
+    if earlier is not None and earlier.fingerprint != settings.identity:
+        raise UserError(f"{folder} holds the index of {earlier.model}: choose another --output_dir, or delete it")
+    passages = write(folder)
+    if not len(passages):
+        raise UserError("no passage contains any text")
+    if settings.index.type == "milvus":  # raises errors before the texts are encoded
+        connect(milvus_uri(settings.index, folder)).close()
+    store = store_folder(folder, document_store(settings.identity, settings.document_prompt), settings.index.dtype)
+    if not store.exists() and any(folder.glob("vectors-*")):
+        logger.warning(
+            "%s has vectors of another --dtype, --document_prompt or --max_length: they are not used, and all passages are encoded",
+            folder,
+        )
+    vectors = document_vectors(passages.texts, encoder, settings, folder)
+    open_index(vectors, settings.index, folder=folder)
+    metadata = IndexMetadata(
+        fingerprint=settings.identity,
+        texts=passages.texts.fingerprint,
+        passages=len(passages),
+        dimension=vectors.dimension,
+        similarity=similarity_of(encoder),
+        document_prompt=settings.document_prompt,
+        options=settings.index,
+        **described,
+    )
+    write_text(folder / METADATA, json.dumps(asdict(metadata), indent=2) + "\n")
+    # Removed text does not stay on the disk. Searches that have these files open can still read them.
+    replaced = ["texts-*"] if earlier is None or earlier.texts == metadata.texts else ["texts-*", "bm25-*", "*.faiss"]
+    for file in [file for pattern in replaced for file in folder.glob(pattern)]:
+        if metadata.texts not in file.name and vectors.key[:16] not in file.name:
+            remove(file)
+
+
+def _short(fingerprint: str) -> str:
+    name, _, version = fingerprint.partition("@")
+    return f"{name}@{version[:12]}"
