@@ -19,12 +19,6 @@ from revela_hub.cli.parser import OTHER_OPTIONS, value_of
 # Folder of copied pages -> the pages that are copied into it.
 COPIES = {"benchmarks": "benchmarks/**/*.md", "examples": "examples/quickstart/README.md"}
 PICTURE = r"(!\[[^\]]*\]\([^)]*)-light\.svg\)"
-GROUPS = {
-    "Train": r"quickstart|adapt|train ",
-    "Prepare data": r"mine|synthesize|probe",
-    "Search and measure": r"encode|index|search|answer|demo|evaluate",
-    "Export and publish": r"export|check|publish",
-}
 
 
 def command_page(name: str) -> str:
@@ -127,9 +121,8 @@ def _overview() -> Iterator[str]:
     yield "- Invalid input is reported in one line with file, line number and fix, with exit status 2;"
     yield "  add `--debug` for the full trace."
     yield "- `--quiet` prints results and errors only.\n"
-    for title, pattern in GROUPS.items():
-        names = [name for name in cli.COMMANDS if re.match(pattern, name)]
-        yield f"## {title}\n\n| command | description |\n|---|---|"
+    for title, names in cli.GROUPS.items():
+        yield f"## {title.capitalize()}\n\n| command | description |\n|---|---|"
         yield from (
             f"| [{name}]({name.replace(' ', '-')}.md) | {_cell(cli.COMMANDS[name].summary)} |" for name in names
         )

@@ -51,12 +51,10 @@ class Command:
     Attributes:
         module: full name of the module, which defines `Arguments` and `run`.
         summary: one line for the list of commands.
-        interrupted: how to continue after Ctrl-C, unless the command tells it itself.
     """
 
     module: str
     summary: str
-    interrupted: str = "run the same command again to start over"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Options for storing and searching vectors, declared once and passed as a whole."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -72,7 +72,6 @@ class IndexArguments:
     """The command-line options of an index."""
 
     option_group = "index"
-    basic_options: ClassVar[tuple[str, ...]] = ("index_type",)
 
     index_type: IndexType = option("exact", "Index type; hnsw and ivfpq (FAISS) are approximate.")
     milvus_uri: str | None = option(

@@ -13,4 +13,4 @@ def parse_arguments(
 ) -> ArgumentsT:
     values = CommandParser(arguments, program, "", positionals).read(list(argv))
     assert values is not None
-    return build_arguments(arguments, values, program)
+    return build_arguments(arguments, values)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from revela_hub.cli import main as cli
-from revela_hub.cli.outline import outline
-from revela_hub.cli.parser import CommandParser, build_arguments
+from revela_hub.cli.parser import build_arguments
 
 pytest.importorskip("pytrec_eval", reason="the README measures, which needs the extra eval")
 
@@ -47,7 +46,7 @@ FILES = [
     *("benchmarks/**/*.md", "benchmarks/**/*.py", "docs/*.md", "docs/guides/*.md", "docs/methods/*.md"),
 ]
 PAGES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for name in FILES for file in ROOT.glob(name)}
-PAGES |= {name: outline(row.module).__doc__ or "" for name, row in cli.COMMANDS.items()}
+PAGES |= {name: importlib.import_module(row.module).__doc__ or "" for name, row in cli.COMMANDS.items()}
 
 
 def lines(text: str, start: str) -> Iterator[str]:
@@ -69,8 +68,7 @@ def commands(text: str) -> Iterator[list[str]]:
 def bound(words: list[str]) -> dict[str, Any] | None:
     """Parse the words with the command's own parser; a text with spaces is a query or a prompt, and never a path."""
     name, rest = cli._command_name(words)
-    told = outline(cli.COMMANDS[name].module)
-    values = CommandParser(told.Arguments, name, "", getattr(told, "POSITIONALS", ())).read(rest)
+    values = cli.parser_of(name).read(rest)
     for option, value in (values or {}).items():
         swallowed = (
             [word for word in value if " " in word]
@@ -80,7 +78,7 @@ def bound(words: list[str]) -> dict[str, Any] | None:
         assert not swallowed, f"--{option} takes {swallowed}: {shlex.join(words)}"
     if values is not None:  # and they go together
         command = importlib.import_module(cli.COMMANDS[name].module)
-        build_arguments(command.Arguments, dict(values), name)
+        build_arguments(command.Arguments, dict(values))
     return values
 
 

@@ -13,7 +13,7 @@ from revela_hub.data.http_client import Connection, in_thread, public_url, serve
 from revela_hub.data.sources.report import counted
 from revela_hub.data.synthesis.backends import CUT_OFF, Reply, Request, RequestT, Sampling, take
 from revela_hub.errors import UserError
-from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, check_ranges
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from openai import APIStatusError
@@ -52,7 +52,6 @@ class Endpoint:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         self._follows_schema = self._refused_schema = False
         parts = server_url(self.url)
         path = parts.path.rstrip("/")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from annotated_types import Interval
 from tqdm import tqdm
@@ -33,7 +33,7 @@ from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates
 from revela_hub.data.text.words import words
 from revela_hub.errors import UserError
 from revela_hub.options import option
-from revela_hub.ranges import PositiveInt, Seed, check_ranges
+from revela_hub.ranges import PositiveInt, Seed
 
 MAX_LISTS_WITHOUT_NEW_TASKS = 10  # consecutive lists, after which the existing tasks are used
 SAMPLE_CHARACTERS = 500  # characters of a rejected reply that are stored
@@ -44,12 +44,10 @@ class SynthesisSettings:
     """The settings of a synthesis run; the help texts describe them.
 
     Raises:
-        ValueError: A number is out of its range.
         UserError: A form is unknown or given twice, or a list is empty.
     """
 
     option_group = "examples"
-    basic_options: ClassVar[tuple[str, ...]] = ("count", "forms", "languages", "domains", "seed")
 
     model: str = option("", "Name of the model, recorded in each example.")
     count: PositiveInt = option(1000, "Number of examples, divided evenly among the forms.")
@@ -67,7 +65,6 @@ class SynthesisSettings:
     patience: PositiveInt = option(50, "Number of consecutive unusable replies after which to stop.")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         for name in ("forms", "languages"):
             if not getattr(self, name):
                 raise UserError(f"--{name} is empty: pass at least one value")

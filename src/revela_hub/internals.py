@@ -4,12 +4,10 @@ Written for transformers 5.17 to 5.24, sentence-transformers 6, trl 1.16, datase
 `tests/test_private_names.py` fails if another file uses one, except in `modeling/`, whose files also run without this package.
 """
 
-import copy
-import dataclasses
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -146,15 +144,6 @@ def transformer_around(model: "PreTrainedModel", tokenizer_folder: str) -> "Tran
     # sentence-transformers saves a module under the name of its class, which has to be the stock one.
     transformer.__class__ = Transformer
     return transformer
-
-
-def option_group(title: str, fields: "Iterable[dataclasses.Field[Any]]") -> type:
-    """Return a dataclass with these fields, whose options `HfArgumentParser` puts under a title."""
-    columns = [(field.name, field.type, field) for field in map(copy.copy, fields)]
-    # Nothing makes an instance, and the methods would take a quarter of the time of the whole parser.
-    made: Any = dataclasses.make_dataclass("Options", columns, init=False, repr=False, eq=False)
-    made._argument_group_name = title
-    return cast(type, made)
 
 
 def fingerprint(dataset: "Dataset") -> str:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 def option(default: T, help: str, *, metavar: str | None = None) -> T:
     """Return a dataclass field with a default (a list is copied for each object) and a help text; for required options, see `required`.
 
-    `metavar` is the placeholder of the value in the help text, if that of `help_texts.METAVARS` does not fit.
+    `metavar` is the placeholder of the value in the help text, if the parser's does not fit.
 
     >>> @dataclasses.dataclass
     ... class Options:
@@ -32,11 +32,3 @@ def values_of(kind: Any, options: object) -> dict[str, Any]:
     """Return the values of the fields that a dataclass shares with an object of options, by their names."""
     names = (each.name for each in dataclasses.fields(kind))
     return {name: getattr(options, name) for name in names if hasattr(options, name)}
-
-
-def old_names(arguments: type) -> dict[str, str]:
-    """Return the old names of options, with the new ones: the classes of a dataclass name them in a dict, `old_names`.
-
-    They still work on the command line, in YAML files and in stored settings.
-    """
-    return {old: new for cls in arguments.__mro__ for old, new in vars(cls).get("old_names", {}).items()}

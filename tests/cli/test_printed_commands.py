@@ -13,8 +13,6 @@ import pytest
 from parsed_arguments import parse_arguments
 
 from revela_hub.cli import main as cli
-from revela_hub.cli.outline import outline
-from revela_hub.cli.parser import CommandParser
 
 TEXT = "--data text"
 TRAINED = {
@@ -38,8 +36,7 @@ def printed(out: str) -> list[list[str]]:
 def read(words: list[str]) -> dict[str, Any]:
     """Parse a printed command. A text with spaces may only be in a list of paths."""
     name, rest = cli._command_name(words)
-    command = importlib.import_module(cli.COMMANDS[name].module)
-    values = CommandParser(command.Arguments, name, "", getattr(command, "POSITIONALS", ())).read(rest)
+    values = cli.parser_of(name).read(rest)
     assert values is not None
     return values
 
@@ -123,10 +120,8 @@ def test_the_search_that_adapt_prints_reads_the_same_text(
 @cache
 def known(command: str) -> set[str]:
     """The options of a command as its help text shows them: neither old names nor dashes."""
-    parser = CommandParser(outline(cli.COMMANDS[command].module).Arguments, command, "")
-    return {
-        option for action in parser._actions for option in action.option_strings if action.dest not in parser.renamed
-    }
+    parser = cli.parser_of(command)
+    return set(parser._option_string_actions)
 
 
 def test_the_commands_in_messages_are_known_with_these_options() -> None:

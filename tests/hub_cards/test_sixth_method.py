@@ -154,8 +154,6 @@ from toy.trainer import ToyTrainer, ToyTrainingArguments, load_toy
 
 @dataclass(kw_only=True)
 class Arguments(ProbeArguments, TextArguments, ToyTrainingArguments):
-    basic_options = ("chunk",)
-    old_names = {"piece": "chunk"}
 
     encoder: str = field(metadata={"help": "Encoder to train."})
     output_dir: str = field(default="outputs/toy", metadata={"help": "Output folder."})
@@ -257,7 +255,7 @@ def test_it_trains_resumes_and_writes_a_card(
     resume = [*run, "--resume_from_checkpoint", "last", "--max_steps", "3"]
     assert main([*resume, "--temperature", "0.2"]) == 2
     assert "temperature 0.1 -> 0.2" in capsys.readouterr().err
-    assert main([*resume, "--piece", "8"]) == 0  # the record says that it is neutral
+    assert main([*resume, "--chunk", "8"]) == 0  # the record says that it is neutral
     assert "resuming from" in capsys.readouterr().out
     assert json.loads((out / "trainer_state.json").read_text())["global_step"] == 3
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import IntervalStrategy, TrainingArguments
@@ -31,11 +31,6 @@ class RunArguments(TrainingArguments):
     """`TrainingArguments` of all trainers; each method has a subclass."""
 
     option_group = "run"
-    basic_options: ClassVar[tuple[str, ...]] = (
-        *("output_dir", "overwrite", "resume_from_checkpoint", "learning_rate", "num_train_epochs", "max_steps"),
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "lora_rank", "temperature", "max_length"),
-        *("seed", "trust_remote_code"),
-    )
 
     bf16: bool | None = option(  # type: ignore[assignment]
         None, "Train under bf16 autocast (default: true if the hardware supports it)."
@@ -50,7 +45,7 @@ class RunArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Set defaults that depend on the hardware and the terminal; raise a `ValueError` for a value out of range."""
-        check_ranges(self)
+        check_ranges(type(self), vars(self))
         self.logging_nan_inf_filter = False  # a run stops at a NaN loss
         self.remove_unused_columns = False  # the collators read all columns
         if self.bf16 is None:
@@ -103,7 +98,6 @@ class TextArguments:
     """Raw text to train on, and the cache for data prepared from it."""
 
     option_group = "data"
-    basic_options: ClassVar[tuple[str, ...]] = ("data", "exclude")
 
     data: list[str] = option(
         [],
@@ -116,14 +110,10 @@ class TextArguments:
     cache_dir: str | None = option(None, "Cache folder for prepared data (default: the cache of datasets).")
 
     def sources(self, held_out: str | Path | None = None) -> list[Source]:
-        """Return the sources that `data` names; raise a `UserError` if a value is out of range.
+        """Return the sources that `data` names.
 
         `held_out` is the folder of a probe, whose queries are excluded from the text.
         """
-        try:
-            check_ranges(self)
-        except ValueError as error:
-            raise UserError(str(error)) from error
         if not self.data:
             return []
         kind = getattr(self, "kind", "auto")  # an option of commands that read text and code differently
@@ -170,7 +160,6 @@ class ProbeArguments:
     """
 
     option_group = "evaluation"
-    basic_options: ClassVar[tuple[str, ...]] = ("eval_corpus", "probe")
 
     eval_corpus: str | None = option(None, "BEIR folder to evaluate on before, during and after training.")
     eval_split: str = option("test", "Split of the BEIR folder to evaluate on.")

@@ -326,6 +326,6 @@ def _has_finished(run: Run, checkpoint: Path | None) -> str | None:
         if (state.epoch or 0) > math.ceil(epochs):  # a fraction of an epoch is rounded up to whole steps
             return f"{checkpoint.name} is beyond --num_train_epochs {epochs:g}"
     same_length = all(record.settings.get(name) == run.settings[name] for name in LENGTH_ARGUMENTS)
-    if same_length and not changes(record.settings, run.settings, run.method, type(run.arguments)):
+    if same_length and not changes(record.settings, run.settings, run.method):
         return f"the run in {run.output} finished" + (f" at step {step_of(checkpoint)}" if checkpoint else "")
     return None

@@ -17,7 +17,6 @@ from revela_hub.data.sources.source import HUB_ADDRESS, HUB_PREFIX
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.digests import content_digest
 from revela_hub.hub_cards.method import Method
-from revela_hub.options import old_names
 from revela_hub.paths import local_path
 
 # Arguments of every trainer that do not affect the result, by exact name; those of one method are in its record. All other
@@ -107,13 +106,8 @@ def model_settings(config: PreTrainedConfig) -> dict[str, Any]:
     return dict(leaves(config.to_dict(), ""))
 
 
-def changes(before: dict[str, Any], now: dict[str, Any], method: Method, arguments: type) -> dict[str, tuple[Any, Any]]:
-    """Return the settings whose values differ: name -> (before, now). Settings of only one of the two runs are ignored.
-
-    `arguments` is the class that has the old names of settings.
-    """
-    renamed = {old: new for old, new in old_names(arguments).items() if old not in now}
-    before = {renamed.get(name, name): value for name, value in before.items()}
+def changes(before: dict[str, Any], now: dict[str, Any], method: Method) -> dict[str, tuple[Any, Any]]:
+    """Return the settings whose values differ: name -> (before, now). Settings of only one of the two runs are ignored."""
     ignored = NO_EFFECT | method.neutral_settings
     return {
         name: (before[name], now[name])

@@ -447,7 +447,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         before = Record.read(checkpoint)
         assert before is not None  # checked by `missing_part`
         self.record.changes = before.changes
-        changed = changes(before.settings, self.record.settings, self.method, type(self.args))
+        changed = changes(before.settings, self.record.settings, self.method)
         if not changed:
             return
         listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))

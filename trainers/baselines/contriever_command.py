@@ -31,8 +31,6 @@ from revela_hub.trainers.baselines.contriever import ContrieverTrainer, Contriev
 class Arguments(ProbeArguments, StreamedTextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train contriever`: the model, the data's, then those of every transformers Trainer."""
 
-    basic_options = ("views",)
-
     retriever: str = required("Model to train: Hub id, folder or GGUF file.")
     output_dir: str = option("outputs/contriever", "Output folder.")
     kind: Literal["auto", "text", "code"] = option(

@@ -16,7 +16,7 @@ Examples:
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from revela_hub.errors import UserError
 from revela_hub.options import option, required
@@ -33,9 +33,6 @@ from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 @dataclass(kw_only=True)
 class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
     """Arguments of `revela-hub train ra-dit`: the models, then the data's, then those of every transformers Trainer."""
-
-    basic_options = ("retriever", "backbone", "retrieval_layer", "max_passage_length")
-    old_names: ClassVar[dict[str, str]] = {"b": "retrieval_layer", "l_max": "max_passage_length"}
 
     reader: str = required("Frozen decoder that reads the passages: the output of `revela-hub train ra-it`.")
     retriever: str | None = option(None, "Retriever to train: Hub id or folder of a sentence-transformers model.")

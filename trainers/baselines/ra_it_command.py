@@ -12,7 +12,7 @@ Examples:
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from revela_hub.errors import UserError
 from revela_hub.options import option, required
@@ -28,9 +28,6 @@ from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 @dataclass(kw_only=True)
 class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[misc] # of trl's max_length
     """Arguments of `revela-hub train ra-it`: the model, then the data's, then those of every transformers Trainer."""
-
-    basic_options = ("num_passages", "max_passage_length")
-    old_names: ClassVar[dict[str, str]] = {"k": "num_passages", "l_max": "max_passage_length"}
 
     backbone: str = required("Decoder to tune: Hub id, folder or GGUF file.")
     output_dir: str = option("outputs/ra-it", "Output folder.")

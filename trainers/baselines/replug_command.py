@@ -32,8 +32,6 @@ from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingAr
 class Arguments(ProbeArguments, StreamedTextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train replug`: the models, the data's, then those of every transformers Trainer."""
 
-    basic_options = ("group_size",)
-
     retriever: str = required("Model to train: Hub id, folder or GGUF file.")
     lm: str = required("Frozen language model that teaches the retriever: Hub id, folder or GGUF file of a decoder.")
     output_dir: str = option("outputs/replug", "Output folder.")

@@ -62,8 +62,6 @@ BOTTLENECKS = {"dense": ["dense"], "sparse": ["sparse"], "both": ["dense", "spar
 class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
     """Arguments of `revela-hub train cot-mote`: the model, then the data's, then those of every transformers Trainer."""
 
-    basic_options = ("stage", "pairs", "num_negatives", "scores")
-
     encoder: str = required("Model to start from: Hub id or folder of an encoder, or the output of an earlier run.")
     output_dir: str = option("outputs/cot-mote", "Output folder.")
     variant: Literal["experts", "separate", "siamese"] | None = option(

@@ -1,7 +1,7 @@
 """Training and data arguments of ImpRAG (arXiv 2506.02279); defaults are the paper's, or ours if it gives no value."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from datasets import Dataset
 
@@ -77,14 +77,6 @@ class ImpRAGDataArguments:
     """Data of an ImpRAG run."""
 
     option_group = "data"
-    basic_options: ClassVar[tuple[str, ...]] = ("data", "corpus", "task", "pseudo_labels")
-    old_names: ClassVar[dict[str, str]] = {
-        "passages": "corpus",
-        "text": "plain_text",
-        "plain_text_share": "plain_text_fraction",
-        "denoising_share": "denoising_fraction",
-        "sentence_share": "sentence_fraction",
-    }
 
     data: list[str] = option(
         [], "Prompts and answers: JSON lines in the format of SQuAD, NQ or KILT, or with prompt and answer."

@@ -16,7 +16,7 @@ Examples:
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from revela_hub.options import option, required
 from revela_hub.output import command_line
@@ -32,15 +32,6 @@ MODEL_FOLDER = "model"
 @dataclass(kw_only=True)
 class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
     """Arguments of `revela-hub train imprag`: the model, then the data's, then those of every transformers Trainer."""
-
-    basic_options = ("retrieval_layer", "last_reading_layer", "num_passages", "max_passage_length", "num_negatives")
-    old_names: ClassVar[dict[str, str]] = {
-        "b": "retrieval_layer",
-        "t": "last_reading_layer",
-        "k": "num_passages",
-        "l_max": "max_passage_length",
-        "likelihood_block_size": "likelihood_batch_size",
-    }
 
     backbone: str = required(
         "Model to start from: Hub id or folder of a decoder or an ImpRAG model, or GGUF file of a decoder."

@@ -47,8 +47,6 @@ IN_BATCH_NEGATIVES = {1: True, 2: False}
 class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train nvembed`: the model and the data, then those of every transformers Trainer."""
 
-    basic_options = ("stage", "num_negatives", "pooling")
-
     backbone: str = required(
         "Model to start from: Hub id, folder or GGUF file of a decoder, or the output of an earlier run."
     )

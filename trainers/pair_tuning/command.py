@@ -46,8 +46,6 @@ from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingA
 class Arguments(ProbeArguments, TextArguments, PairsTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train pairs`: the model, the data, then those of every transformers Trainer."""
 
-    basic_options = ("pairs", "mined_negatives", "query_only")
-
     retriever: str = required("Model to train: Hub id, folder or GGUF file of a retriever, an encoder or a decoder.")
     pairs: str | None = option(None, "Labelled pairs: JSON lines, a data set (hf:owner/name), or a BEIR folder.")
     kind: Literal["auto", "text", "code"] = option(

@@ -24,7 +24,7 @@ Examples:
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -43,17 +43,6 @@ from revela_hub.trainers.revela import REVELA
 @dataclass(kw_only=True)
 class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train revela`: the models, then the data's, then those of every transformers Trainer."""
-
-    basic_options = (
-        "group_size",
-        "reading",
-        "lm_training",
-        "similarity_sides",
-        "similarity_span",
-        "weights",
-        "pooling",
-    )
-    old_names: ClassVar[dict[str, str]] = {"passage_prompt": "document_prompt"}
 
     retriever: str = required("Model to train as a retriever: Hub id, folder or GGUF file.")
     lm: str = required("Language model that teaches the retriever: Hub id, folder or GGUF file of a decoder.")

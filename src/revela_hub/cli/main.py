@@ -2,10 +2,11 @@
 
 The commands of a method are listed in its record; the others are modules of `revela_hub.cli.commands`. Each module has a
 docstring (its help text), a dataclass `Arguments`, a function `run(arguments)` and, for arguments without a name, a tuple
-`POSITIONALS` of fields of that dataclass. Help texts and errors in arguments import no command and no heavy library.
+`POSITIONALS` of fields of that dataclass. The modules of commands that do not train import torch in functions only, so that
+their help takes a fraction of a second.
 
 Every error is one line on stderr, and `--debug` shows its traceback. Exit status: 0 for success, 2 for an error that the user
-can fix, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 1 for anything else.
+can fix, 130 after Ctrl-C, 1 for anything else.
 """
 
 import importlib
@@ -15,46 +16,54 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from revela_hub import __version__
 from revela_hub.errors import UserError, did_you_mean, explain
 from revela_hub.files import cache_folder
 from revela_hub.hub_cards.method import Command
-from revela_hub.interrupts import if_interrupted, raising_signals, status_of
+from revela_hub.interrupts import status_of
 from revela_hub.trainers.methods import METHODS
 
 if TYPE_CHECKING:
     from revela_hub.cli.parser import CommandParser
 
 PROGRAM = "revela-hub"
-DEBUG = " (--debug shows the traceback)"
 PACKAGE = "revela_hub.cli.commands"
+DEBUG = " (--debug shows the traceback)"
 HUB_TIMEOUT = 60  # seconds without data from the Hub, after which a request fails
-RESUME = "run the same command again to resume"
-
-
 METHOD_COMMANDS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
+BASELINES = [name for name, command in METHOD_COMMANDS.items() if command.summary.endswith("(baseline)")]
+TRAINING = [name for name in METHOD_COMMANDS if name.startswith("train ") and name not in BASELINES]
+# The commands in the order of the help text, with the headings above them.
+GROUPS: dict[str, dict[str, str]] = {
+    "search your text": {
+        "quickstart": "demonstration: run adapt with small models from this repository, on a CPU",
+        "adapt": "improve search over your text without labels, and measure whether it helped",
+        "search": "search your files with a retriever or BM25",
+        "index": "build a passage index for search and answer",
+        "encode": "encode a corpus, or a shard of it; resumable",
+        **{name: "" for name in METHOD_COMMANDS if name not in {*TRAINING, *BASELINES}},  # answer
+        "demo": "open a page in the browser that searches with a model",
+        "evaluate": "evaluate retrievers or BM25 on a retrieval task",
+    },
+    "train": dict.fromkeys(TRAINING, ""),
+    "training data": {
+        "probe": "make an evaluation set from raw text, without labels",
+        "mine": "mine hard negatives with a retriever or BM25",
+        "synthesize": "generate training pairs with a language model",
+    },
+    "share": {
+        "export": "convert a checkpoint to a sentence-transformers folder",
+        "check": "verify that a model loads and embeds correctly",
+        "publish": "verify a model and upload it to the Hugging Face Hub",
+    },
+    "baselines": dict.fromkeys(BASELINES, ""),
+}
 COMMANDS = {
-    "quickstart": Command(
-        f"{PACKAGE}.quickstart", "demonstration: run adapt with small models from this repository, on a CPU", RESUME
-    ),
-    "adapt": Command(
-        f"{PACKAGE}.adapt", "improve search over your text without labels, and measure whether it helped", RESUME
-    ),
-    **{name: command for name, command in METHOD_COMMANDS.items() if name.startswith("train ")},
-    "mine": Command(f"{PACKAGE}.mine", "mine hard negatives with a retriever or BM25", RESUME),
-    "synthesize": Command(f"{PACKAGE}.synthesize", "generate training pairs with a language model", RESUME),
-    "probe": Command(f"{PACKAGE}.probe", "make an evaluation set from raw text, without labels"),
-    "export": Command(f"{PACKAGE}.export", "convert a checkpoint to a sentence-transformers folder"),
-    "evaluate": Command(f"{PACKAGE}.evaluate", "evaluate retrievers or BM25 on a retrieval task"),
-    "encode": Command(f"{PACKAGE}.encode", "encode a corpus, or a shard of it; resumable", RESUME),
-    "index": Command(f"{PACKAGE}.index", "build a passage index for search and answer", RESUME),
-    "search": Command(f"{PACKAGE}.search", "search your files with a retriever or BM25", RESUME),
-    "demo": Command(f"{PACKAGE}.demo", "open a page in the browser that searches with a model"),
-    "check": Command(f"{PACKAGE}.check", "verify that a model loads and embeds correctly"),
-    "publish": Command(f"{PACKAGE}.publish", "verify a model and upload it to the Hugging Face Hub", RESUME),
-    **{name: command for name, command in METHOD_COMMANDS.items() if not name.startswith("train ")},
+    name: METHOD_COMMANDS.get(name) or Command(f"{PACKAGE}.{name}", summary)
+    for group in GROUPS.values()
+    for name, summary in group.items()
 }
 
 
@@ -69,9 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
-    debug = "--debug" in words
-    with raising_signals():
-        return exit_status(lambda: _dispatch([word for word in words if word != "--debug"]), debug=debug)
+    return exit_status(lambda: _dispatch([word for word in words if word != "--debug"]), debug="--debug" in words)
 
 
 def exit_status(action: Callable[[], None], *, debug: bool = False) -> int:
@@ -132,59 +139,46 @@ def _dispatch(argv: list[str]) -> None:
     values = parser.read(rest)
     if values is None:
         return
-    with quiet(parser.quiet), any_text(), if_interrupted(COMMANDS[name].interrupted):
+    with quiet(parser.quiet), any_text():
         limit_waiting_for_the_hub(HUB_TIMEOUT)
         command = importlib.import_module(COMMANDS[name].module)
-        command.run(build_arguments(command.Arguments, values, parser.prog))
+        command.run(build_arguments(command.Arguments, values))
 
 
 def parser_of(name: str) -> "CommandParser":
-    """Return the parser of a command, such as "train pairs", without importing the command's module."""
-    from revela_hub.cli.outline import outline
+    """Return the parser of a command, such as "train pairs"."""
     from revela_hub.cli.parser import CommandParser
 
-    module = COMMANDS[name].module
-    command: Any = sys.modules.get(module)
-    try:
-        command = command or (outlined if (outlined := outline(module)).Arguments else None)
-    except Exception:  # a version of transformers whose source the outline cannot read
-        command = importlib.import_module(module)
-    return CommandParser(
-        command.Arguments, f"{PROGRAM} {name}", command.__doc__ or "", getattr(command, "POSITIONALS", ())
-    )
+    command = importlib.import_module(COMMANDS[name].module)
+    positionals = getattr(command, "POSITIONALS", ())
+    return CommandParser(command.Arguments, f"{PROGRAM} {name}", command.__doc__ or "", positionals)
 
 
 def _command_name(argv: list[str]) -> tuple[str, list[str]]:
     """Return the command that `argv` names, of one or two words, and its arguments; an empty name after printing help."""
-    first = argv[0]
-    if first in COMMANDS:
-        return first, argv[1:]
-    methods = [name.removeprefix(f"{first} ") for name in COMMANDS if name.startswith(f"{first} ")]
-    if not methods:
-        raise UserError(_unknown("command", first, [name.partition(" ")[0] for name in COMMANDS], PROGRAM))
-    if len(argv) == 1 or argv[1] in ("-h", "--help"):
-        sys.stdout.write(_overview(f"{first} "))
+    name = " ".join(argv[: 2 if argv[0] == "train" else 1])
+    if name in ("train", "train -h", "train --help"):
+        sys.stdout.write(_overview("train "))
         return "", []
-    if argv[1] not in methods:
-        raise UserError(_unknown(f"{first} command", argv[1], methods, f"{PROGRAM} {first}"))
-    return f"{first} {argv[1]}", argv[2:]
-
-
-def _unknown(kind: str, word: str, known: list[str], program: str) -> str:
-    remedy = did_you_mean(word, known) or f"choose one of {', '.join(dict.fromkeys(known))}"
-    return f"unknown {kind} {word!r}: {remedy} (see {program} --help)"
+    if name not in COMMANDS:
+        close = did_you_mean(name, COMMANDS) or f"choose one of {', '.join(COMMANDS)}"
+        raise UserError(f"unknown command {name!r}: {close} (see {PROGRAM} --help)")
+    return name, argv[len(name.split()) :]
 
 
 def _overview(prefix: str = "") -> str:
     """Return the list of commands whose names start with `prefix`."""
-    names = [name for name in COMMANDS if name.startswith(prefix)]
-    width = max(map(len, names))
-    lines = "".join(f"  {name:<{width}}  {COMMANDS[name].summary}\n" for name in names)
-    return (
-        f"usage: {PROGRAM} [--help] [--version] {prefix}COMMAND ...\n\n"
-        "Improve search over your own documents or code, and measure whether it really improved.\n\n"
-        f"Without labels, start with {PROGRAM} adapt PATH; with query-passage pairs, with {PROGRAM} train pairs.\n\n"
-        f"commands:\n{lines}\n"
-        f"Run {PROGRAM} COMMAND --help for the options of a command. Options can also be given in a YAML file\n"
-        "(--config FILE); command-line options override the file.\n"
+    lines = [f"usage: {PROGRAM} [--help] [--version] {prefix}COMMAND ...\n"]
+    lines.append("Improve search over your own documents or code, and measure whether it really improved.\n")
+    lines.append(
+        f"Without labels, start with {PROGRAM} adapt PATH; with query-passage pairs, with {PROGRAM} train pairs."
     )
+    for title, group in GROUPS.items():
+        if names := [name for name in group if name.startswith(prefix)]:
+            lines.append(f"\n{title}:")
+            lines += [f"  {name:<{max(map(len, COMMANDS))}}  {COMMANDS[name].summary}" for name in names]
+    lines.append(
+        f"\nRun {PROGRAM} COMMAND --help for the options of a command. Options can also be given in a YAML file"
+    )
+    lines.append("(--config FILE); command-line options override the file.\n")
+    return "\n".join(lines)

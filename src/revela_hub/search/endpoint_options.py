@@ -1,7 +1,6 @@
 """The options of commands that can use a server as the encoder."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
@@ -12,7 +11,6 @@ class EndpointOptions:
     """The server that computes the vectors of --model."""
 
     option_group = "server"
-    basic_options: ClassVar[tuple[str, ...]] = ("endpoint",)
 
     endpoint: str | None = option(
         None, "OpenAI-compatible server that computes the model's vectors, e.g. http://localhost:8080 (vLLM, TEI)."

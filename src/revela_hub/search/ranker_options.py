@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from revela_hub.adaptation import HYBRID
 from revela_hub.errors import UserError
@@ -32,15 +32,6 @@ class RankerOptions(EndpointOptions, IndexArguments):
     """Ranking options."""
 
     option_group = "ranking"
-    basic_options: ClassVar[tuple[str, ...]] = (
-        "weights",
-        "sparse_model",
-        "device",
-        "trust_remote_code",
-        "max_length",
-        "rerank",
-    )
-    old_names: ClassVar[dict[str, str]] = {"max_seq_length": "max_length"}
 
     parts: list[str] = option(["dense", "bm25"], "Hybrid: Two or three of dense, sparse and bm25.")
     fusion: Literal["minmax", "sum", "rrf"] = option(

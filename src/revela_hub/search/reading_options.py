@@ -1,7 +1,7 @@
 """The options of commands that read text."""
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.options import option
@@ -14,7 +14,6 @@ class ReadingOptions:
     """Options for reading text."""
 
     option_group = "text"
-    basic_options: ClassVar[tuple[str, ...]] = ("exclude",)
 
     kind: Literal["auto", "text", "code"] = option(
         "auto", "How to read files: text, code (Python functions), or by file extension (auto)."

@@ -30,7 +30,7 @@ class Die(TrainerCallback):
 node = Path({nodes!r}[int(os.environ["RANK"])])
 os.chdir(node)
 words = [*{words!r}, "--data", "data", "--output_dir", "out", "--cache_dir", "cache"]
-arguments = build_arguments(command.Arguments, CommandParser(command.Arguments, "p", "").read(words), "p")
+arguments = build_arguments(command.Arguments, CommandParser(command.Arguments, "p", "").read(words))
 try:
     command.train(arguments, callbacks=[Die()])
 except UserError as error:

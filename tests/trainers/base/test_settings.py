@@ -27,7 +27,7 @@ def run_settings(given: Arguments) -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return changes_of(before, now, CONTRIEVER, Arguments)
+    return changes_of(before, now, CONTRIEVER)
 
 
 def arguments(folder: Path, **options: Any) -> Arguments:
@@ -68,8 +68,8 @@ def test_a_method_names_its_own_neutral_and_path_settings(tmp_path: Path) -> Non
     given = arguments(tmp_path, temperature=0.1, views="inverse_cloze")
     method = replace(CONTRIEVER, neutral_settings=frozenset({"temperature"}), files=("views",))
     before, now = settings_of(arguments(tmp_path), method), settings_of(given, method)
-    assert "temperature" not in now and set(changes_of(before, now, method, Arguments)) == {"views"}
-    assert set(changes_of(before | {"temperature": 1}, now | {"temperature": 2}, method, Arguments)) == {"views"}
+    assert "temperature" not in now and set(changes_of(before, now, method)) == {"views"}
+    assert set(changes_of(before | {"temperature": 1}, now | {"temperature": 2}, method)) == {"views"}
     assert set(changes(run_settings(arguments(tmp_path)), run_settings(given))) == {"temperature", "views"}
 
 

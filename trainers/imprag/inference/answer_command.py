@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from revela_hub.errors import UserError
 from revela_hub.options import option, required
@@ -32,8 +32,6 @@ WIDTH = 110
 @dataclass(kw_only=True)
 class Arguments:
     """Arguments of `revela-hub answer`."""
-
-    old_names: ClassVar[dict[str, str]] = {"k": "num_passages"}
 
     model: str = required("ImpRAG model: folder or Hub id.")
     index: str = required("Index that `revela-hub index` made with this model.")

@@ -48,8 +48,6 @@ SECONDS_PER_UNIT = {"s": 1, "m": 60, "h": 3600}
 class Arguments(ReadingOptions):
     """Arguments of `revela-hub adapt`."""
 
-    basic_options = ("retriever", "lm", "labels", "example_queries", "budget", "dry_run")
-
     data: list[str] = required("Your text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name).")
     retriever: str = option("sentence-transformers/all-MiniLM-L6-v2", "Retriever to adapt: Hub id or folder.")
     lm: str | None = option(

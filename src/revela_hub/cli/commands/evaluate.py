@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
@@ -73,9 +73,6 @@ METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Rec
 @dataclass(kw_only=True)
 class Arguments(RankerOptions):
     """Arguments of `revela-hub evaluate`."""
-
-    basic_options = ("corpus", "tasks", "task", "data", "index", "num_passages", "mode", "json")
-    old_names: ClassVar[dict[str, str]] = {"k": "num_passages"}
 
     models: list[str] = required("Sentence-transformers folders or Hub ids, or bm25.")
     corpus: str | None = option(None, "BEIR folder to evaluate on.")

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from revela_hub.errors import UserError, require
 from revela_hub.files import local_path
@@ -33,8 +33,6 @@ POSITIONALS = ("checkpoint",)
 @dataclass
 class Arguments:
     """Arguments of `revela-hub export`."""
-
-    old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
     checkpoint: str = required(
         "Checkpoint folder that `revela-hub train` saved; for ONNX also a model folder, or the output folder of adapt or train."

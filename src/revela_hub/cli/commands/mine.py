@@ -48,11 +48,6 @@ RowT = TypeVar("RowT")
 class Arguments(RankerOptions):
     """Arguments of `revela-hub mine`."""
 
-    basic_options = (
-        *("pairs", "beir", "corpus", "mode", "num_negatives", "relative_margin", "range_min", "range_max", "sampling"),
-        *("scores", "seed", "overwrite"),
-    )
-
     model: str = required("Sentence-transformers folder or Hub id, or bm25.")
     output: str = required("Output file: JSON lines (.jsonl or .jsonl.gz), or parquet (.parquet).")
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(

@@ -21,7 +21,7 @@ Examples:
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.errors import UserError
 from revela_hub.options import option
@@ -40,8 +40,6 @@ POSITIONALS = ("data",)
 @dataclass(kw_only=True)
 class Arguments(ReadingOptions):
     """Arguments of `revela-hub probe`."""
-
-    old_names: ClassVar[dict[str, str]] = {"output": "output_dir", "kinds": "query_kinds"}
 
     data: list[str] = option(
         [], "Text to make the queries from: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."

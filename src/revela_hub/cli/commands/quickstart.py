@@ -12,7 +12,6 @@ Examples:
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from revela_hub.errors import UserError
 from revela_hub.options import option
@@ -27,8 +26,6 @@ EXCLUDED_FOLDERS = ["site-packages", "test", "tests", "idlelib", "lib2to3"]
 @dataclass
 class Arguments:
     """Arguments of `revela-hub quickstart`."""
-
-    old_names: ClassVar[dict[str, str]] = {"models": "models_dir"}
 
     data: str | None = option(None, "Folder of Python sources (default: the standard library).")
     output_dir: str = option("quickstart", "Output folder.")

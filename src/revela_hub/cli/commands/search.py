@@ -45,8 +45,6 @@ SNIPPET_CHARACTERS = 10 * SNIPPET_LINES * SNIPPET_WIDTH  # wrapping a word takes
 class Arguments(SearchOptions):
     """Arguments of `revela-hub search`."""
 
-    basic_options = ("corpus", "index", "mode", "top_k", "json")
-
     query: str | None = option(None, "Query (default: one per line of standard input).")
     top_k: PositiveInt = option(5, "Number of passages to print.")
     json: bool = option(False, "Print JSON.")

@@ -28,7 +28,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
@@ -49,12 +49,6 @@ POSITIONALS = ()
 @dataclass(kw_only=True)
 class Arguments(SynthesisSettings):
     """Arguments of `revela-hub synthesize`."""
-
-    basic_options = (
-        *("output_dir", "overwrite", "endpoint", "api_key_env"),
-        *("exclude", "temperature", "device", "trust_remote_code"),
-    )
-    old_names: ClassVar[dict[str, str]] = {"output": "output_dir"}
 
     model: str = required("Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine.")
     output_dir: str = option("outputs/synthetic", "Output folder; an interrupted run is resumed in it.")
