@@ -2,8 +2,10 @@
 
 import shutil
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from peft import PeftConfig, PeftModel
@@ -19,7 +21,8 @@ from revela_hub.errors import UserError, first_line, loading
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.export import make_readable
-from revela_hub.hub_cards.tokenizers import never_without_token
+from revela_hub.hub_cards.tokenizers import never_without_token, with_eos
+from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.paths import local_path
 from revela_hub.pickles import encoder
@@ -32,7 +35,8 @@ from revela_hub.retrieval.encoder import (
     without_chat_template,
 )
 from revela_hub.scratch import scratch_folder
-from revela_hub.trainers.base.adapters import add_adapters, refuse_adapters
+from revela_hub.trainers.base.adapters import add_adapters, lora_config, refuse_adapters
+from revela_hub.trainers.base.arguments import AdapterArguments
 from revela_hub.trainers.base.inputs import ModelLike, name_of, retriever_of_run
 from revela_hub.trainers.base.query_route import refuse_other_routes, trained_backbone, trained_transformer
 from revela_hub.trainers.base.sharding import is_sharded
@@ -43,12 +47,18 @@ from revela_hub.whole_files import whole_path
 EXTRA_WEIGHTS = "beside_the_model.safetensors"
 """File in a checkpoint with the weights of a run that are not part of the retriever."""
 RETRIEVER = "retriever"
+PlainPooling: TypeAlias = Literal["last", "mean", "cls"]
 
 
 def load_retriever(
-    retriever: ModelLike, *, max_length: int | None = None, trust_remote_code: bool = False
+    retriever: ModelLike,
+    *,
+    max_length: int | None = None,
+    trust_remote_code: bool = False,
+    pooling: PlainPooling | None = None,
+    prompts: Mapping[str, str] | None = None,
 ) -> SentenceTransformer:
-    """Load a sentence-transformers model, or any other model with mean pooling, in float32.
+    """Load a sentence-transformers model, or any other model with a pooling, in float32.
 
     If the tokenizer of a model that is not a sentence-transformers folder adds no token to a text, it is made to append EOS,
     so that an empty text has a vector, and its chat template is not used. A sentence-transformers model is not changed.
@@ -57,6 +67,9 @@ def load_retriever(
         retriever: Hub id, folder or GGUF file, or a loaded sentence-transformers model.
         max_length: maximum number of tokens of a text; by default the model's own.
         trust_remote_code: run code from the model's repository.
+        pooling: of a model that is not a sentence-transformers folder: `"mean"` (default), `"cls"`, or `"last"`, the EOS that the
+            tokenizer is made to append to every text.
+        prompts: prompts `query` and `document`; by default the model's own.
 
     Raises:
         UserError: the model cannot be loaded, uses a distance instead of a similarity, contains custom modules (remote
@@ -64,7 +77,15 @@ def load_retriever(
     """
     retriever = retriever_of_run(retriever)
     name = name_of(retriever)
-    model = retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code)
+    model = (
+        retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code, pooling)
+    )
+    if pooling is not None and pooling_of(model) != pooling:
+        raise UserError(
+            f"the retriever {name} has another pooling than --pooling {pooling}, and keeps it: leave it out"
+        )
+    if prompts is not None:
+        model.prompts = dict(model.prompts) | dict(prompts)
     similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
     refuse_other_routes(model, name)
     refuse_adapters(name, model)
@@ -77,7 +98,15 @@ def load_retriever(
     return model.float()
 
 
-def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code: bool) -> SentenceTransformer:
+def pooling_of(model: SentenceTransformer) -> str | None:
+    """Return the pooling of a model by the name of the option; None without a pooling module."""
+    modes = [module.pooling_mode for module in model if isinstance(module, Pooling)]
+    return str(modes[0]).replace("lasttoken", "last") if modes else None
+
+
+def _open(
+    retriever: str | Path | PreTrainedModel, name: str, trust_remote_code: bool, pooling: PlainPooling | None
+) -> SentenceTransformer:
     if isinstance(retriever, nn.Module):
         kind = type(retriever).__name__
         raise UserError(
@@ -95,8 +124,12 @@ def _open(retriever: str | Path | PreTrainedModel, name: str, trust_remote_code:
         if isinstance(transformer.processor, PreTrainedTokenizerBase):
             transformer.processor = never_without_token(transformer.processor)  # an empty text has a vector, too
         without_chat_template(transformer)
-        pooling = Pooling(transformer.get_embedding_dimension(), "mean")
-        return SentenceTransformer(modules=[transformer, pooling], device="cpu")
+        if pooling == "last":
+            transformer.processor = with_eos(transformer.processor)
+        mode = {None: "mean", "last": "lasttoken"}.get(pooling, pooling)
+        return SentenceTransformer(
+            modules=[transformer, Pooling(transformer.get_embedding_dimension(), mode)], device="cpu"
+        )
 
 
 def adapted_backbone(retriever: SentenceTransformer, *, query_only: bool = False) -> PreTrainedModel:
@@ -116,12 +149,21 @@ def adapted_backbone(retriever: SentenceTransformer, *, query_only: bool = False
     return backbone
 
 
-def with_adapters(model: nn.Module, config: PeftConfig | None, seed: int) -> PeftModel | None:
-    """Add adapters to a retriever or a transformers model in place, drawn with a seed; return None without a configuration."""
-    if config is None:
+def with_adapters(
+    model: nn.Module, config: PeftConfig | None, seed: int, args: AdapterArguments | None = None
+) -> PeftModel | None:
+    """Add adapters to a retriever or a transformers model in place, drawn with a seed.
+
+    Without a configuration, they are those of the arguments; return None if there are none.
+    """
+    if config is None and (args is None or not args.lora_rank):
         return None
+    backbone = adapted_backbone(model) if isinstance(model, SentenceTransformer) else model
+    if config is None and args is not None:
+        config = lora_config(args, backbone)
+    assert config is not None
     set_seed(seed)  # as the Trainer does, but before the adapters are drawn
-    return add_adapters(adapted_backbone(model) if isinstance(model, SentenceTransformer) else model, config)
+    return add_adapters(backbone, config)
 
 
 def inputs_of(model: SentenceTransformer, texts: list[str], task: str) -> dict[str, Any]:
@@ -135,6 +177,24 @@ def print_retriever(folder: Path, arguments: Any) -> None:
         trust = ["--trust_remote_code"] if arguments.trust_remote_code else []
         search = command_line("search", folder / RETRIEVER, "your query", *trust, "--corpus", "PATH")
         sys.stdout.write(f"\nretriever: {folder / RETRIEVER}\ntry it:  {search}\n")
+
+
+@dataclass
+class RetrieverArguments:
+    """How a baseline's retriever is loaded."""
+
+    pooling: PlainPooling | None = option(
+        None, "Pooling of a model that is not a sentence-transformers folder; last is an added EOS (default: mean)."
+    )
+    query_prompt: str | None = option(None, "Text to prepend to every query (default: the retriever's own, or none).")
+    document_prompt: str | None = option(
+        None, "Text to prepend to every passage (default: the retriever's own, or none)."
+    )
+
+    def loading(self) -> dict[str, Any]:
+        """Return the arguments of `load_retriever`."""
+        given = {"query": self.query_prompt, "document": self.document_prompt}
+        return {"pooling": self.pooling, "prompts": {k: v for k, v in given.items() if v is not None}}
 
 
 class WrappedRetriever(nn.Module):

@@ -33,7 +33,7 @@ from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.base.adapters import freeze_pooler
-from revela_hub.trainers.base.arguments import WARMUP, RunArguments
+from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.epochs import SharedEpoch
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
 from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
@@ -48,20 +48,23 @@ from revela_hub.trainers.base.retriever import (
 )
 from revela_hub.trainers.baselines import CONTRIEVER
 
-View = Literal["cropping", "inverse_cloze"]
+View = Literal["cropping", "inverse_cloze", "both"]
 
 _WORD = re.compile(rf"{UNSPACED_CHARACTER.pattern}|\S+")
 
 
 @dataclass
-class ContrieverTrainingArguments(MatryoshkaArguments, RunArguments):
+class ContrieverTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArguments):
     """`TrainingArguments` for an existing retriever; the paper starts from BERT, with learning rate 5e-5."""
 
     learning_rate: float = option(2e-5, "Peak learning rate (paper: 5e-5).")
     per_device_train_batch_size: int = option(64, "Number of passages per device and batch.")
     warmup_steps: float = option(0.1, WARMUP)
+    lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
     views: View = option(
-        "cropping", "Positive pairs: two random crops, or a crop and the rest of the text (inverse_cloze)."
+        "cropping",
+        "Positive pairs: two random crops, a crop and the rest of the text (inverse_cloze), or each for half of the"
+        " texts (both).",
     )
     min_ratio: PositiveFloat = option(0.1, "Minimum length of a crop, as a fraction of the passage's words.")
     max_ratio: PositiveFloat = option(0.5, "Maximum length of a crop, as a fraction of the passage's words.")
@@ -106,7 +109,7 @@ class ViewCollator(SharedEpoch):
         draw = random.Random(f"{self.args.seed}/{self.epoch}/{row}")
         words = [match.span() for match in _WORD.finditer(text)]
         first = self._span(len(words), draw)
-        if self.args.views == "inverse_cloze":
+        if self.args.views == "inverse_cloze" or (self.args.views == "both" and draw.random() < 0.5):
             rest = [place for place in range(len(words)) if place not in first] or list(first)
             return self._text(text, words, list(first), draw), self._text(text, words, rest, draw)
         second = self._span(len(words), draw)
@@ -240,9 +243,9 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
     Args:
         model: Hub id, folder or GGUF file of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
         args: training arguments; by default, the output folder is named after the retriever.
-        peft_config: configuration of LoRA adapters; by default, all weights are trained.
+        peft_config: configuration of LoRA adapters, instead of the LoRA settings in `args`.
         max_length: maximum number of tokens of a text, by default the model's own.
-        model_init_kwargs: passed to `load_retriever`: `trust_remote_code`.
+        model_init_kwargs: passed to `load_retriever`: `trust_remote_code`, `pooling`, `prompts`.
         **kwargs: passed to `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_passages`), `callbacks`, ...
 
     Raises:
@@ -271,7 +274,7 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("row", "text"), args, build_passages))
         if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
             raise UserError("--queue_size must not be smaller than the number of processes")
-        self.adapters = with_adapters(retriever, peft_config, args.seed)
+        self.adapters = with_adapters(retriever, peft_config, args.seed, args)
         freeze_pooler(retriever)
         with retriever.truncate_embeddings(None):  # vectors are whole in training
             contrastive = Contriever(

@@ -10,6 +10,7 @@ Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model 
 Examples:
   revela-hub train contriever --data path/to/texts --retriever HuggingFaceTB/SmolLM2-135M --max_steps 200
   revela-hub train contriever --data path/to/texts --retriever google-bert/bert-base-uncased --views inverse_cloze
+  accelerate launch -m revela_hub train contriever --config examples/revela/baselines/contriever-wikipedia.yaml
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.base.arguments import ProbeArguments, StreamedTextArguments, text_rows
 from revela_hub.trainers.base.measuring import BestWeights
-from revela_hub.trainers.base.retriever import load_retriever, print_retriever
+from revela_hub.trainers.base.retriever import RetrieverArguments, load_retriever, print_retriever
 from revela_hub.trainers.base.run import Run, in_run
 from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import CONTRIEVER
@@ -28,7 +29,7 @@ from revela_hub.trainers.baselines.contriever import ContrieverTrainer, Contriev
 
 
 @dataclass(kw_only=True)
-class Arguments(ProbeArguments, StreamedTextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(ProbeArguments, RetrieverArguments, StreamedTextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train contriever`: the model, the data's, then those of every transformers Trainer."""
 
     retriever: str = required("Model to train: Hub id, folder or GGUF file.")
@@ -55,7 +56,10 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     cut: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
     rows, report = run.read("reading the text", lambda: text_rows(arguments, build_passages, held_out.folder, **cut))
     model = load_retriever(
-        arguments.retriever, max_length=arguments.max_length, trust_remote_code=arguments.trust_remote_code
+        arguments.retriever,
+        max_length=arguments.max_length,
+        trust_remote_code=arguments.trust_remote_code,
+        **arguments.loading(),
     )
     trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=held_out.task, **trainer_options)
     run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))

@@ -5,16 +5,19 @@ For chunk i of a group and every other chunk j, with L_ij the mean log-likelihoo
     Q_i = softmax_{j != i}( L_ij / t_lm )        P_i = softmax_{j != i}( sim(e_i, e_j) / t_retriever )
     loss = mean_i KL(Q_i || P_i)
 
-sim is the retriever's similarity, cosine or dot product. As in the baseline of Revela's paper, both temperatures are 0.001 and
-the candidates are the other chunks of a group, so no index is needed. The KL divergence has the same direction as there.
-Likelihoods are means over tokens, not sums, so that long chunks do not get sharper distributions than short ones.
+sim is the retriever's similarity, cosine or dot product. As in the baseline of Revela's paper (appendix B.3), both temperatures are
+0.001 and the candidates are chunks of a group, so no index is needed. The KL divergence has the same direction as there. Unlike
+there, a chunk is no candidate for itself. With `likelihood="sum"`, L_ij is the sum over tokens, as there; the mean does not give
+long chunks sharper distributions. With `similarity_sides="query_passage"`, e_i is the vector of chunk i, or its first half, as a
+query.
 
 Letters: G groups, B chunks of a group, N = G B, P pairs, L tokens.
 """
 
+import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,10 +30,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
 from revela_hub.options import option
-from revela_hub.ranges import PositiveFloat, PositiveInt
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import text_positions, truncates
 from revela_hub.trainers.base.adapters import freeze_pooler
-from revela_hub.trainers.base.arguments import WARMUP, RunArguments
+from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.inputs import ModelLike, default_arguments, name_of, prepare_datasets, prepared_rows
 from revela_hub.trainers.base.passages import token_rows
 from revela_hub.trainers.base.processes import gathered
@@ -48,7 +51,7 @@ from revela_hub.trainers.baselines.language_models import load_lm
 
 
 @dataclass
-class ReplugTrainingArguments(RunArguments):
+class ReplugTrainingArguments(AdapterArguments, RunArguments):
     """`TrainingArguments` of REPLUG; each row of the data set is a group of chunks."""
 
     learning_rate: float = option(2e-5, "Peak learning rate (as in the paper).")
@@ -56,17 +59,26 @@ class ReplugTrainingArguments(RunArguments):
     gradient_accumulation_steps: int = option(8, "Number of batches per training step.")
     warmup_steps: float = option(0.1, WARMUP)
     temperature: PositiveFloat = option(1e-3, "Temperature that divides the similarities.")
-    lm_temperature: PositiveFloat = option(1e-3, "Temperature that divides the mean log-likelihood per token.")
+    lm_temperature: PositiveFloat = option(1e-3, "Temperature that divides the log-likelihoods.")
+    likelihood: Literal["sum", "mean"] = option(
+        "mean", "Log-likelihood of a chunk: mean over its tokens, or their sum (the paper)."
+    )
+    lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
+    similarity_sides: Literal["query_passage", "symmetric"] = option(
+        "symmetric",
+        "Compare each chunk as a query with the others as passages, or passages with each other (symmetric).",
+    )
+    similarity_span: Literal["full", "first_half"] = option(
+        "full", "Part of a chunk that is its query, by words; in the symmetric form, its passage."
+    )
     lm_batch_size: PositiveInt = option(
         16, "Number of pairs per forward pass of the language model; affects memory only."
     )
 
 
-def load_chunk_encoder(
-    model: ModelLike, max_length: int | None, *, trust_remote_code: bool = False
-) -> SentenceTransformer:
+def load_chunk_encoder(model: ModelLike, max_length: int | None, **loading: Any) -> SentenceTransformer:
     """Load a retriever that truncates chunks to `max_length` tokens, unless it reads texts of any length (static embeddings)."""
-    retriever = load_retriever(model, trust_remote_code=trust_remote_code)
+    retriever = load_retriever(model, **loading)
     refuse_routes(retriever, name_of(model), "REPLUG")
     return load_retriever(retriever, max_length=max_length) if truncates(retriever) else retriever
 
@@ -77,15 +89,27 @@ class GroupCollator:
     Of the language model's special tokens, only BOS is added.
     """
 
-    def __init__(self, retriever: SentenceTransformer, lm_tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    def __init__(
+        self,
+        retriever: SentenceTransformer,
+        lm_tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        *,
+        queries: bool = False,
+        halve: bool = False,
+    ) -> None:
         self.retriever, self.lm_tokenizer, self.max_length = retriever, lm_tokenizer, max_length
+        self.queries, self.halve = queries, halve
         self.begin = [] if lm_tokenizer.bos_token_id is None else [lm_tokenizer.bos_token_id]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return `retriever_*` (N, L), `lm_input_ids` and `lm_attention_mask` (N, L), `present` (G, B)."""
+        """Return `retriever_*` and, with queries, `query_*` (N, L), `lm_input_ids` and `lm_attention_mask` (N, L), `present` (G, B)."""
         texts = [text for row in rows for text in row["text"]]
-        features = inputs_of(self.retriever, texts, "document")
-        batch = {f"retriever_{name}": value for name, value in features.items()}
+        asked = [first_half(text) for text in texts] if self.halve else texts
+        passages = texts if self.queries else asked
+        batch = {f"retriever_{k}": value for k, value in inputs_of(self.retriever, passages, "document").items()}
+        if self.queries:
+            batch |= {f"query_{name}": value for name, value in inputs_of(self.retriever, asked, "query").items()}
         room = self.max_length - len(self.begin)
         ids = [self.lm_tokenizer(text, add_special_tokens=False)["input_ids"][:room] for text in texts]
         tokens_NL, mask_NL = token_rows(ids).batch(np.arange(len(ids)))
@@ -95,6 +119,12 @@ class GroupCollator:
             "lm_attention_mask": mask_NL,
             "present": present.view(len(rows), -1),
         }
+
+
+def first_half(text: str) -> str:
+    """Return the first half of a text's words, rounded up, with the white space in front of each."""
+    words = list(re.finditer(r"\S+", text))
+    return text[: words[(len(words) - 1) // 2].end()] if words else text
 
 
 class Replug(WrappedRetriever):
@@ -112,11 +142,12 @@ class Replug(WrappedRetriever):
         lm_temperature: float = 1e-3,
         lm_batch_size: int = 16,
         begin: list[int] | None = None,
+        likelihood: Literal["sum", "mean"] = "mean",
     ) -> None:
         super().__init__(retriever)
         self.lm: Any = lm.requires_grad_(False).eval()
         self.temperature, self.lm_temperature, self.lm_batch_size = temperature, lm_temperature, lm_batch_size
-        self.begin = begin or []
+        self.begin, self.likelihood = begin or [], likelihood
 
     def train(self, mode: bool = True) -> "Replug":
         """Set the retriever's mode; the language model's dropout stays off."""
@@ -125,16 +156,15 @@ class Replug(WrappedRetriever):
         return self
 
     def forward(
-        self, lm_input_ids: Tensor, lm_attention_mask: Tensor, present: Tensor, **retriever: Any
+        self, lm_input_ids: Tensor, lm_attention_mask: Tensor, present: Tensor, **inputs: Any
     ) -> dict[str, Tensor]:
         """Return the scalar `loss` of a batch of `GroupCollator`, and `agreement`: how often both models rank the same chunk first."""
-        features = {name.removeprefix("retriever_"): value for name, value in retriever.items()}
-        vector_ND = self.retriever(features)["sentence_embedding"]
+        passage_ND = self._embed(inputs, "retriever_")
+        query_ND = self._embed(inputs, "query_") if "query_input_ids" in inputs else passage_ND
         groups, size = present.shape
-        with torch.autocast(vector_ND.device.type, enabled=False):
-            wide_ND = vector_ND.to(torch.promote_types(vector_ND.dtype, torch.float32))
-            vector_GBD = (F.normalize(wide_ND, dim=-1) if self.cosine else wide_ND).view(groups, size, -1)
-            similarity_GBB = vector_GBD @ vector_GBD.transpose(1, 2)
+        with torch.autocast(passage_ND.device.type, enabled=False):
+            query_GBD, passage_GBD = (vectors.view(groups, size, -1) for vectors in (query_ND, passage_ND))
+            similarity_GBB = query_GBD @ passage_GBD.transpose(1, 2)
             likelihood_GBB = self.likelihoods(lm_input_ids, lm_attention_mask, present).to(similarity_GBB.dtype)
             other_GBB = (
                 ~torch.eye(size, dtype=torch.bool, device=present.device) & present[:, None] & present[:, :, None]
@@ -148,9 +178,16 @@ class Replug(WrappedRetriever):
         agree = ((log_p.argmax(-1) == log_q.argmax(-1)) & read_GB).sum() / read_GB.sum().clamp(min=1)
         return {"loss": loss, "agreement": agree.float().detach()}
 
+    def _embed(self, inputs: dict[str, Any], prefix: str) -> Tensor:
+        """Return the (N, D) vectors of one side, in float32 or wider."""
+        features = {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
+        vector_ND: Tensor = self.retriever(features)["sentence_embedding"]
+        vector_ND = vector_ND.to(torch.promote_types(vector_ND.dtype, torch.float32))
+        return F.normalize(vector_ND, dim=-1) if self.cosine else vector_ND
+
     @torch.no_grad()
     def likelihoods(self, tokens_NL: Tensor, mask_NL: Tensor, present_GB: Tensor) -> Tensor:
-        """Return the mean token log-likelihood of chunk i after chunk j (G, B, B), 0 if i = j or a chunk is missing."""
+        """Return the log-likelihood of chunk i after chunk j, mean or sum over tokens (G, B, B), 0 if i = j or a chunk is missing."""
         groups, size = present_GB.shape
         likelihood = torch.zeros(groups, size, size, device=tokens_NL.device)
         pairs = [
@@ -174,7 +211,7 @@ class Replug(WrappedRetriever):
         return likelihood
 
     def _read(self, pairs: list[tuple[int, int]], tokens_NL: Tensor, lengths: list[int]) -> Tensor:
-        """Return the mean token log-likelihood (P,) of the second text of each pair after the first."""
+        """Return the log-likelihood (P,) of the second text of each pair after the first."""
         begin = torch.tensor(self.begin, dtype=torch.long, device=tokens_NL.device)
         rows = [torch.cat([begin, tokens_NL[a, : lengths[a]], tokens_NL[b, : lengths[b]]]) for a, b in pairs]
         ids_PL = nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -185,7 +222,8 @@ class Replug(WrappedRetriever):
         logits = self.lm(input_ids=ids_PL, attention_mask=mask_PL, use_cache=False).logits[:, :-1]
         token = -F.cross_entropy(logits.float().transpose(1, 2), ids_PL[:, 1:], reduction="none")
         of_second = (place_L[1:] >= read_P1) & (place_L[1:] < total_P1)
-        return (token * of_second).sum(1) / of_second.sum(1)
+        total_P = (token * of_second).sum(1)
+        return total_P if self.likelihood == "sum" else total_P / of_second.sum(1)
 
 
 class ReplugTrainer(WrappedRetrieverTrainer):
@@ -202,7 +240,7 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         args: training arguments; by default, the output folder is named after the retriever.
         lm: language model, which is frozen: Hub id, folder or loaded model.
         lm_tokenizer: tokenizer of the language model, by default its own.
-        peft_config: configuration of LoRA adapters; by default, all weights of the retriever are trained.
+        peft_config: configuration of LoRA adapters of the retriever, instead of the LoRA settings in `args`.
         max_length: maximum number of tokens of a chunk.
         group_size: chunks per group, for raw text.
         model_init_kwargs: for loading both models: `trust_remote_code`.
@@ -255,9 +293,10 @@ class ReplugTrainer(WrappedRetrieverTrainer):
             raise UserError(
                 f"the language model has {positions} positions, fewer than two chunks of --max_length {max_length}: lower it"
             )
-        self.adapters = with_adapters(retriever, peft_config, args.seed)
+        self.adapters = with_adapters(retriever, peft_config, args.seed, args)
         freeze_pooler(retriever)
-        collator = GroupCollator(retriever, lm_tokenizer, max_length)
+        halve, queries = args.similarity_span == "first_half", args.similarity_sides == "query_passage"
+        collator = GroupCollator(retriever, lm_tokenizer, max_length, queries=queries, halve=halve)
         distilled = Replug(
             retriever,
             lm,
@@ -265,5 +304,6 @@ class ReplugTrainer(WrappedRetrieverTrainer):
             lm_temperature=args.lm_temperature,
             lm_batch_size=args.lm_batch_size,
             begin=collator.begin,
+            likelihood=args.likelihood,
         )
         super().__init__(model=distilled, args=args, data_collator=collator, **kwargs)

@@ -10,6 +10,7 @@ Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model 
 Examples:
   revela-hub train replug --data path/to/texts --retriever HuggingFaceTB/SmolLM2-135M \
       --lm HuggingFaceTB/SmolLM2-135M --max_steps 200
+  accelerate launch -m revela_hub train replug --config examples/revela/baselines/replug-wikipedia.yaml
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from revela_hub.options import option, required
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.base.arguments import ProbeArguments, StreamedTextArguments, text_rows
 from revela_hub.trainers.base.measuring import BestWeights
-from revela_hub.trainers.base.retriever import print_retriever
+from revela_hub.trainers.base.retriever import RetrieverArguments, print_retriever
 from revela_hub.trainers.base.run import Run, in_run
 from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import REPLUG
@@ -29,7 +30,7 @@ from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingAr
 
 
 @dataclass(kw_only=True)
-class Arguments(ProbeArguments, StreamedTextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(ProbeArguments, RetrieverArguments, StreamedTextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train replug`: the models, the data's, then those of every transformers Trainer."""
 
     retriever: str = required("Model to train: Hub id, folder or GGUF file.")
@@ -57,7 +58,12 @@ def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
     groups, report = run.read(
         "reading and grouping the text", lambda: text_rows(arguments, build_groups, held_out.folder, settings=cut)
     )
-    model = load_chunk_encoder(arguments.retriever, arguments.max_length, trust_remote_code=arguments.trust_remote_code)
+    model = load_chunk_encoder(
+        arguments.retriever,
+        arguments.max_length,
+        trust_remote_code=arguments.trust_remote_code,
+        **arguments.loading(),
+    )
     lm = load_lm(arguments.lm, trust_remote_code=arguments.trust_remote_code)
     trainer = ReplugTrainer(
         model,

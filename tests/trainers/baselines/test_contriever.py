@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -164,10 +165,36 @@ def test_views_are_parts_of_the_text_and_their_own_in_every_epoch(retriever_fold
             == sorted(" ".join(words).replace("東京", "東 京").split())
             or "東" in query + rest
         )
+    both = ViewCollator(model, arguments(tmp_path, deletion=0.0, views="both"))
+    longest = [max(len(view.split()) for view in both.views(text, row)) for row in range(60)]
+    assert 10 < sum(length > 7 for length in longest) < 50  # the rest of a text is longer than a crop
     deleted = ViewCollator(model, arguments(tmp_path, deletion=0.5, min_ratio=1.0, max_ratio=1.0))
     kept = [len(deleted.views(" ".join(map(str, range(100))), row)[0].split()) for row in range(20)]
     assert 35 < sum(kept) / len(kept) < 65
     assert all(view for view in cropping.views("word", 0))
+
+
+def test_a_decoder_in_the_form_of_revela_s_paper(llama_folder: Path, tmp_path: Path) -> None:
+    """LoRA, the EOS as the vector and both prompts; what is exported is what was trained."""
+    form: dict[str, Any] = {"pooling": "last", "prompts": {"query": "Query: ", "document": "Passage: "}}
+    args = arguments(tmp_path / "run", lora_rank=4, lora_alpha=2, lora_dropout=0.1, learning_rate=1e-2)
+    run = ContrieverTrainer(str(llama_folder), args, model_init_kwargs=form, train_dataset=passages())
+    assert all("lora_" in name for name, p in run.model.named_parameters() if p.requires_grad)
+    batch = run.data_collator([passages()[0]])
+    tokenizer = run.retriever.tokenizer
+    for side, prompt in (("query", "Query:"), ("key", "Passage:")):
+        (ids,) = batch[f"{side}_input_ids"]
+        assert ids[-1] == tokenizer.eos_token_id and tokenizer.decode(ids).startswith(prompt)
+    run.train()
+    expected = run.retriever.encode_query(["the fox"])
+    exported = SentenceTransformer(str(run.export(tmp_path / "out")), device="cpu")
+    assert exported.prompts["document"] == "Passage: "
+    np.testing.assert_allclose(exported.encode_query(["the fox"]), expected, atol=1e-5)
+    assert not any("lora" in name for name, _ in exported.named_parameters())
+    plain = load_retriever(str(llama_folder), pooling="last").encode(["Query: the fox"])
+    assert np.abs(plain - expected).max() > 1e-3
+    with pytest.raises(UserError, match="pooling"):
+        load_retriever(str(tmp_path / "out" / "retriever"), pooling="mean")
 
 
 class _Kill(TrainerCallback):

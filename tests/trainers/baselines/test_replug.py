@@ -53,17 +53,22 @@ def trainer(folder: Path, retriever: Path, lm: Path, **options: Any) -> ReplugTr
     )
 
 
-def test_the_loss_is_the_equation(retriever_folder: Path, llama_folder: Path) -> None:
+@pytest.mark.parametrize("form", [{}, {"queries": True, "halve": True, "likelihood": "sum"}], ids=["ours", "paper"])
+def test_the_loss_is_the_equation(retriever_folder: Path, llama_folder: Path, form: dict[str, Any]) -> None:
     """In plain loops, pair by pair and without padding; one chunk of the first group is absent."""
     retriever = load_retriever(str(retriever_folder)).double().eval()
     lm = AutoModelForCausalLM.from_pretrained(llama_folder).double().eval()
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
     rows = [groups(2, absent=1)[n] for n in range(2)]
-    collator = GroupCollator(retriever, tokenizer, 32)
+    likelihood_form = form.pop("likelihood", "mean")
+    retriever.prompts = {"query": "the: ", "document": "a: "}
+    collator = GroupCollator(retriever, tokenizer, 32, **form)
     losses = []
     for row in rows:
         texts = [text for text in row["text"] if text]
         vectors = retriever.encode_document(texts, convert_to_tensor=True).double().tolist()
+        halves = [" ".join(text.split()[: math.ceil(len(text.split()) / 2)]) for text in texts]
+        queries = retriever.encode_query(halves, convert_to_tensor=True).double().tolist() if form else vectors
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"][:32] for text in texts]
         for i in range(len(texts)):
             others = [j for j in range(len(texts)) if j != i]
@@ -72,8 +77,9 @@ def test_the_loss_is_the_equation(retriever_folder: Path, llama_folder: Path) ->
                 read = torch.tensor([ids[j] + ids[i]])
                 log_p = lm(input_ids=read).logits[0].log_softmax(-1)
                 at = range(len(ids[j]), read.shape[1])
-                likelihood.append(sum(float(log_p[p - 1, int(read[0, p])]) for p in at) / len(ids[i]))
-                cosine.append(sum(a * b for a, b in zip(vectors[i], vectors[j], strict=True)))
+                total = sum(float(log_p[p - 1, int(read[0, p])]) for p in at)
+                likelihood.append(total if likelihood_form == "sum" else total / len(ids[i]))
+                cosine.append(sum(a * b for a, b in zip(queries[i], vectors[j], strict=True)))
             q = [math.exp((value - max(likelihood)) / 0.01) for value in likelihood]
             p = [math.exp((value - max(cosine)) / 0.02) for value in cosine]
             q, p = [v / sum(q) for v in q], [v / sum(p) for v in p]
@@ -81,7 +87,9 @@ def test_the_loss_is_the_equation(retriever_folder: Path, llama_folder: Path) ->
     assert len(losses) == 7
     expected = sum(losses) / 7
     for block in (1, 3, 64):
-        module = Replug(retriever, lm, temperature=0.02, lm_temperature=0.01, lm_batch_size=block)
+        module = Replug(
+            retriever, lm, temperature=0.02, lm_temperature=0.01, lm_batch_size=block, likelihood=likelihood_form
+        )
         outputs = module.eval()(**collator(rows))
         assert float(outputs["loss"]) == pytest.approx(expected, rel=1e-4)
     outputs["loss"].backward()

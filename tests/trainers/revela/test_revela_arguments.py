@@ -165,6 +165,13 @@ def test_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str) -
     assert set(recipe) <= {option.name for option in fields(train.Arguments)}
 
 
+@pytest.mark.parametrize("name", ["contriever", "replug"])
+def test_baseline_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str) -> None:
+    train = importlib.import_module(f"revela_hub.trainers.baselines.{name}_command")
+    recipe = yaml.safe_load((repository / "examples" / "revela" / "baselines" / f"{name}-wikipedia.yaml").read_text())
+    assert set(recipe) <= {option.name for option in fields(train.Arguments)}
+
+
 def test_wikipedia_recipe_on_passages_of_its_form(repository: Path, tmp_path: Path) -> None:
     recipe = yaml.safe_load((repository / "examples" / "revela" / "wikipedia.yaml").read_text())
     passages = [
