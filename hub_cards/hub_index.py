@@ -6,12 +6,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, snapshot_download
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub import snapshot_download
 
 from revela_hub.data.sources.source import HUB_PREFIX
 from revela_hub.errors import UserError
 from revela_hub.files import cache_folder
+from revela_hub.hub_cards.repository import Destination, Repository, files_of
 from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.index import EQUAL, METADATA, PassageStore
@@ -38,62 +38,38 @@ revela-hub search {index.model} "your question" --index hf:{repo_id}
 """
 
 
-def check_destination(repo_id: str, *, private: bool = False, update: bool = False) -> None:
-    """Check, before an index is built, that it can be pushed to a repository.
+def index_repository(repo_id: str, *, private: bool = False, update: bool = False) -> Repository:
+    """Return the repository of an index, after the checks that need no index.
 
     Raises:
-        UserError: The name is invalid; no write access; a public repository, although it should be private; the repository
-            holds files, and `update` is off.
+        UserError: no write access; a public repository, although it should be private; it holds files, and `update` is off.
     """
-    validate_repo_id(repo_id)
-    namespace, _, name = repo_id.partition("/")
-    if not name:
-        raise UserError(f"--push_to_hub {repo_id}: give a name with a namespace, OWNER/NAME")
-    api = HfApi()
-    user: dict[str, Any] = api.whoami()
-    writable = {user["name"], *(org["name"] for org in user.get("orgs", []) if org.get("roleInOrg") != "read")}
-    role = (user.get("auth", {}).get("accessToken") or {}).get("role")
-    if namespace not in writable or role == "read":
-        raise UserError(f"--push_to_hub {repo_id}: {user['name']} cannot write to {namespace}")
-    if api.repo_exists(repo_id, repo_type="dataset"):
-        info = api.dataset_info(repo_id)
-        if private and not info.private:
-            raise UserError(f"{repo_id} is public: make it private on its page, or leave out --private")
-        if {file.rfilename for file in info.siblings or []} - {".gitattributes"} and not update:
-            raise UserError(f"{repo_id} holds files already: add --update to replace its index, or choose another name")
+    repository = Repository(Destination(repo_id, private=private, update=update), "dataset")
+    repository.read()
+    if repository.names() - {".gitattributes"} and not update:
+        raise UserError(f"{repo_id} holds files already: add --update to replace its index, or choose another name")
+    return repository
 
 
 def push_index(store: PassageStore, repo_id: str, *, private: bool = False, update: bool = False) -> str:
-    """Push an index in one commit, after `check_destination`, and return the URL of the commit.
+    """Push an index in one commit, and return the URL of its repository with the commit.
 
     The text of the passages is published. Other files in the repository are kept, and so is a card that exists.
     """
-    check_destination(repo_id, private=private, update=update)
+    repository = index_repository(repo_id, private=private, update=update)
     if store.metadata.options.type == "milvus":
         raise UserError("the vectors of this index are in Milvus: build one of another --index_type to push it")
-    api = HfApi()
-    api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
-    info = api.dataset_info(repo_id)
-    old = {file.rfilename for file in info.siblings or []}
     # Without the address of a server, and without the path of a model there.
     fingerprint = re.sub(r"(?<=:)/[^:]*/", "", store.metadata.fingerprint)
     metadata = replace(store.metadata, endpoint=None, fingerprint=fingerprint)
-    content = {METADATA: (json.dumps(asdict(metadata), indent=2) + "\n").encode()}
-    if "README.md" not in old:
+    files = {name: path for name, path in files_of(store.folder).items() if FILES.fullmatch(name)}
+    files[METADATA] = (json.dumps(asdict(metadata), indent=2) + "\n").encode()
+    if "README.md" not in repository.names():
         card = CARD.format(title=repo_id.partition("/")[2], index=metadata, repo_id=repo_id)
-        content["README.md"] = card.encode()
-    places = {path.relative_to(store.folder).as_posix(): path for path in sorted(store.folder.rglob("*"))}
-    files = {name: path for name, path in places.items() if FILES.fullmatch(name)}
-    add = [CommitOperationAdd(name, source) for name, source in (content | files).items()]
-    delete = [CommitOperationDelete(name) for name in sorted(old - files.keys()) if FILES.fullmatch(name)]
-    commit = api.create_commit(
-        repo_id,
-        [*add, *delete],
-        commit_message=f"Index of {len(store):,} passages",
-        repo_type="dataset",
-        parent_commit=info.sha,
-    )
-    return str(commit.commit_url)
+        files["README.md"] = card.encode()
+    delete = sorted(name for name in repository.names() - files.keys() if FILES.fullmatch(name))
+    commit, url = repository.commit(files, delete)
+    return f"{url}/commit/{commit}"
 
 
 def open_store(

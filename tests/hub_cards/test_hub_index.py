@@ -143,7 +143,7 @@ def test_what_cannot_be_pushed_is_reported_before_the_index_is_built(
 ) -> None:
     push = [*index, "--push_to_hub"]
     assert "no name" in error(capsys, *push, "no name")
-    assert "OWNER/NAME" in error(capsys, *push, "index")
+    assert "namespace" in error(capsys, *push, "index")
     hub.repositories["datasets/org/card"] = Repository()
     hub.repositories["datasets/org/card"].commit("main", {"README.md": b"my own words"}, "initial commit")
     assert "org/card holds files already" in error(capsys, *push, "org/card")

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -17,13 +16,10 @@ from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
-
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import SpaceInfo
+from revela_hub.hub_cards.repository import Destination, Repository
 
 GRADIO_VERSION = "6.31.0"
 """Version of gradio for the Space, if it is not installed here."""
-COMMIT_MESSAGE = "Publish the page of revela-hub demo"
 MOST_QUERIES, MOST_PASSAGES = 20, 2000
 SAMPLE, QUERIES = "sample.jsonl", "queries.txt"
 REPORT_FIELDS = ("verdict", "difference", "exported", "bm25_weight", "token_weight", "bm25")
@@ -66,45 +62,25 @@ def space_files(
     return {"README.md": _readme(repo_id), "app.py": _app(options), "requirements.txt": f"{index}\n{package}\n"} | files
 
 
-def check_space(repo_id: str, *, private: bool, update: bool) -> "SpaceInfo | None":
-    """Return the Space if it exists, before the model is published.
+def space_repository(repo_id: str, *, private: bool, update: bool) -> Repository:
+    """Return the repository of the Space, before the model is published.
 
     Raises:
         UserError: it is public although it should be private, or it was not made by this package and `update` is False.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        space = HfApi().space_info(repo_id)
-    except RepositoryNotFoundError:
-        return None
-    if private and not space.private:
-        raise UserError(f"the Space {repo_id} is public already, which --private cannot change: make it private first")
-    commits = HfApi().list_repo_commits(repo_id, repo_type="space")
-    # A single commit: an earlier run was stopped when it had created the Space.
-    if not update and len(commits) > 1 and all(commit.title != COMMIT_MESSAGE for commit in commits):
-        raise UserError(
-            f"the Space {repo_id} exists already, and was not made by revela-hub: add --update to replace it"
-        )
+    space = Repository(Destination(repo_id, private=private, update=update), "space")
+    space.read()
+    if "app.py" in space.names() and not space.is_ours and not update:
+        raise UserError(f"{space.url()} exists, and was not made by revela-hub: add --update to replace it")
     return space
 
 
 def publish_space(files: dict[str, str], repo_id: str, *, private: bool, update: bool) -> str:
     """Upload the files in one commit, delete texts of an earlier page that are no longer given, and return the address."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
-
-    space, api = check_space(repo_id, private=private, update=update), HfApi()
-    if space is None:
-        api.create_repo(repo_id, repo_type="space", space_sdk="gradio", private=private, exist_ok=True)
-    present = {file.rfilename for file in (space.siblings or ())} if space else set()
-    stale = sorted((present & {SAMPLE, QUERIES, REPORT}) - files.keys())
-    operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        *(CommitOperationAdd(name, text.encode()) for name, text in files.items()),
-        *(CommitOperationDelete(name) for name in stale),
-    ]
-    api.create_commit(repo_id, operations, commit_message=COMMIT_MESSAGE, repo_type="space")
-    return f"{constants.ENDPOINT}/spaces/{repo_id}"
+    space = space_repository(repo_id, private=private, update=update)
+    stale = sorted((space.names() & {SAMPLE, QUERIES, REPORT}) - files.keys())
+    space.commit({name: text.encode() for name, text in files.items()}, stale)
+    return space.url()
 
 
 def _sample(corpus: Sequence[str]) -> str:

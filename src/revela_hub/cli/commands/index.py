@@ -95,7 +95,7 @@ def run(arguments: Arguments) -> None:
     """Write the index and print its size."""
     from revela_hub.checkpoints import method_of_model
     from revela_hub.data.sources.report import counted
-    from revela_hub.hub_cards.hub_index import check_destination, push_index
+    from revela_hub.hub_cards.hub_index import index_repository, push_index
     from revela_hub.retrieval import build_store
 
     method, stores_states = method_of_model(arguments.model), arguments.states != "none"
@@ -103,7 +103,7 @@ def run(arguments: Arguments) -> None:
         raise UserError(f"--states requires a model that answers questions, and {arguments.model} is not one")
     shared = {"private": arguments.private, "update": arguments.update}
     if arguments.push_to_hub is not None:
-        check_destination(arguments.push_to_hub, **shared)
+        index_repository(arguments.push_to_hub, **shared)
     loaded = load(arguments, arguments.index_options(arguments.dtype))
     states = import_module(method.states) if method and method.states and stores_states else None
     if states is not None:

@@ -79,7 +79,7 @@ def run(arguments: Arguments) -> None:
     import torch
 
     from revela_hub.checkpoints import publish
-    from revela_hub.demo.space import check_space, publish_space
+    from revela_hub.demo.space import publish_space, space_repository
     from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata
 
     destination = Destination(**values_of(Destination, arguments))
@@ -88,7 +88,7 @@ def run(arguments: Arguments) -> None:
     assembly = Assembly(**values_of(Assembly, arguments) | {"dtype": dtype, "metadata": metadata})
     space = _space(arguments)
     if space and not arguments.dry_run:
-        check_space(arguments.repo_id, private=arguments.private, update=arguments.update)
+        space_repository(arguments.repo_id, private=arguments.private, update=arguments.update)
     published = publish(
         arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.output_dir, log=print
     )
