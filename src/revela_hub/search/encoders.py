@@ -67,6 +67,10 @@ class OnDevices:
     """A sentence-transformers model on several devices, each in a process of its own, which share the texts of a call."""
 
     def __init__(self, model: "SentenceTransformer", devices: list[str]) -> None:
+        import torch
+
+        for device in devices:
+            torch.empty(0, device=device)  # raises its error here, not in a process
         self.device = devices[0]
         self.similarity_fn_name = model.similarity_fn_name
         self.get_embedding_dimension = model.get_embedding_dimension
