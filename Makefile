@@ -11,7 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 ARGS ?=
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 -m "not exhaustive"
 
 BIN := $(VENV)/bin
 # Python compiles what is imported. To compile all 25,000 files, pip needs more time than for the rest.

@@ -3,31 +3,26 @@
 The models and tokenizers are built afresh for each test, so a test may change them.
 """
 
+import functools
 import gc
 import hashlib
 import json
 import os
-import shlex
 import shutil
-import subprocess
+import ssl
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from fork_server import python, quicken, take_environment
-
 # Before anything imports the libraries that read these. A separate cache, so that no test sees what an earlier run,
 # or the person's own work, left in theirs; subprocesses inherit it.
 os.environ["HF_HUB_OFFLINE"] = "1"
-if WORKER := os.environ.get("PYTEST_XDIST_WORKER"):  # which has the servers of `fork_server` in common with the others
-    take_environment({f"HF_{name}_CACHE": f"{os.environ['HF_HOME']}/{WORKER}/{name}" for name in ("HUB", "MODULES")})
-else:
-    os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="revela-hub-tests-")
-    os.environ["FORK_SERVER_PARENT"] = str(os.getpid())
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="revela-hub-tests-")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: several processes help, several threads do not
@@ -44,7 +39,8 @@ from tokenizers.processors import TemplateProcessing
 if TYPE_CHECKING:
     from transformers import BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerFast
 
-quicken()
+os.fsync = lambda fd: None  # no test cuts the power; 5 ms, and a run writes dozens of files
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # reads 140 certificates in 20 ms
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 TEXTS = (
@@ -57,22 +53,93 @@ TEXTS = (
 )
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """The processes of xdist come from a fork server: Python compiles and imports what all of them need, once."""
-    if not WORKER and "popen" in (session.config.getoption("tx", None) or ()):
-        subprocess.run([*python("trainers"), "-c", ""], check=True)
-        forked = f"popen//python={shlex.join(python('trainers'))}"
-        session.config.option.tx = [forked if spec == "popen" else spec for spec in session.config.option.tx]
+STARTERS = {"subprocess", "launch", "reader", "LoopbackHub", "EmbeddingServer", "ray_cluster"}
+"""Names with which a test starts another process or a server."""
+MAX_SECONDS = 5
+"""CPU time of a test of the quick suite."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the exhaustive cases, unless -m asks for them or a test is named with ::."""
-    items.sort(key=lambda item: "ray_cluster" not in getattr(item, "fixturenames", ()))  # in one process of xdist
-    if "exhaustive" in config.option.markexpr or any("::" in argument for argument in config.args):
+    """Marks the tests that start a process or a server as slow; without -m, these and the exhaustive ones do not run."""
+    for item in items:
+        if isinstance(item, pytest.Function) and ("clean_process" in item.fixturenames or _starts(item)):
+            item.add_marker("slow")
+    if config.option.markexpr or any("::" in argument for argument in config.args):
         return
-    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    skipped = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=skipped)
+    items[:] = [item for item in items if item not in set(skipped)]
+
+
+def _starts(item: pytest.Function) -> bool:
+    """Whether a test, its fixtures, or functions of the tests that these call use one of `STARTERS`."""
+    definitions = item._fixtureinfo.name2fixturedefs
+    functions: list[Any] = [item.function]
+    functions += [each.func for name in item.fixturenames for each in definitions.get(name, ())]
+    seen: set[CodeType] = set()
+    while functions:
+        function = functions.pop()
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen or not code.co_filename.startswith(str(REPOSITORY / "tests")):
+            continue
+        seen.add(code)
+        inner = [code, *(constant for constant in code.co_consts if isinstance(constant, CodeType))]
+        names = {name for each in inner for name in (*each.co_names, *each.co_varnames)}
+        if STARTERS & names:
+            return True
+        functions += [function.__globals__[name] for name in names if name in function.__globals__]
+    return False
+
+
+@pytest.fixture(autouse=True)
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of the quick suite starts no process and no server."""
+    if request.node.get_closest_marker("slow") is None:
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("this test starts a process or a server: mark it with pytest.mark.slow")
+
+        monkeypatch.setattr("subprocess.Popen.__init__", refuse)
+        monkeypatch.setattr("socket.socket.listen", refuse)
+
+
+@pytest.fixture
+def clean_process() -> None:
+    """The test verifies models in a new process, which takes seconds."""
+
+
+@pytest.fixture(autouse=True)
+def verification(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests without `clean_process` publish models that are not verified."""
+    if "clean_process" not in request.fixturenames:
+        from revela_hub.hub_cards import clean_process
+
+        def unverified(task: Path, *_: Any) -> bool:
+            answers = json.loads(task.read_text())["answers"]
+            Path(answers).write_text(json.dumps({"checks": [["all", True, "not verified"]], "finished": True}))
+            return False
+
+        monkeypatch.setattr(clean_process, "_run_child", unverified)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """A test of the quick suite that takes longer than `MAX_SECONDS` of CPU time fails."""
+    report = yield
+    if call.when == "call" and report.passed and not item.get_closest_marker("slow"):
+        seconds = time.process_time() - item.stash[STARTED]
+        if seconds > MAX_SECONDS:
+            report.outcome = "failed"
+            report.longrepr = f"took {seconds:.1f} s of CPU time: make it smaller, or mark it with pytest.mark.slow"
+    return report
+
+
+STARTED = pytest.StashKey[float]()
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Notes when a test starts."""
+    item.stash[STARTED] = time.process_time()
 
 
 def pytest_collection_finish() -> None:
@@ -82,8 +149,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     """Leaves nothing behind in the temporary folder."""
-    if not WORKER:
-        shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True)
+    shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -121,35 +187,12 @@ def seed() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def forked_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders are verified in a process of the fork server, except adapters, whose readers have peft."""
-    from revela_hub.hub_cards import clean_process
-
-    run_child = clean_process._run_child
-
-    def quickly(task: Path, *options: Any) -> bool:
-        adapter = json.loads(task.read_text())["adapter_only"]
-        monkeypatch.setattr(clean_process, "_PYTHON", (sys.executable,) if adapter else python("readers"))
-        return run_child(task, *options)
-
-    monkeypatch.setattr(clean_process, "_run_child", quickly)
-
-
-@pytest.fixture(autouse=True)
-def quick_verification(request: pytest.FixtureRequest) -> None:
-    """`forked_verification` everywhere except where the process itself is tested."""
-    if request.path.name != "test_verify.py":
-        request.getfixturevalue("forked_verification")
-
-
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """Two cores as a Ray cluster. The tests with it are the first, one after the other; the last of them ends it."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # by default, other tests come first
-    workers = {"py_executable": shlex.join(python("trainers"))}
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False, runtime_env=workers)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -4,12 +4,12 @@ import errno
 import importlib.util
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fork_server import python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from revela_hub import gguf_files
@@ -94,7 +94,7 @@ def test_two_processes_convert_it_once(gguf_file: Path, own_cache: Path) -> None
         "import sys; from huggingface_hub import constants; constants.HF_HOME = sys.argv[2]\n"
         "from revela_hub.gguf_files import model_folder; print(model_folder(sys.argv[1]))"
     )
-    command = [*python("trainers"), "-c", program, str(gguf_file), str(own_cache.parent.parent)]
+    command = [sys.executable, "-c", program, str(gguf_file), str(own_cache.parent.parent)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running = [subprocess.Popen(command, **pipes) for _ in range(2)]
     answers = [process.communicate() for process in running]

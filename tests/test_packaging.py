@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from fork_server import python
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -113,7 +112,7 @@ def test_installed_wheel_imports_without_the_checkout(wheel: Path, tmp_path: Pat
         "assert all(file.is_relative_to(sys.argv[1]) for file in files), files\n"
         "print(len(names), revela_hub.__version__, (root / 'py.typed').exists())\n"
     )
-    out = run(*python("trainers"), "-c", code, target, cwd=tmp_path).split()
+    out = run(sys.executable, "-c", code, target, cwd=tmp_path).split()
     assert int(out[0]) > len(FOLDERS)
     assert out[1:] == [revela_hub.__version__, "True"]
     help_text = run(sys.executable, "-m", "revela_hub", "--help", cwd=tmp_path, PYTHONPATH=str(target))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from fork_server import python
+from processes import reader
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
@@ -99,7 +99,7 @@ assert model.prompts["query"] == model.prompts["qa"] == {QUERY!r}, model.prompts
 assert "Find the same animal" in model.prompts["animals"], model.prompts
 torch.testing.assert_close(model.encode_query(saved["texts"], convert_to_tensor=True), saved["vectors"])
 """
-    done = subprocess.run([*python("readers"), "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(reader(code), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     for folder in (one, two):
         for file in (folder / "card.yaml", *(folder / "embedder").rglob("*.json"), folder / "embedder" / "README.md"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from fork_server import python
+from processes import reader
 
 from revela_hub.cli.main import main
 from revela_hub.trainers.retromae.checkpoint import load_retromae_checkpoint
@@ -48,7 +48,7 @@ for encode in (model.encode_query, model.encode_document):
     torch.testing.assert_close(encode(saved["texts"], convert_to_tensor=True), saved["expected"], rtol=0, atol=1e-5)
 print(model.max_seq_length)
 """
-    done = subprocess.run([*python("readers"), "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(reader(code), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "40"
     assert not list((out / "encoder").rglob("*.py"))

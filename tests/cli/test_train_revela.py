@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fork_server import python
+from processes import reader
 from safetensors.torch import load_file
 
 from revela_hub.cli.main import main
@@ -62,7 +62,7 @@ lm = AutoModelForCausalLM.from_pretrained({str(out / "lm")!r})
 tokenizer = AutoTokenizer.from_pretrained({str(out / "lm")!r})
 print(lm.generate(**tokenizer("The river", return_tensors="pt"), max_new_tokens=3).shape[1] > 2)
 """
-    done = subprocess.run([*python("readers"), "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(reader(code), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "True"
     for file in (*(out / "retriever").rglob("*.json"), *(out / "lm").rglob("*.json")):

@@ -4,12 +4,12 @@ import re
 import runpy
 import shlex
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
-from fork_server import python
 
 from revela_hub.trainers.methods import METHODS
 
@@ -38,7 +38,7 @@ def test_the_site(repository: Path, tmp_path: Path) -> None:
     assert recipe is not None
     for line in recipe[1].splitlines():
         words = shlex.split(
-            line.replace("$(BIN)/python", shlex.join(python("trainers"))).replace("build/docs", str(tmp_path))
+            line.replace("$(BIN)/python", shlex.quote(sys.executable)).replace("build/docs", str(tmp_path))
         )
         subprocess.run(words, cwd=repository, check=True)
     pages = {file.resolve(): Page(file) for file in tmp_path.rglob("*.html") if "_static" not in file.parts}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fork_server import python
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +27,7 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "corpus.jsonl").write_text("".join(f'{{"text": "{row}"}}\n' for row in rows))
     command = tmp_path / "bin" / "revela-hub"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {shlex.join(python("trainers"))} -m revela_hub "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m revela_hub "$@"\n')
     command.chmod(0o755)
     return tmp_path
 
@@ -81,7 +80,7 @@ def test_the_job_script_declares_what_it_needs_and_encodes_a_shard(
     project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert declared["requires-python"] == project["requires-python"]
     index = place / "index"
-    words = [*python("trainers"), str(script), "encode", str(retriever_folder), "--corpus", str(place / "corpus.jsonl")]
+    words = [sys.executable, str(script), "encode", str(retriever_folder), "--corpus", str(place / "corpus.jsonl")]
     words += ["--output_dir", str(index), "--device", "cpu", "--shard", "1/2"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -10,6 +10,8 @@ from revela_hub.cli.main import main
 from revela_hub.hub_cards import Assembly, Destination, as_table, check
 from revela_hub.trainers.methods import METHODS
 
+pytestmark = pytest.mark.usefixtures("clean_process")
+
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:

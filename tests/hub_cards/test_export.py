@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fork_server import python
+from processes import reader
 from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
 from torch.nn import functional as F
 from transformers import (
@@ -87,7 +87,7 @@ def test_the_folder_gives_the_trainers_vectors_without_this_package(
         export_retriever(model, tokenizer, tmp_path / pooling, pooling=pooling, prompts=PROMPTS, max_length=MAX_LENGTH)
     folders = {pooling: str(tmp_path / pooling) for pooling in models}
     out = tmp_path / "vectors.npz"
-    subprocess.run([*python("readers"), "-c", READER, json.dumps([folders, QUERIES, str(out)])], check=True)
+    subprocess.run(reader(READER, json.dumps([folders, QUERIES, str(out)])), check=True)
     got = np.load(out)
     for name, array in expected.items():
         np.testing.assert_allclose(got[name], array, atol=1e-5, err_msg=name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fork_server import python
+from processes import reader
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers.processors import TemplateProcessing
@@ -103,7 +103,7 @@ def test_the_folder_gives_the_models_vectors_without_this_package(
     nvembed_encoder(model, tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS).save(folders["saved"])
     out = tmp_path / "vectors.npz"
     task = json.dumps([folders, TEXTS, PROMPTS, str(out)])
-    subprocess.run([*python("readers"), "-c", READER, task], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(reader(READER, task), check=True, stdin=subprocess.DEVNULL)
     got = np.load(out)
     for name, array in expected.items():
         np.testing.assert_allclose(got[name], array, atol=1e-5, err_msg=name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fork_server import python
+from processes import reader
 from transformers import BertForMaskedLM
 
 from revela_hub.checkpoints import METHODS
@@ -91,6 +91,6 @@ def test_printed_code_runs_in_a_clean_process(
     assert len(loaders) == 8
     assert len(codes) == 2 * len(loaders)
     (tmp_path / "codes.json").write_text(json.dumps(codes))
-    command = [*python("readers"), "-c", READER, str(tmp_path / "codes.json")]
+    command = reader(READER, str(tmp_path / "codes.json"))
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]

@@ -28,6 +28,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+pytestmark = pytest.mark.usefixtures("clean_process")
+
 
 class ToyConfig(PretrainedConfig):
     model_type = "toy"
@@ -242,7 +244,6 @@ def _vectors(folder: Path) -> dict[str, torch.Tensor]:
     return vectors
 
 
-@pytest.mark.usefixtures("forked_verification")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_found(fault: str, planted: dict[str, dict[str, Any]]) -> None:
     _, name, message = FAULTS[fault]
@@ -252,16 +253,13 @@ def test_fault_is_found(fault: str, planted: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "none, remote code"])
-def test_no_false_alarms(name: str, request: pytest.FixtureRequest, planted: dict[str, dict[str, Any]]) -> None:
-    if name == "none":  # the other one in a Python that has imported nothing
-        request.getfixturevalue("forked_verification")
+def test_no_false_alarms(name: str, planted: dict[str, dict[str, Any]]) -> None:
     checks = verify(**planted[name])
     assert all(check.ok for check in checks), as_table(checks)
     expected = ["files", "private data", "loading", "weights", "length", "vectors", "batching", "same as checkpoint"]
     assert [check.name for check in checks] == expected
 
 
-@pytest.mark.usefixtures("forked_verification")
 def test_minilm_passes(minilm_folder: Path) -> None:
     checks = verify(minilm_folder)
     assert all(check.ok for check in checks), as_table(checks)
@@ -273,7 +271,6 @@ def test_a_process_that_ends_early_is_a_failed_check(tmp_path: Path, monkeypatch
     assert [(check.name, check.ok) for check in verify(tmp_path)] == [("process", False)]
 
 
-@pytest.mark.usefixtures("forked_verification")
 def test_decoders_without_padding_token_encode_one_text_at_a_time(tmp_path: Path, _bpe_json: str) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(_bpe_json), eos_token="<|endoftext|>")
     config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64)
@@ -335,7 +332,6 @@ def test_timeout_kills_the_process_and_its_children(tmp_path: Path, monkeypatch:
     pytest.fail("the child process is still running")
 
 
-@pytest.mark.usefixtures("forked_verification")
 def test_the_quickstarts_retriever_passes(repository: Path) -> None:
     checks = verify(repository / "examples" / "quickstart" / "retriever")
     assert all(check.ok for check in checks), as_table(checks)

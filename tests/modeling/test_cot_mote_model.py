@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from fork_server import python
+from processes import reader
 from safetensors import safe_open
 from test_retromae_model import FAMILIES, masked_lm
 from torch import Tensor
@@ -165,7 +165,7 @@ def test_the_published_folder_loads_in_a_fresh_process_by_its_own_code(tmp_path:
         "backbones.py", "configuration_cot_mote.py", "expert_encoders.py", "linear_cross_entropy.py", "masked_lm.py",
         "modeling_cot_mote.py",
     ]  # fmt: skip
-    command = [*python("readers"), "-c", LOADED_ELSEWHERE, str(tmp_path)]
+    command = reader(LOADED_ELSEWHERE, str(tmp_path))
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     torch.manual_seed(1)
     ids = torch.randint(5, VOCABULARY, (2, 8))

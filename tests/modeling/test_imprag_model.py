@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from fork_server import python
+from processes import reader
 from torch import Tensor
 
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM, ImpRAGModel
@@ -374,7 +374,7 @@ prompts = dict(input_ids=saved["batch"]["input_ids"], attention_mask=saved["batc
 torch.testing.assert_close(model.embed_queries(**prompts), saved["query"])
 print("equal")
 """
-    done = subprocess.run([*python("readers"), "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(reader(code), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "equal"
 

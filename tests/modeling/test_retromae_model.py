@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from fork_server import python
+from processes import reader
 from torch import Tensor
 from transformers import AutoModel, BertModel, PreTrainedModel
 
@@ -205,7 +205,7 @@ for auto in (AutoModel, AutoModelForPreTraining):
         torch.testing.assert_close(output[name], saved[name], rtol=0, atol=0)
 print(AutoConfig.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).bag_of_words)
 """
-    done = subprocess.run([*python("readers"), "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(reader(code), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from fork_server import python
+from processes import reader
 from torch import Tensor
 
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
@@ -262,7 +262,7 @@ for auto in (AutoModel, AutoModelForCausalLM):
     torch.testing.assert_close(model(**saved["batch"]).logits, saved["logits"])
 print(AutoConfig.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).v_normalization)
 """
-    done = subprocess.run([*python("readers"), "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(reader(code), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from fork_server import launch
 from packaging.version import Version
+from processes import launch
 from safetensors.torch import load_file
 
 from revela_hub.evaluation.probe_folder import read_probe_task

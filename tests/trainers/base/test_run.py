@@ -11,8 +11,8 @@ import pytest
 import torch
 import yaml
 from filelock import FileLock
-from fork_server import launch
 from parsed_arguments import parse_arguments
+from processes import launch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 

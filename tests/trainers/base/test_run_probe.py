@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from fork_server import launch
 from parsed_arguments import parse_arguments
+from processes import launch
 
 from revela_hub.data.sources.beir import RetrievalTask, write_beir
 from revela_hub.data.sources.documents import HELD_OUT

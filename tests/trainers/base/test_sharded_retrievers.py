@@ -14,7 +14,7 @@ import yaml
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset
-from fork_server import launch
+from processes import launch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

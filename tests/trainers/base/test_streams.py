@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from fork_server import launch
+from processes import launch
 
 from revela_hub.cli.main import main
 from revela_hub.data import GroupSettings, build_groups, build_spans

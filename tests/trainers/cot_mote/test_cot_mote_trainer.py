@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from fork_server import launch
+from processes import launch
 from transformers import (
     BertConfig,
     BertForMaskedLM,

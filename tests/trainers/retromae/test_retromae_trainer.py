@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
-from fork_server import launch
+from processes import launch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.errors import UserError

@@ -11,7 +11,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from datasets import Dataset
-from fork_server import launch
+from processes import launch
 from test_revela_trainer import WORDS, groups, losses, trainer
 
 from revela_hub.trainers import load_checkpoint
