@@ -1,12 +1,11 @@
 """Encoding many texts in batches of about the same number of tokens, not of the same number of texts.
 
-sentence-transformers sorts texts by characters and encodes 32 at a time, whether they have 5 tokens or 250. Here its batches
-are large, and the forward pass is split: texts are sorted by tokens, and each part holds as many as fit `TOKENS_PER_BATCH`. This
-reduces padding, and on a CPU the activations stay in the cache (see `benchmarks/retrieval.md`). The vectors are the same.
+sentence-transformers encodes 32 texts at a time, whether they have 5 tokens or 250. Here it is called for each batch of as many texts
+as fit `TOKENS_PER_BATCH`, longest first. On a CPU the activations then stay in the cache (see `benchmarks/retrieval.md`). The vectors
+are the same.
 """
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,13 +21,9 @@ from revela_hub.sdpa import varying_shapes
 if TYPE_CHECKING:
     from torch import Tensor
 
-TOKENS_PER_BATCH = {"cpu": 1024}
-"""Tokens per batch by device; on other devices as many as `batch_size` texts of `TYPICAL_LENGTH` tokens."""
+TOKENS_PER_BATCH = {"cpu": 1536}
+"""Estimated tokens per batch by device; on other devices as many as `batch_size` texts of `TYPICAL_LENGTH` tokens."""
 TYPICAL_LENGTH = 256
-WINDOW = 512
-"""Texts tokenised together."""
-_ONE_THREAD = threading.RLock()
-"""`by_tokens` replaces a method of the model."""
 _PART: ContextVar[tuple[int, int]] = ContextVar("_PART", default=(0, 1))
 """Number of this process, and number of processes that divide the batches (`divided`)."""
 
@@ -68,51 +63,20 @@ def encode_texts(
         {"show_progress_bar": False} | options | ({} if prompt is None else {"prompt": without_surrogates(prompt)})
     )
     convert = convert or (lambda encoded, count: as_vectors(encoded, count, normalize=False))
-    if not _pads_tokens(encoder):
+    if not texts or not _is_dense_transformer(encoder):
         vectors = convert(method(texts, batch_size=batch_size, **options), len(texts))
         progress(len(texts))
         return vectors
+
+    def encode(rows: NDArray[np.int64]) -> "Tensor":
+        batch = [texts[row] for row in rows]
+        vectors_PD: Tensor = method(batch, batch_size=len(batch), convert_to_tensor=True, **options)
+        return vectors_PD.float().cpu()
+
     budget = token_budget(str(getattr(encoder, "device", "cpu")), batch_size)
-    with _ONE_THREAD, by_tokens(encoder, budget, 8 * batch_size, progress):
-        return convert(method(texts, batch_size=WINDOW, **options), len(texts))
-
-
-@contextmanager
-def by_tokens(model: Any, budget: int, most: int, progress: Callable[[int], object]) -> Iterator[None]:
-    """Split a sentence-transformers model's forward pass into parts with at most `budget` tokens and `most` texts.
-
-    Each part is padded to its own longest text.
-    """
-    import torch
-
-    forward, own = model.forward, vars(model).get("forward")  # accelerate's, in mixed precision
-
-    def in_parts(features: dict[str, Any], **options: Any) -> dict[str, Any]:
-        mask_BL = features.get("attention_mask")
-        if mask_BL is None:  # a custom module
-            return dict(forward(features, **options))
-
-        def encode(chosen: NDArray[np.int64]) -> "Tensor":
-            rows = torch.from_numpy(chosen).to(mask_BL.device)
-            columns = mask_BL[rows].any(0).nonzero()  # padding columns are at either end, or at both
-            start, end = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 1)
-            part = {
-                key: value[rows, start:end] if getattr(value, "shape", None) == mask_BL.shape else value
-                for key, value in features.items()
-            }
-            found_PD: Tensor = forward(part, **options)["sentence_embedding"]
-            return found_PD
-
-        lengths_B = mask_BL.sum(1).cpu().numpy()
-        return {"sentence_embedding": encode_batches(list(batches(lengths_B, budget, most)), encode, progress)}
-
-    model.forward = in_parts
-    try:
-        yield
-    finally:
-        del model.forward
-        if own is not None:
-            model.forward = own
+    lengths_N = _lengths(texts, getattr(encoder, "max_seq_length", None))
+    made = list(batches(lengths_N, budget, 8 * batch_size))
+    return convert(encode_batches(made, encode, progress), len(texts))
 
 
 def encode_batches(
@@ -183,12 +147,16 @@ def batches(lengths_N: NDArray[np.int64], budget: int, most: int) -> Iterator[ND
         start += size
 
 
-def _pads_tokens(encoder: Any) -> bool:
-    """Whether this is a sentence-transformers model that pads its tokens to an array (B, L)."""
+def _lengths(texts: list[str], longest: int | None) -> NDArray[np.int64]:
+    """Return about the number of tokens of each text: a token has about four bytes in UTF-8, in most languages."""
+    return np.minimum([len(text.encode()) // 4 + 2 for text in texts], longest or sys.maxsize)
+
+
+def _is_dense_transformer(encoder: Any) -> bool:
+    """Whether this is a SentenceTransformer with a transformers tokenizer, whose batches are padded."""
     library = sys.modules.get("sentence_transformers")  # imported already if the encoder is such a model
-    if library is None or not isinstance(encoder, (library.SentenceTransformer, library.SparseEncoder)):
+    if library is None or not isinstance(encoder, library.SentenceTransformer):
         return False
     from transformers import PreTrainedTokenizerBase
 
-    packs = any(getattr(module, "can_flatten_inputs", False) for module in encoder.modules())
-    return isinstance(encoder.tokenizer, PreTrainedTokenizerBase) and not packs
+    return isinstance(encoder.tokenizer, PreTrainedTokenizerBase)
