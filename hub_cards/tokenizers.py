@@ -78,7 +78,7 @@ def plain(tokenizer: PreTrainedTokenizerBase, **options: Any) -> PreTrainedToken
     )
 
 
-def never_without_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def ensure_empty_text_has_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return a copy of the tokenizer that adds EOS, if an empty text has no tokens otherwise.
 
     Without tokens there is no embedding. Tokenizers without EOS or tokenizer.json are returned unchanged.

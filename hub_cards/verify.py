@@ -18,6 +18,7 @@ texts and `text_limit`.
 import inspect
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
@@ -78,6 +79,7 @@ def checks(
     if not model.kinds:
         yield Check("vectors", True, "not checked: the inputs of the model are not single texts")
         return
+    half = _in_half_precision(model)
     model.module.float()  # so that differences between vectors are faults, not rounding errors
     if model.kind:
         yield (length := Check.of("length", _length_faults(model), f"{model.max_length} tokens"))
@@ -89,7 +91,8 @@ def checks(
         kind: np.concatenate([model.encode(kind, texts[:-1]), model.encode(kind, texts[-1:])]) for kind in model.kinds
     }
     dimension = found[model.kinds[0]].shape[1]
-    yield (finite := Check.of("vectors", _vector_faults(found, texts), f"{dimension} dimensions, finite, different"))
+    faults = [*_vector_faults(found, texts), *_half_faults(model, half, found[model.kinds[0]])]
+    yield (finite := Check.of("vectors", faults, f"{dimension} dimensions, finite, different"))
     if finite.ok:
         yield Check.of("batching", _batching_faults(model, found, texts), "same vectors alone, in a batch and padded")
         yield _reference_check(reference, model, found, texts)
@@ -318,6 +321,19 @@ def _vector_faults(vectors: dict[str, np.ndarray], texts: list[str]) -> Iterator
             yield f"{kind} {texts[0]!r} gives a vector of zeros"
         if difference(array[:1], array[1:2]) < 1e-5:
             yield f"{kind}: {texts[0]!r} and {texts[1][:30]!r} give the same vector"
+
+
+def _in_half_precision(model: LoadedModel) -> np.ndarray | None:
+    """Return the vectors of the first two texts in the type of the weights, if it is a half precision that the processor has."""
+    with suppress(RuntimeError):
+        if model.dtype in _TOLERANCE:
+            return model.encode(model.kinds[0], probe_texts(0)[:2])
+    return None
+
+
+def _half_faults(model: LoadedModel, half: np.ndarray | None, vectors: np.ndarray) -> Iterator[str]:
+    if half is not None and not difference(half, vectors[:2]) < 0.25:  # also NaN
+        yield f"in {model.dtype.removeprefix('torch.')}, the type of the weights, they differ from those in float32: store another type"
 
 
 def _batching_faults(model: LoadedModel, vectors: dict[str, np.ndarray], texts: list[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from revela_hub.checkpoints import export_checkpoint
-from revela_hub.hub_cards.tokenizers import never_without_token
+from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token
 from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
@@ -67,9 +67,9 @@ def test_other_tokenizers_are_not_changed(
     bpe_tokenizer: PreTrainedTokenizerFast,
     wordpiece_tokenizer: BertTokenizerFast,
 ) -> None:
-    assert never_without_token(wordpiece_tokenizer) is wordpiece_tokenizer
+    assert ensure_empty_text_has_token(wordpiece_tokenizer) is wordpiece_tokenizer
     change(bpe_tokenizer)
-    kept = never_without_token(bpe_tokenizer)
+    kept = ensure_empty_text_has_token(bpe_tokenizer)
     assert (kept is bpe_tokenizer) == (bpe_tokenizer.eos_token is None)
 
 

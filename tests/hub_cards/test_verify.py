@@ -109,6 +109,15 @@ def as_pickle(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def half_precision(folder: Path) -> None:
+    """Finite weights, with which a text overflows float16."""
+    weights = {name: value.half() for name, value in load_file(folder / "model.safetensors").items()}
+    weights["layers.0.mlp.up_proj.weight"] *= 30000
+    weights["layers.0.mlp.down_proj.weight"] *= 30000
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    edit(folder / "config.json", lambda c: c.update(dtype="float16"))
+
+
 def lora_weight(folder: Path) -> None:
     edit_weights(folder, lambda w: w.update({"layers.0.q_proj.lora_A.default.weight": torch.ones(2)}))
 
@@ -168,6 +177,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "vectors",
         "give the same vector",
     ),
+    "overflow in half precision": (half_precision, "vectors", "in float16, the type of the weights"),
     "EOS missing": (
         lambda f: edit(f / "tokenizer.json", lambda t: t.update(post_processor=None)),
         "length",

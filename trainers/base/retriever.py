@@ -21,7 +21,7 @@ from revela_hub.errors import UserError, first_line, loading
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.export import make_readable
-from revela_hub.hub_cards.tokenizers import never_without_token, with_eos
+from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token, with_eos
 from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.paths import local_path
@@ -122,7 +122,9 @@ def _open(
         own = {"processor_kwargs": dict(code), "config_kwargs": dict(code)}
         transformer = encoder(Transformer, name, model_kwargs=weights | code, **own)
         if isinstance(transformer.processor, PreTrainedTokenizerBase):
-            transformer.processor = never_without_token(transformer.processor)  # an empty text has a vector, too
+            transformer.processor = ensure_empty_text_has_token(
+                transformer.processor
+            )  # an empty text has a vector, too
         without_chat_template(transformer)
         if pooling == "last":
             transformer.processor = with_eos(transformer.processor)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from revela_hub import pickles
 from revela_hub.errors import UserError, loading
-from revela_hub.hub_cards.tokenizers import ends_texts, never_without_token, uses_chat_template, with_eos
+from revela_hub.hub_cards.tokenizers import ends_texts, ensure_empty_text_has_token, uses_chat_template, with_eos
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.paths import local_path
@@ -116,7 +116,7 @@ def load_backbones(
         refuse_remote_code(called, part.modules())
     tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
     if not loaded.settings:  # a plain backbone; a trained retriever keeps its tokenizer
-        tokenizer = never_without_token(tokenizer)
+        tokenizer = ensure_empty_text_has_token(tokenizer)
     return RevelaBackbones(model, tokenizer, with_padding(lm_tokenizer))
 
 
