@@ -1,106 +1,78 @@
-"""Measure what shorter and quantized vectors cost: quality, bytes per passage and time per query.
+"""Measure how much quality shorter and quantised vectors cost, by exact search. Texts and queries are encoded once.
 
-Texts and queries are encoded once. For each size, both are cut to their first components (and normalized again if the model compares
-by cosine), then searched in memory with FAISS (`retrieval.dense`). As binary vectors are rescored for ten times as many candidates
-as requested, nDCG@10 and MRR@10 come from searches for 10 passages, Recall@100 from searches for 100.
+Vectors are cut to their first components, and normalised again if the model compares by cosine. Those of the documents are stored as
+int8 (256 steps between the smallest and the largest value of a component) or binary (the sign of a component) by sentence-transformers'
+`quantize_embeddings`; those of the queries stay float32. An index that rescores with whole vectors loses less.
 """
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.evaluation.retrieval import TOP_K, RetrievalScores, documents_of, rankings_of, score_run
+from revela_hub.evaluation.retrieval import TOP_K, RetrievalScores, documents_of, score_run
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
-from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
-from revela_hub.retrieval.texts import TextList
+from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.vectors import truncated_dimension
 
-TIMED_QUERIES = 100
-"""Queries that are searched one by one to measure the time."""
 
-
-@dataclass(frozen=True)
-class VectorSize:
-    """The number of leading components (None: all), and "float32", "int8" or "binary"."""
-
-    dims: int | None = None
-    precision: str = "float32"
-
-
-@dataclass(frozen=True)
-class SizeScores:
-    """The scores of one size of vectors, the bytes of one vector in memory, and the time of a search.
-
-    The time is the median for one query and 10 passages, without encoding the query.
-    """
+class SizeScores(NamedTuple):
+    """Scores of vectors with `dims` components of a precision, and the bytes of one vector."""
 
     dims: int
     precision: str
-    scores: RetrievalScores
     bytes_per_passage: int
-    milliseconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields other than the scores, for JSON."""
-        return {name: value for name, value in vars(self).items() if name != "scores"}
+    scores: RetrievalScores
 
 
 def evaluate_sizes(
-    encoder: Encoder,
-    task: RetrievalTask,
-    settings: RankerSettings,
-    sizes: Sequence[VectorSize],
-    *,
-    cache_dir: str | Path | None = None,
+    encoder: Encoder, task: RetrievalTask, dims: Sequence[int], precisions: Sequence[str], **options: Any
 ) -> Iterator[SizeScores]:
-    """Score a dense retriever with vectors of several sizes; the other arguments are those of `evaluate_ranking`."""
-    largest = getattr(encoder, "get_embedding_dimension", int)() or 0
-    for size in sizes:  # before the texts are encoded
-        truncated_dimension(largest, size.dims)
-    with ranking_folder(cache_dir, settings) as (folder, settings):
-        texts = TextList([task.corpus[id_] for id_ in documents_of(task)])
-        whole = build_ranker(texts, settings, folder, dense=encoder)
-        queries_QD = np.asarray(whole.encode(list(task.queries.values())))
-        cosine = similarity_of(encoder) == "cosine"
-        for size in sizes:
-            options = replace(settings.index, type="flat", truncate_dim=size.dims, precision=size.precision)
-            ranker: Any = build_ranker(texts, replace(settings, index=options), folder, dense=encoder)
-            cut_QD = as_vectors(queries_QD[:, : size.dims], len(queries_QD), normalize=cosine)
-            dims = int(cut_QD.shape[1])
-            number_of_bytes, scores = options.bytes_per_vector(dims), _scores(ranker, cut_QD, task)
-            yield SizeScores(dims, size.precision, scores, number_of_bytes, _milliseconds(ranker, cut_QD))
+    """Score all combinations of numbers of components (default: all) and "float32", "int8", "binary" (default: float32).
+
+    The other options are those of `encode_texts`.
+    """
+    from sentence_transformers.util import dot_score, semantic_search
+
+    if unknown := {*precisions} - {"float32", "int8", "binary"}:  # before the texts are encoded
+        raise UserError(f"a precision is float32, int8 or binary, not {', '.join(unknown)}")
+    documents, cosine = documents_of(task), similarity_of(encoder) == "cosine"
+    documents_ND = encode_texts(encoder, [task.corpus[id_] for id_ in documents], "document", **options)
+    queries_QD = encode_texts(encoder, list(task.queries.values()), "query", **options)
+    whole = documents_ND.shape[1]
+    sizes = [truncated_dimension(whole, size) for size in dims or [whole]]
+    for size, precision in product(sizes, precisions or ["float32"]):
+        asked_QD = as_vectors(queries_QD[:, :size], len(queries_QD), normalize=cosine)
+        number_of_bytes, stored_ND = quantised(
+            as_vectors(documents_ND[:, :size], len(documents), normalize=cosine), precision
+        )
+        found: Any = semantic_search(asked_QD, stored_ND, top_k=TOP_K + 1, score_function=dot_score)  # type: ignore[arg-type]
+        run = {
+            query: {documents[hit["corpus_id"]]: hit["score"] for hit in hits}
+            for query, hits in zip(task.queries, found, strict=True)
+        }
+        for (
+            query,
+            hits,
+        ) in run.items():  # as in BEIR, a document with the id of the query is ignored unless it is judged
+            if task.qrels[query].get(query, 0) <= 0:
+                hits.pop(query, None)
+        yield SizeScores(size, precision, number_of_bytes, score_run(run, task))
 
 
-def _scores(ranker: Any, queries_QD: np.ndarray, task: RetrievalTask) -> RetrievalScores:
-    """Return each metric from a search with its own depth."""
-    ten, hundred = (
-        score_run(rankings_of(ranker.search(queries_QD, depth + 1), task, depth), task) for depth in (10, TOP_K)
-    )
-    per_query = {**ten.per_query, "recall_at_100": hundred.per_query["recall_at_100"]}
-    return replace(ten, recall_at_100=hundred.recall_at_100, per_query=per_query)
+def quantised(vectors_ND: NDArray[np.float32], precision: str) -> tuple[int, NDArray[np.float32]]:
+    """Return the bytes of a quantised vector, and the values (N, D) that the quantised vectors stand for."""
+    from sentence_transformers.util import quantize_embeddings
 
-
-def _milliseconds(ranker: Any, queries_QD: np.ndarray) -> float:
-    taken = []
-    for query_D in queries_QD[:TIMED_QUERIES]:
-        began = time.perf_counter()
-        ranker.search(query_D[None], 10)
-        taken.append(1000 * (time.perf_counter() - began))
-    return float(np.median(taken))
-
-
-def sizes_of(dims: Sequence[int], precisions: Sequence[str]) -> list[VectorSize]:
-    """Return every combination, the largest first; without values all components and float32."""
-    for name, values in (("dims", dims), ("precision", precisions)):
-        if repeated := [value for place, value in enumerate(values) if value in values[:place]]:
-            raise UserError(f"--{name} contains {repeated[0]} twice")
-    if unknown := [name for name in precisions if name not in ("float32", "int8", "binary")]:
-        raise UserError(f"--precision must be float32, int8 or binary, not {unknown[0]!r}")
-    numbers: list[int | None] = [*dims] or [None]
-    return [VectorSize(size, kind) for size in numbers for kind in list(precisions) or ["float32"]]
+    stored: Any = quantize_embeddings(vectors_ND, precision.replace("binary", "ubinary"))  # type: ignore[arg-type]
+    values_ND = vectors_ND
+    if precision == "int8":
+        starts_D = vectors_ND.min(axis=0)
+        values_ND = (stored + np.float32(128.5)) * ((vectors_ND.max(axis=0) - starts_D) / 255) + starts_D
+    elif precision == "binary":
+        values_ND = np.unpackbits(stored, axis=1, count=vectors_ND.shape[1]) * np.float32(2) - 1
+    return stored.nbytes // len(stored), values_ND

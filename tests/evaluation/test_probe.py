@@ -574,8 +574,6 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("options", "message"),
     [
         (["--kind", "prose"], "--kind: expected one of auto, text, code, not 'prose'"),
-        (["--retriever", "nothere"], "--retriever requires --compare OLD NEW"),
-        (["--compare", "a", "b", "--model", "m"], "--model has no effect with --compare OLD NEW"),
         (["--endpoint", "http://localhost:1/v1"], "--endpoint requires --model"),
         (["--max_documents", "2"], "the text has .* candidate queries, but a probe needs at least 20"),
     ],
@@ -591,7 +589,7 @@ def test_mistakes(
 def test_code_of_a_local_model_runs_if_it_is_trusted(trusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: dict[str, Any] = {}
     monkeypatch.setattr("revela_hub.data.synthesis.backends.LocalModel", lambda *_, **options: loaded.update(options))
-    _questions(Arguments(model="m", trust_remote_code=trusted))
+    _questions(Arguments(data=["x"], model="m", trust_remote_code=trusted))
     assert loaded == {"trust_remote_code": trusted}
 
 

@@ -4,10 +4,6 @@ The model is loaded in a clean process, and the results are printed as a table. 
 secrets), pickles, missing or unused weights, NaNs, remote code, tokenizer and length settings, and whether vectors
 depend on batching or padding. The exit status is 1 if a check fails.
 
-With --against, reports instead which evaluation queries occur in the training text, as a whole or with 13 words in a row.
-Models record only names and digests of their training data, so pass the text with --data. The exit status is 1 if a
-query is found.
-
 With --endpoint, compares the vectors of a running OpenAI-compatible server (vLLM, text-embeddings-inference, infinity)
 with the folder's instead. The exit status is 1 if the cosine of a text is below 0.99.
 
@@ -16,8 +12,6 @@ Examples:
   revela-hub check sentence-transformers/all-MiniLM-L6-v2
   revela-hub check org/model --revision v1 --trust_remote_code
   revela-hub check my-retriever --json
-  revela-hub check --data path/to/text --against path/to/beir
-  revela-hub check --data pairs.jsonl --text_column anchor --against test-queries.txt
   revela-hub check my-retriever --endpoint http://localhost:8080
 """
 
@@ -28,11 +22,9 @@ from typing import TYPE_CHECKING
 
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
-from revela_hub.options import option
-from revela_hub.output import is_utf8
+from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt
 from revela_hub.search.endpoint_options import EndpointOptions
-from revela_hub.search.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
     from revela_hub.hub_cards import Check
@@ -52,63 +44,19 @@ SERVER_TEXTS = [
 
 
 @dataclass(kw_only=True)
-class Arguments(ReadingOptions, EndpointOptions):
+class Arguments(EndpointOptions):
     """Arguments of `revela-hub check`."""
 
-    model: str | None = option(None, "Model folder or Hub id.")
+    model: str = required("Model folder or Hub id.")
     revision: str | None = option(None, "Branch, tag or commit of a model on the Hub.")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
     timeout: PositiveInt | None = option(None, "Maximum number of seconds (default: 300, plus 180 per GB of weights).")
     json: bool = option(False, "Print JSON.")
-    against: str | None = option(
-        None,
-        "Evaluation queries to look for in --data: a BEIR folder, JSON lines, or a file with one query per line.",
-        metavar="QUERIES",
-    )
-    data: list[str] = option(
-        [], "Training text: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
-    )
-    held_out: str | None = option(None, "Probe whose queries were held out of the training text.")
-    ngram: PositiveInt = option(13, "Number of words in a row that count as an overlap.")
 
 
 def run(arguments: Arguments) -> None:
-    """Print the table of checks, or the overlap."""
-    if arguments.endpoint and arguments.model is None:
-        raise UserError("--endpoint requires the model folder that the server was started with")
-    if arguments.against is not None:
-        _check_overlap(arguments)
-    elif arguments.data:
-        raise UserError("--data is the training text to compare with evaluation queries: give these with --against")
-    elif arguments.model is None:
-        raise UserError(
-            "name a model folder or Hub id, or compare training text with evaluation queries (--data, --against)"
-        )
-    else:
-        _check_model(arguments, arguments.model)
-
-
-def _check_overlap(arguments: Arguments) -> None:
-    from revela_hub.data.sources.documents import read_documents
-    from revela_hub.data.sources.queries import read_queries
-    from revela_hub.data.sources.report import ReadReport
-    from revela_hub.data.text.query_overlap import query_overlap
-    from revela_hub.output import note
-
-    if arguments.model is not None:
-        raise UserError(f"--against compares text: leave out {arguments.model}, and pass its training text with --data")
-    if not arguments.data:
-        raise UserError("--against needs the training text: pass it with --data PATH")
-    report = ReadReport()
-    documents = read_documents(arguments.data, report=report, held_out=arguments.held_out, **arguments.reading())
-    found = query_overlap(read_queries(arguments.against or ""), documents, arguments.ngram)
-    note("; ".join(report.remarks()))  # queries may occur in what was not read
-    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=not is_utf8()) if arguments.json else found)
-    if found.matches:
-        raise SystemExit(1)
-
-
-def _check_model(arguments: Arguments, model: str) -> None:
+    """Print the table of checks."""
+    model = arguments.model
     from revela_hub.checkpoints import METHODS, is_checkpoint
     from revela_hub.hub_cards import as_table, check
     from revela_hub.output import command_line

@@ -7,8 +7,7 @@ BEIR, a document with the id of the query is ignored unless it is judged relevan
 Each row after the first is compared with the first, query by query: difference, 95% confidence interval and p-value
 (paired bootstrap). Each p-value is for one comparison; with ten rows, divide the significance level by nine.
 
---dims and --precision measure shorter and quantized vectors of dense models, in all combinations: quality, bytes per
-passage in memory and milliseconds per query (one query at a time, without encoding it).
+--dims and --precision measure shorter and quantised vectors of dense models by exact search, in all combinations.
 
 --task qa measures a model that answers questions: exact match and F1 (normalised as in SQuAD), and the fraction of
 questions for which a retrieved passage contains an answer.
@@ -83,7 +82,7 @@ class Arguments(RankerOptions):
         [], "Numbers of leading components of the vectors to compare, e.g. 384 192 96 (default: all)."
     )
     precision: list[str] = option(
-        [], "One or more of float32, int8 and binary for the vectors in memory (default: float32)."
+        [], "One or more of float32, int8 and binary for the passages' vectors (default: float32)."
     )
     cache_dir: str | None = option(
         None, "Folder that keeps vectors for the next evaluation (default: they are deleted at the end)."
@@ -121,7 +120,7 @@ def run(arguments: Arguments) -> None:
         rows = [
             {"model": model}
             | scores.to_dict()
-            | (sizes[model].to_dict() if model in sizes else {})
+            | ({"bytes_per_passage": sizes[model].bytes_per_passage} if model in sizes else {})
             | ({"compared_with": results[0][0], "difference": found} if found else {})
             for (model, scores), found in zip(
                 results, [{name: each.to_dict() for name, each in pair.items()} for pair in compared], strict=True
@@ -129,7 +128,8 @@ def run(arguments: Arguments) -> None:
         ]
         print(json_format.dumps(rows, indent=2))
     else:
-        print("\n\n".join([*_tables(results, compared), *_size_table(sizes)]))
+        lines = [f"{label}: {counted(size.bytes_per_passage, 'byte')} per passage" for label, size in sizes.items()]
+        print("\n\n".join([*_tables(results, compared), *(["\n".join(lines)] if lines else [])]))
     if failure is not None:
         sys.stdout.flush()
         raise failure
@@ -178,7 +178,7 @@ def _on_folder(
     """Yield the name and the scores of each row, and add the sizes of vectors that are asked for to `sizes`."""
     from revela_hub.data.sources.beir import read_beir
     from revela_hub.evaluation.retrieval import evaluate_ranking, evaluate_reranking
-    from revela_hub.evaluation.vector_sizes import evaluate_sizes, sizes_of
+    from revela_hub.evaluation.vector_sizes import evaluate_sizes
 
     assert arguments.corpus is not None
     check_used(arguments, arguments.mode or [])
@@ -186,9 +186,10 @@ def _on_folder(
     shared = load_reranker(arguments)
     for name in arguments.models:
         if (arguments.dims or arguments.precision) and name != "bm25":
-            wanted = sizes_of(arguments.dims, arguments.precision)  # before the model is loaded
-            models = load_models(arguments, name, "dense", rerank=False)
-            measured = evaluate_sizes(models.dense, task, models.settings, wanted, cache_dir=arguments.cache_dir)
+            encoder = load_models(arguments, name, "dense", rerank=False).dense
+            measured = evaluate_sizes(
+                encoder, task, arguments.dims, arguments.precision, batch_size=arguments.batch_size
+            )
             found = {f"{name} [{size.dims} {size.precision}]": size for size in measured}
             sizes |= found
             yield from ((label, size.scores) for label, size in found.items())
@@ -263,21 +264,6 @@ def _tables(
     ]
     if lines:
         yield "\n".join([f"compared with {results[0][0]} (paired bootstrap over queries, 95% interval):", *lines])
-
-
-def _size_table(sizes: "dict[str, SizeScores]") -> Iterator[str]:
-    """Yield a table of bytes and times, if sizes of vectors were measured."""
-    if sizes:
-        width = max(map(len, sizes))
-        yield "\n".join(
-            [
-                f"{'vectors':<{width}}  nDCG@10  bytes per passage  ms per query",
-                *(
-                    f"{label:<{width}}  {size.scores.ndcg_at_10:7.4f}  {size.bytes_per_passage:17,}  {size.milliseconds:12.2f}"
-                    for label, size in sizes.items()
-                ),
-            ]
-        )
 
 
 def _evaluate_answers(arguments: Arguments) -> None:

@@ -4,10 +4,6 @@ Queries are taken from the text: docstrings, titles and headings, and sentences;
 language model also writes questions. Near-duplicates are removed. The same text and seed give the same evaluation
 set.
 
-With --compare OLD NEW, compares two texts instead: the quality of --retriever on a probe of each, the fraction of unseen
-words, and the distance of the vectors. The last line reports whether the new text needs a new index or training: NO
-DRIFT, RE-INDEX or RE-TRAIN.
-
 Writes a BEIR folder for `revela-hub evaluate` to --output_dir, with held_out.jsonl, the text of the queries, which
 `revela-hub train ... --probe FOLDER` excludes from training.
 
@@ -17,14 +13,13 @@ Examples:
   revela-hub train revela --data docs/ --probe outputs/probe --retriever my-retriever --lm HuggingFaceTB/SmolLM2-135M
   revela-hub probe articles.jsonl.gz --output_dir outputs/probe --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-8B
   revela-hub probe docs/ --example_queries search-log.txt --output_dir outputs/probe
-  revela-hub probe --compare docs-2024/ docs-2025/ --retriever my-retriever
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.errors import UserError
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.output import command_line, note
 from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, Seed
@@ -41,8 +36,8 @@ POSITIONALS = ("data",)
 class Arguments(ReadingOptions):
     """Arguments of `revela-hub probe`."""
 
-    data: list[str] = option(
-        [], "Text to make the queries from: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
+    data: list[str] = required(
+        "Text to make the queries from: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
     )
     output_dir: str = option("outputs/probe", "Output folder; an earlier probe in it is replaced.")
     queries: PositiveInt = option(200, "Maximum number of queries.")
@@ -65,56 +60,11 @@ class Arguments(ReadingOptions):
         None, "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine."
     )
     api_key_env: str | None = option(None, "Environment variable that holds the server's API key.")
-    compare: list[str] = option(
-        [], "Two texts to compare, the old one and the new one; writes nothing.", metavar="OLD NEW"
-    )
-    retriever: str | None = option(None, "Retriever for --compare: Hub id or folder.")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
-    """Make the evaluation set, and print its summary and some of its queries; or compare two texts."""
-    unused = ("example_queries", "endpoint", "model") if arguments.compare else ("retriever",)
-    if given := [name for name in unused if getattr(arguments, name) is not None]:
-        raise UserError(f"--{given[0]} {'has no effect with' if arguments.compare else 'requires'} --compare OLD NEW")
-    if arguments.compare:
-        _compare(arguments)
-    elif not arguments.data:
-        raise UserError(
-            "name the text to make the probe from, or compare two texts (--compare OLD NEW --retriever MODEL)"
-        )
-    else:
-        _make(arguments)
-
-
-def _compare(arguments: Arguments) -> None:
-    from revela_hub.data.sources.files import check_exists
-    from revela_hub.data.sources.source import parse_sources
-    from revela_hub.evaluation.drift import compare_texts
-    from revela_hub.retrieval.encoder import load_encoder
-
-    if arguments.data or len(arguments.compare) != 2:
-        given = ", ".join([*arguments.data, *arguments.compare])
-        raise UserError(f"--compare needs two texts, OLD and NEW, and nothing else; given: {given}")
-    if arguments.retriever is None:
-        raise UserError("--compare needs --retriever MODEL, whose quality is compared on the two texts")
-    for source in parse_sources(arguments.compare):
-        check_exists(source)  # before the model is loaded
-    encoder = load_encoder(arguments.retriever, trust_remote_code=arguments.trust_remote_code)
-    old, new = arguments.compare
-    found = compare_texts(old, new, encoder, _settings(arguments), **arguments.reading())
-    note("; ".join(found.remarks))
-    print(found)
-
-
-def _settings(arguments: Arguments) -> "ProbeSettings":
-    from revela_hub.evaluation.probe import ProbeSettings
-
-    kinds: Any = tuple(arguments.query_kinds)  # checked there
-    return ProbeSettings(arguments.queries, arguments.passages, kinds, arguments.seed, arguments.sentence_shape)
-
-
-def _make(arguments: Arguments) -> None:
+    """Make the evaluation set, and print its summary and some of its queries."""
     from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.data.sources.report import ReadReport
@@ -138,6 +88,13 @@ def _make(arguments: Arguments) -> None:
     for query, passage in probe.examples():
         print(f"\n  query:   {_short(query)}\n  passage: {_short(passage)}")
     print(f"\nevaluate with it:  {command_line('evaluate', 'bm25', 'MODEL', '--corpus', output)}")
+
+
+def _settings(arguments: Arguments) -> "ProbeSettings":
+    from revela_hub.evaluation.probe import ProbeSettings
+
+    kinds: Any = tuple(arguments.query_kinds)  # checked there
+    return ProbeSettings(arguments.queries, arguments.passages, kinds, arguments.seed, arguments.sentence_shape)
 
 
 def _short(text: str, width: int = 108) -> str:
