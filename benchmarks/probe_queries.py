@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("outputs/probe-queries"))
     parser.add_argument("--domains", nargs="+", default=DOMAINS, choices=DOMAINS)
-    parser.add_argument("--lm", help="GGUF file, folder or Hub id of the model that writes questions.")
+    parser.add_argument("--lm", help="Folder or Hub id of the model that writes questions.")
     parser.add_argument("--seconds", type=float, default=1e9, help="Stop encoding after this number of seconds.")
     parser.add_argument("--report", action="store_true", help="Only print the finished results.")
     given = parser.parse_args()

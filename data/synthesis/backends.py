@@ -6,12 +6,12 @@ next reply". So the caller can decide by the replies how many more requests it n
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from revela_hub.errors import UserError, first_line, loading
-from revela_hub.gguf_files import model_folder
 from revela_hub.pickles import pretrained
 from revela_hub.precision import loading_dtype
 from revela_hub.sdpa import varying_shapes
@@ -85,7 +85,7 @@ class LocalModel:
     The same seed gives the same replies on the same machine with the same batch size, because a batch is sampled together.
 
     Args:
-        name: Hub id or folder with weights in safetensors, or a GGUF file.
+        name: Hub id or folder with weights in safetensors.
         sampling: Sampling settings.
         batch_size: Prompts per batch.
         device: `cpu`, `cuda`, ...; None: the fastest available.
@@ -105,7 +105,7 @@ class LocalModel:
 
         if batch_size < 1:
             raise UserError(f"--batch_size must be at least 1, not {batch_size}")
-        place = model_folder(name)
+        place = os.path.expanduser(name)
         with loading(f"cannot load the model {name}", name):
             model = pretrained(
                 AutoModelForCausalLM, place, dtype=loading_dtype(device), trust_remote_code=trust_remote_code

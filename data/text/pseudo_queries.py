@@ -4,6 +4,7 @@ All generators are called with a list of passages and return queries for each; t
 """
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ from revela_hub.data.synthesis.parsing import first_line_of, without_thoughts
 from revela_hub.data.text.words import LETTER, UNSPACED, UNSPACED_CHARACTER, join_words, visible, word_places, words_at
 from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, loading
-from revela_hub.gguf_files import model_folder
 from revela_hub.paths import local_path
 from revela_hub.pickles import pretrained
 from revela_hub.sdpa import varying_shapes
@@ -93,7 +93,7 @@ class Seq2SeqQueries:
     """Queries sampled from a generator such as docT5query.
 
     Args:
-        name: Hub id, folder or GGUF file of a seq2seq model (`doc2query/msmarco-t5-base-v1`).
+        name: Hub id or folder of a seq2seq model (`doc2query/msmarco-t5-base-v1`).
         queries: Queries per passage.
         prefix: A prefix for passages, if the generator was trained with one (`text2query: `).
         batch_size: Passages per batch.
@@ -131,7 +131,7 @@ class Seq2SeqQueries:
         import torch
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-        place = model_folder(self.name)
+        place = os.path.expanduser(self.name)
         with loading(f"cannot load the query generator {self.name!r}", self.name):
             tokenizer = AutoTokenizer.from_pretrained(place)
             model = pretrained(AutoModelForSeq2SeqLM, place)
@@ -171,7 +171,7 @@ class Seq2SeqQueries:
 class LanguageModelQueries:
     """Queries written by a language model, local or behind an endpoint, as in `revela-hub synthesize`.
 
-    Its name is a Hub id, a folder or GGUF file, or its name at an endpoint.
+    Its name is a Hub id or folder, or its name at an endpoint.
     """
 
     def __init__(self, backend: Backend, name: str, queries: int = 1, *, seed: int = 0) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 # Modules that only some commands need, with the extra of this package that installs them.
 EXTRAS = {
     "faiss": "search",
-    "gguf": "gguf",
     "gradio": "demo",
     "openai": "endpoint",
     "pydantic": "synthesis",

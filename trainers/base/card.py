@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 from revela_hub.data.sources.source import parse_source
-from revela_hub.gguf_files import hub_repository
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
 from revela_hub.paths import local_path
@@ -46,7 +45,7 @@ def card_metadata(
     ]
     return ModelCardMetadata(
         method=method,
-        base_model=None if _local(base) else hub_repository(base),
+        base_model=None if _local(base) else base,
         datasets=sorted(name for name in datasets if "/" in name and not _local(name)),
         training_data=summary,
         command=f"revela-hub {next(iter(method.commands))} --config config.yaml",

@@ -1,6 +1,7 @@
 """Inputs of the trainers' constructors, as in TRL: models by name or loaded, and raw or prepared data sets."""
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -19,7 +20,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from revela_hub.data.row_cache import stream_rows
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError, loading
-from revela_hub.gguf_files import model_folder
 from revela_hub.hub_cards.contents import read_json
 from revela_hub.hub_cards.method import Method
 from revela_hub.paths import local_path
@@ -31,7 +31,7 @@ from revela_hub.trainers.base.query_route import trained_backbone, trained_trans
 logger = logging.getLogger(__name__)
 
 ModelLike: TypeAlias = str | Path | PreTrainedModel | SentenceTransformer
-"""A Hub id, a folder, a GGUF file (`path/to/model.gguf`, `user/repo/model.gguf`), or a loaded model."""
+"""A Hub id, a folder, or a loaded model."""
 
 _Arguments = TypeVar("_Arguments", bound=RunArguments)
 NEGATIVE = re.compile(r"negative(_[0-9]+)?")
@@ -40,14 +40,14 @@ FIRST_ROWS = 100
 
 
 def unwrapped(model: ModelLike) -> str | PreTrainedModel:
-    """Return the id or folder (of a GGUF file, the folder of the converted model), or the transformers model inside a loaded one."""
+    """Return the id or folder, or the transformers model inside a loaded one."""
     if isinstance(model, SentenceTransformer):
         if (inner := trained_backbone(model)) is None:
             kind = type(trained_transformer(model)).__name__
             raise UserError(f"the model is a {kind} model: this method needs one with a transformer")
         return inner
     if isinstance(model, str | Path):
-        return model_folder(str(model))
+        return os.path.expanduser(model)
     given: Any = model
     if not isinstance(given, nn.Module) or not hasattr(given, "config"):  # such as the loss module of another trainer
         kind = "missing" if given is None else f"of type {type(given).__name__}"

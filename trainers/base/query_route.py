@@ -101,7 +101,7 @@ def trained_backbone(retriever: SentenceTransformer) -> PreTrainedModel | None:
 
 
 def identity_of_documents(name: str) -> str | None:
-    """Return what identifies the vectors of a model's documents; None for a file, such as GGUF."""
+    """Return what identifies the vectors of a model's documents; None for a file."""
     return None if Path(name).is_file() else document_identity(name) or model_identity(name)
 
 

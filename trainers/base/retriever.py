@@ -64,7 +64,7 @@ def load_retriever(
     so that an empty text has a vector, and its chat template is not used. A sentence-transformers model is not changed.
 
     Args:
-        retriever: Hub id, folder or GGUF file, or a loaded sentence-transformers model.
+        retriever: Hub id or folder, or a loaded sentence-transformers model.
         max_length: maximum number of tokens of a text; by default the model's own.
         trust_remote_code: run code from the model's repository.
         pooling: of a model that is not a sentence-transformers folder: `"mean"` (default), `"cls"`, or `"last"`, the EOS that the

@@ -241,7 +241,7 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         trainer.write_models("outputs")  # for SentenceTransformer(...) of the folder that it returns
 
     Args:
-        model: Hub id, folder or GGUF file of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
+        model: Hub id or folder of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
         args: training arguments; by default, the output folder is named after the retriever.
         peft_config: configuration of LoRA adapters, instead of the LoRA settings in `args`.
         max_length: maximum number of tokens of a text, by default the model's own.

@@ -32,7 +32,7 @@ from revela_hub.trainers.baselines.contriever import ContrieverTrainer, Contriev
 class Arguments(ProbeArguments, RetrieverArguments, StreamedTextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train contriever`: the model, the data's, then those of every transformers Trainer."""
 
-    retriever: str = required("Model to train: Hub id, folder or GGUF file.")
+    retriever: str = required("Model to train: Hub id or folder.")
     output_dir: str = option("outputs/contriever", "Output folder.")
     kind: Literal["auto", "text", "code"] = option(
         "auto", "How to split passages: at sentences (text), at lines (code), or by file extension (auto)."

@@ -84,7 +84,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         trainer.write_models("outputs")  # for AutoModelForCausalLM.from_pretrained("outputs/model")
 
     Args:
-        model: Hub id, folder or GGUF file of a decoder, or a loaded one, which gets adapters in place if `args` asks for them.
+        model: Hub id or folder of a decoder, or a loaded one, which gets adapters in place if `args` asks for them.
         args: training arguments; by default, the output folder is named after the model.
         processing_class: tokenizer with an EOS token, by default the decoder's own.
         train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts as

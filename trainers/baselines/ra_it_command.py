@@ -29,7 +29,7 @@ from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
 class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[misc] # of trl's max_length
     """Arguments of `revela-hub train ra-it`: the model, then the data's, then those of every transformers Trainer."""
 
-    backbone: str = required("Decoder to tune: Hub id, folder or GGUF file.")
+    backbone: str = required("Decoder to tune: Hub id or folder.")
     output_dir: str = option("outputs/ra-it", "Output folder.")
     num_passages: PositiveInt = option(10, "Number of passages per prompt.")
     max_passage_length: PositiveInt = option(160, "Maximum number of tokens per passage.")

@@ -235,7 +235,7 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         trainer.write_models("outputs")  # for SentenceTransformer(...) of the folder that it returns
 
     Args:
-        model: Hub id, folder or GGUF file of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
+        model: Hub id or folder of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
         *positional: `args`, as in the other trainers; or, as earlier, `lm` and `args`.
         args: training arguments; by default, the output folder is named after the retriever.
         lm: language model, which is frozen: Hub id, folder or loaded model.

@@ -33,8 +33,8 @@ from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingAr
 class Arguments(ProbeArguments, RetrieverArguments, StreamedTextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train replug`: the models, the data's, then those of every transformers Trainer."""
 
-    retriever: str = required("Model to train: Hub id, folder or GGUF file.")
-    lm: str = required("Frozen language model that teaches the retriever: Hub id, folder or GGUF file of a decoder.")
+    retriever: str = required("Model to train: Hub id or folder.")
+    lm: str = required("Frozen language model that teaches the retriever: Hub id or folder of a decoder.")
     output_dir: str = option("outputs/replug", "Output folder.")
     kind: Literal["auto", "text", "code"] = option(
         "auto", "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."

@@ -57,7 +57,7 @@ def load_imprag(
     """Load a model to train: a decoder, or an ImpRAG model to train further. With None, its own setting or the default is used.
 
     Args:
-        backbone: Hub id, folder or GGUF file, or a loaded decoder.
+        backbone: Hub id or folder, or a loaded decoder.
         tokenizer: by default that of the decoder.
         trust_remote_code: whether to run model code from the repository.
         retrieval_layer: layer whose states are the retrieval vectors, and the first that reads passages (`ImpRAGConfig.b`).

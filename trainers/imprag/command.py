@@ -33,9 +33,7 @@ MODEL_FOLDER = "model"
 class Arguments(ImpRAGDataArguments, ImpRAGTrainingArguments):
     """Arguments of `revela-hub train imprag`: the model, then the data's, then those of every transformers Trainer."""
 
-    backbone: str = required(
-        "Model to start from: Hub id or folder of a decoder or an ImpRAG model, or GGUF file of a decoder."
-    )
+    backbone: str = required("Model to start from: Hub id or folder of a decoder or an ImpRAG model.")
     output_dir: str = option("outputs/imprag", "Output folder.")
     retrieval_layer: int | None = option(
         None, "Index of the retrieval layer (default: one quarter of the depth, at least 2)."

@@ -49,7 +49,7 @@ def load_nvembed(
     """Load a decoder and add new pooling weights, or load an NV-Embed model with its pooling weights.
 
     Args:
-        model: Hub id, folder or GGUF file of a decoder, Hub id or folder of an NV-Embed model, the output folder or a
+        model: Hub id or folder of a decoder or an NV-Embed model, the output folder or a
             checkpoint of an NV-Embed run, or a loaded decoder, which is not copied.
         tokenizer: by default that of the decoder.
         dtype: of the loaded weights.

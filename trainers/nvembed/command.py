@@ -47,9 +47,7 @@ IN_BATCH_NEGATIVES = {1: True, 2: False}
 class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train nvembed`: the model and the data, then those of every transformers Trainer."""
 
-    backbone: str = required(
-        "Model to start from: Hub id, folder or GGUF file of a decoder, or the output of an earlier run."
-    )
+    backbone: str = required("Model to start from: Hub id or folder of a decoder, or the output of an earlier run.")
     mixture: str = required("YAML file that lists the training tasks.")
     output_dir: str = option("outputs/nvembed", "Output folder.")
     stage: Literal[1, 2] | None = option(

@@ -64,7 +64,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         trainer.write_models("outputs")  # for SentenceTransformer("outputs/embedder", trust_remote_code=True)
 
     Args:
-        model: Hub id, folder or GGUF file of a decoder, an NV-Embed model, or a model from `nvembed_encoder`, which
+        model: Hub id or folder of a decoder, an NV-Embed model, or a model from `nvembed_encoder`, which
             consists of Transformer (an `NVEmbedModel`), Pooling and Normalize. The decoder gets adapters in place, unless all
             weights are trained. The pooling layer is always fully trained. A loaded decoder is changed: unless `mask` is causal,
             its tokens attend to later ones from then on, so it is no longer a language model.

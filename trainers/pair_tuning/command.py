@@ -46,7 +46,7 @@ from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingA
 class Arguments(ProbeArguments, TextArguments, PairsTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train pairs`: the model, the data, then those of every transformers Trainer."""
 
-    retriever: str = required("Model to train: Hub id, folder or GGUF file of a retriever, an encoder or a decoder.")
+    retriever: str = required("Model to train: Hub id or folder of a retriever, an encoder or a decoder.")
     pairs: str | None = option(None, "Labelled pairs: JSON lines, a data set (hf:owner/name), or a BEIR folder.")
     kind: Literal["auto", "text", "code"] = option(
         "auto", "With --data: How to read files: text, code (Python functions), or by file extension (auto)."

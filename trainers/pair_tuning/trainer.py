@@ -98,7 +98,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         vectors = trainer.retriever.encode_query(["a query"])
 
     Args:
-        model: Hub id, folder or GGUF file of a retriever or an encoder, or a loaded `SentenceTransformer`, which is trained in place.
+        model: Hub id or folder of a retriever or an encoder, or a loaded `SentenceTransformer`, which is trained in place.
         args: the run; by default into a folder named after the model.
         train_dataset: columns `anchor` and `positive`, and for hard negatives `negative_1`, `negative_2`, ...
         loss: a loss of sentence-transformers for the same columns, instead of the contrastive one; the column of its labels, `label`,

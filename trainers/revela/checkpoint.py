@@ -75,7 +75,7 @@ def load_backbones(
 
     Args:
         retriever: Hub id, folder or loaded model.
-        lm: Hub id, folder or GGUF file of a decoder, or a loaded one.
+        lm: Hub id or folder of a decoder, or a loaded one.
         retriever_tokenizer: by default that of the retriever.
         lm_tokenizer: by default that of the language model.
         trust_remote_code: whether to run tokenizer code from the repositories; models that need remote code are rejected.

@@ -44,8 +44,8 @@ from revela_hub.trainers.revela import REVELA
 class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train revela`: the models, then the data's, then those of every transformers Trainer."""
 
-    retriever: str = required("Model to train as a retriever: Hub id, folder or GGUF file.")
-    lm: str = required("Language model that teaches the retriever: Hub id, folder or GGUF file of a decoder.")
+    retriever: str = required("Model to train as a retriever: Hub id or folder.")
+    lm: str = required("Language model that teaches the retriever: Hub id or folder of a decoder.")
     output_dir: str = option("outputs/revela", "Output folder.")
     reading: Literal["added", "joint"] = option(
         "added",

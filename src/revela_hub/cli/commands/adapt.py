@@ -14,7 +14,7 @@ stopped.
 Examples:
   revela-hub adapt path/to/text
   revela-hub adapt path/to/text --retriever BAAI/bge-small-en-v1.5 --budget 30m --output_dir outputs/adapted
-  revela-hub adapt path/to/text --labels pairs.jsonl --lm model.gguf --budget 1h
+  revela-hub adapt path/to/text --labels pairs.jsonl --lm HuggingFaceTB/SmolLM2-135M --budget 1h
 """
 
 import json
@@ -171,13 +171,12 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
     from revela_hub.adaptation.candidates import Inputs, default_rate, read_labels
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.errors import loading
-    from revela_hub.gguf_files import model_folder
     from revela_hub.retrieval.bm25 import BM25, BM25Settings
 
     language = BM25Settings(stemmer=arguments.bm25_stemmer, stopwords=arguments.bm25_stopwords)
     bm25 = BM25([""], language).settings  # an unknown name is an error before the work
     if arguments.lm:  # it is needed last, but an error in its name should come first
-        folder = model_folder(arguments.lm)
+        folder = local_path(arguments.lm) if local_path(arguments.lm).is_dir() else arguments.lm
         with loading(f"cannot load the language model {arguments.lm!r}", arguments.lm):
             AutoConfig.from_pretrained(folder, trust_remote_code=arguments.trust_remote_code)
     examples = tuple(read_queries(arguments.example_queries).values()) if arguments.example_queries else ()

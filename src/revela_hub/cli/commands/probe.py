@@ -56,9 +56,7 @@ class Arguments(ReadingOptions):
     endpoint: str | None = option(
         None, "URL of a server whose --model also writes questions (agreement with real labels is not measured)."
     )
-    model: str | None = option(
-        None, "Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine."
-    )
+    model: str | None = option(None, "Name of the model at --endpoint, or a Hub id or folder to run on this machine.")
     api_key_env: str | None = option(None, "Environment variable that holds the server's API key.")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 

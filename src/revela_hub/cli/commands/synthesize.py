@@ -50,7 +50,7 @@ POSITIONALS = ()
 class Arguments(SynthesisSettings):
     """Arguments of `revela-hub synthesize`."""
 
-    model: str = required("Name of the model at --endpoint, or a Hub id, folder or GGUF file to run on this machine.")
+    model: str = required("Name of the model at --endpoint, or a Hub id or folder to run on this machine.")
     output_dir: str = option("outputs/synthetic", "Output folder; an interrupted run is resumed in it.")
     overwrite: bool = option(
         False, "Start over, deleting the files of earlier runs in --output_dir after the first reply."
