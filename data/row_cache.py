@@ -22,7 +22,6 @@ from revela_hub.data.own_folder import claim, expanded
 from revela_hub.data.sources.converted import SUFFIXES, converter_version
 from revela_hub.data.sources.documents import read_documents, read_held_out
 from revela_hub.data.sources.files import local_files
-from revela_hub.data.sources.mail import is_mail
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import dataset_rows
 from revela_hub.data.sources.source import HUB_PREFIX, Document, Source, SourceLike, parse_sources
@@ -194,7 +193,7 @@ def rows_fingerprint(made_with: Mapping[str, Any], sources: Sequence[Source]) ->
         digest.update(fingerprint(source.rows).encode() if source.rows is not None else b"")
         for file in local_files(source):
             status = file.stat()
-            converter = f"\0{converter_version()}" if file.suffix.lower() in SUFFIXES or is_mail(file) else ""
+            converter = f"\0{converter_version()}" if file.suffix.lower() in SUFFIXES else ""
             digest.update(os.fsencode(f"{file}\0{status.st_size}\0{status.st_mtime_ns}{converter}\n"))
     return digest.hexdigest()[:32]
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
 
-from revela_hub.data.sources.markup import FRONT_MATTER, front_matter_title
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import chunk_document, document_pieces
 from revela_hub.data.text.words import count_words
@@ -38,6 +37,12 @@ PYTHON = (".py", ".pyi", ".pyx")
 _SENTENCE_END = re.compile(
     "(?:[.?!\u0964\u061f\u06d4\u17d4\u17d5\u104b]|[\u3002\uff1f\uff01][\u2019\u201d\u300b\u300d\u300f\u3011\uff09]*|[\u0e00-\u0eff])$"
 )
+
+# The metadata of a page of Jekyll, Hugo, Docusaurus or MkDocs, in YAML (---) or TOML (+++), and its title.
+_FRONT_MATTER = re.compile(
+    r"\s*(?P<mark>---|\+{3})[ \t\r]*\n(?=[\w.\"-]+[ \t]*[:=])(?:.*\n)*?(?P=mark)[ \t\r]*(?:\n|\Z)"
+)
+_TITLE = re.compile(r"^title[ \t]*[:=](?![ \t]*[>|])(.*)", re.M)
 
 # A heading in Markdown (# Title), or in reStructuredText (a line underlined with =, -, ~ or ^); or a block of code between ``` or ~~~,
 # which is matched as a whole because it may contain comments (# ...).
@@ -121,15 +126,16 @@ def _sections(document: Document, random: Random) -> Iterator[Passage]:
 
 def _split(text: str) -> Iterator[tuple[str, str]]:
     """Yield headings with the text below each, without front matter; "" for text without a heading."""
-    heading, start = "", len(text) - len(text.lstrip("\n"))  # the title of front matter is on its last lines
+    heading, start = "", len(text) - len(text.lstrip("\n"))
     first, gap, rest = text[start:].partition("\n\n")
     # The title of a row is followed by an empty line; a short first line before an empty line also counts as a title.
     is_line = "\n" not in first.strip() and count_words(first) <= MAX_TITLE_WORDS
     if gap and rest.strip() and is_line and not _HEADING.search(first):
         heading, start = first.strip(), start + len(first)
-    if metadata := FRONT_MATTER.match(text, start):
+    if metadata := _FRONT_MATTER.match(text, start):
         start = metadata.end()
-        heading = heading or front_matter_title(metadata[0])
+        title = _TITLE.search(metadata[0])
+        heading = heading or (title[1].strip(" \t\r\"'") if title else "")
     for match in _HEADING.finditer(text, start):
         if match["fence"]:
             continue

@@ -54,9 +54,7 @@ def beir_files(folder: str | Path, split: str) -> BeirFiles:
     if qrels := _plain_or_gzipped(folder / "qrels" / f"{split}.tsv"):
         return BeirFiles(corpus, queries, qrels)
     if splits := beir_splits(folder):
-        raise UserError(
-            f"no split {split!r} in {folder / 'qrels'}; the splits are {', '.join(splits)}", split="choose with --split"
-        )
+        raise UserError(f"no split {split!r} in {folder / 'qrels'}; the splits are {', '.join(splits)}")
     raise UserError(f"no qrels/{split}.tsv in {folder}: a BEIR folder keeps its judgements there")
 
 
@@ -171,15 +169,9 @@ def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: boo
     report, seen = ReadReport(), set[str]()
     for row in json_lines_rows(path, report):
         id_, text = row.columns.get("_id"), row.columns.get("text")
-        if not isinstance(id_, (str, int)) or isinstance(id_, bool):
-            raise UserError(f'{row.where}: no "_id" (a string); it has: {", ".join(row.columns) or "nothing"}')
-        if not isinstance(text, str):
-            kind = {type(None): "null", list: "a list", dict: "an object"}.get(type(text), "a number")
-            has = f'its "text" is {kind}' if "text" in row.columns else f"it has: {', '.join(row.columns)}"
-            raise UserError(f'{row.where}: no "text" (a string); {has}')
-        title = row.columns.get("title") or ""
-        if not isinstance(title, str):
-            raise UserError(f'{row.where}: "title" is not a string')
+        if not isinstance(id_, str | int) or isinstance(id_, bool) or not isinstance(text, str):
+            raise UserError(f'{row.where}: "_id" and "text" must be strings; it has: {row.columns}')
+        title = row.columns.get("title")
         if wanted is not None and str(id_) not in wanted:
             continue
         if str(id_) in seen:

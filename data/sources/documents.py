@@ -4,29 +4,25 @@ For each source: list its files (`files.source_files`) or open its data set, rea
 held-out text, and skip empty documents. Everything is a generator: a file is opened when its first document is requested, and
 JSON lines, parquet files and data sets are streamed, so millions of documents never have to fit in memory.
 
-Skipped documents are counted in the report under these words: `binary` files (by their first 8 KiB), files and messages that are
-`too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB, HTML or Jupyter` without the extra that reads them (`converted`),
-`PDF without text`, and `empty` documents; `files` lists more. Text is UTF-8, or UTF-16 with a byte order mark. Other bytes are read
-as U+FFFD, and the report counts the files that contain such bytes.
+Skipped documents are counted in the report under these words: `binary` files (with a NUL byte in their first 8 KiB, as UTF-16 has),
+files that are `too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB, HTML or Jupyter` without the extra that reads them
+(`converted`), `PDF without text`, and `empty` documents; `files` lists more. Text is UTF-8; other bytes are read as U+FFFD, and the
+report counts the files that contain such bytes.
 """
 
-import gzip
 import logging
-import os
 import posixpath
 import re
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from operator import eq
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
-from revela_hub.data.sources import binary, converted, mail
+from revela_hub.data.sources import converted
 from revela_hub.data.sources.files import check_exists, source_files
-from revela_hub.data.sources.markup import MANUAL_PAGE, is_code, is_manual_page, manual_page_text, markdown_text
 from revela_hub.data.sources.report import ReadReport, skips
 from revela_hub.data.sources.rows import (
     Row,
@@ -57,8 +53,8 @@ CODE_EXTENSIONS = frozenset(
 )
 CODE_NAMES = frozenset({"BUILD", "CMakeLists.txt", "Dockerfile", "Jenkinsfile", "Makefile", "Rakefile", "WORKSPACE"})
 
-MARKDOWN = (".markdown", ".md", ".mdx")
 _MIB = 1024 * 1024
+_PROBED_BYTES = 8 * 1024
 _SCANNED = "PDF without text (needs OCR)"
 
 
@@ -117,11 +113,7 @@ def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]
 def _nothing_found(source: Source, skipped: Counter[str], endings: Counter[str]) -> str:
     if not skipped:
         return f"no documents in {source.path}"
-    too_large = f"over {source.max_file_mib} MiB: split the files, or set max_file_mib of the source in a YAML file"
-    remedies = [too_large] if skipped["too large"] else []
-    remedies += binary.remedies(endings)
-    remedies += [converted.install_remedy()] if skipped[converted.CONVERTED_FORMATS] else []
-    remedy = f" ({'; '.join(remedies)})" if remedies else ""
+    remedy = f" (over {source.max_file_mib} MiB: set max_file_mib in a YAML file)" if skipped["too large"] else ""
     return f"no documents in {source.path}: skipped {skips(skipped, endings)}{remedy}"
 
 
@@ -131,22 +123,13 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
         return
     for path in source_files(source, report):
         if has_rows(path, source):
-            named = path == local_path(source.path)
-            try:
-                rows = file_rows(path, report)
-                if not named and (first := next(rows, None)):
-                    if _is_mined(first, source):
-                        report.skipped["written by revela-hub"] += 1
-                        continue
-                    rows = chain([first], rows)
-                yield from row_documents(rows, source)
-            except UserError as error:
-                if named:
-                    raise
-                skip = f"skip the file with --exclude {path.name}"
-                raise UserError(error.message, **error.remedies, exclude=skip) from error
-        elif source.kind != "code" and mail.is_mail(path):
-            yield from _mail_documents(path, source, report)
+            rows = file_rows(path, report)
+            if path != local_path(source.path) and (first := next(rows, None)):
+                if _is_mined(first, source):
+                    report.skipped["written by revela-hub"] += 1
+                    continue
+                rows = chain([first], rows)
+            yield from row_documents(rows, source)
         elif (document := _file_document(path, source, report)) is not None:
             yield document
 
@@ -159,70 +142,42 @@ def _is_mined(row: Row, source: Source) -> bool:
 
 
 def _file_document(path: Path, source: Source, report: ReadReport) -> Document | None:
-    is_converted = source.kind != "code" and path.suffix.lower() in converted.SUFFIXES
+    suffix, name = path.suffix.lower(), printable_name(path.as_posix())
+    is_converted = source.kind != "code" and suffix in converted.SUFFIXES
     if is_converted and not converted.converter_version():
         report.skipped[converted.CONVERTED_FORMATS] += 1
         return None
     try:
-        packed = path.suffix == ".gz" and MANUAL_PAGE.search(path.name)
-        with cast("IO[bytes]", gzip.open(path) if packed else open(path, "rb")) as file:
-            if os.fstat(file.fileno()).st_size > source.max_file_mib * _MIB:
-                report.skipped["too large"] += 1
-                return None
-            content = file.read(binary.PROBED_BYTES)
-            if not is_converted and binary.is_binary(content):
-                report.skipped["binary"] += 1
-                report.endings[printable_name(path.suffix.lower()) or "no ending"] += 1
-                return None
-            content += file.read(source.max_file_mib * _MIB)
-    except (OSError, EOFError, zlib.error):
-        report.skipped["unreadable"] += 1
-        return None
-    name = printable_name(path.as_posix())
-    if is_converted:
-        try:
-            text = converted.as_text(content, path)
-        except ValueError as error:
-            _skip_unreadable(name, error, report)
+        if path.stat().st_size > source.max_file_mib * _MIB:
+            report.skipped["too large"] += 1
             return None
-        if not text and path.suffix.lower() == ".pdf":
-            report.skipped[_SCANNED] += 1
-            return None
-        return Document(name, text, None, "text")
-    text, is_valid = decoded(content)
-    report.replaced += not is_valid
-    suffix = path.suffix.lower()
-    if source.kind != "code" and MANUAL_PAGE.search(path.name) and is_manual_page(text):
-        return Document(name, manual_page_text(text), None, "text")
-    if source.kind != "code" and suffix in MARKDOWN:
-        text = markdown_text(text)
-    known = suffix in CODE_EXTENSIONS or path.name in CODE_NAMES
-    return Document(name, text, name, source.kind or ("code" if known or (not suffix and is_code(text)) else "text"))
-
-
-def _mail_documents(path: Path, source: Source, report: ReadReport) -> Iterator[Document]:
-    file = printable_name(path.as_posix())
-    try:
-        for number, content in mail.messages(path):
-            name = f"{file}{number}"
-            try:
-                if len(content) > source.max_file_mib * _MIB:
-                    report.skipped["too large"] += 1
-                elif (text := mail.message_text(content)) is None:
-                    report.skipped[converted.CONVERTED_FORMATS] += 1
-                else:
-                    yield Document(name, text, None, "text")
-            except ValueError as error:
-                _skip_unreadable(name, error, report)
-    except ValueError as error:
-        _skip_unreadable(file, error, report)
+        content = path.read_bytes()
     except OSError:
         report.skipped["unreadable"] += 1
+        return None
+    if is_converted:
+        return _converted_document(path, name, content, report)
+    if b"\0" in content[:_PROBED_BYTES]:  # git's rule
+        report.skipped["binary"] += 1
+        report.endings[printable_name(suffix) or "no ending"] += 1
+        return None
+    text, is_valid = decoded(content)
+    report.replaced += not is_valid
+    is_code = suffix in CODE_EXTENSIONS or path.name in CODE_NAMES or (not suffix and text.startswith("#!"))
+    return Document(name, text, name, source.kind or ("code" if is_code else "text"))
 
 
-def _skip_unreadable(name: str, error: ValueError, report: ReadReport) -> None:
-    logger.warning("%s is skipped: it cannot be converted to text (%s)", name, first_line(error))
-    report.skipped["unreadable"] += 1
+def _converted_document(path: Path, name: str, content: bytes, report: ReadReport) -> Document | None:
+    try:
+        text = converted.as_text(content, path)
+    except Exception as error:  # of any of the libraries
+        logger.warning("%s is skipped: it cannot be converted to text (%s)", name, first_line(error))
+        report.skipped["unreadable"] += 1
+        return None
+    if not text and path.suffix.lower() == ".pdf":
+        report.skipped[_SCANNED] += 1
+        return None
+    return Document(name, text, None, "text")
 
 
 def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:

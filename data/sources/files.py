@@ -2,14 +2,12 @@
 
 In folders and patterns these are skipped, and counted in the report under these words: `hidden` files and folders (`.git`),
 `generated` folders (`__pycache__`, `node_modules`, virtual environments), `excluded` ones, folders `written by revela-hub`,
-`unreadable` files and folders, links to a folder that was `already read` (which also ends loops), and the files `with queries
-or judgements` of a BEIR folder.
+`unreadable` files and folders, links to a folder that was `already read`, and the files `with queries or judgements` of a BEIR folder.
 """
 
-import fnmatch
 import glob
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from revela_hub.data.own_folder import written_by_us
@@ -24,15 +22,9 @@ GENERATED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 def check_exists(source: Source) -> None:
     """Raises UserError if a source is a file or folder that does not exist, or a pattern that nothing matches."""
     path = local_path(source.path)
-    if source.is_dataset or path.exists():
-        return
-    if glob.has_magic(source.path):
-        explicit = _explicit(path)
-        if any(_glob(explicit, path.relative_to(explicit).parts, lambda _: False, ReadReport(), set())):
-            return
-        raise UserError(f"nothing matches the pattern {source.path}")
-    remedy = f"; a data set of the Hub is written {HUB_PREFIX}owner/name" if source.path.count("/") == 1 else ""
-    raise UserError(f"no such file or folder: {source.path}{remedy}")
+    if not source.is_dataset and not path.exists() and next(glob.iglob(str(path), recursive=True), None) is None:
+        remedy = f"; a data set of the Hub is written {HUB_PREFIX}owner/name" if source.path.count("/") == 1 else ""
+        raise UserError(f"no such file or folder: {source.path}{remedy}")
 
 
 def source_files(source: Source, report: ReadReport) -> Iterator[Path]:
@@ -65,56 +57,17 @@ def local_files(source: Source) -> Iterator[Path]:
 
 
 def _matches(pattern: Path, source: Source, report: ReadReport) -> Iterator[Path]:
-    # Files and folders that the pattern names without wildcards are read.
-    explicit = _explicit(pattern)
-
-    def skipped(path: Path) -> bool:
-        return path.name not in pattern.parts and _skipped(path, path.relative_to(explicit), source, report)
-
-    found = _glob(explicit, pattern.relative_to(explicit).parts, skipped, report, set())
-    for file in sorted(found, key=str):
-        if os.path.isfile(file) and not skipped(file):
+    # The folder that the pattern names without wildcards, and what it names below it, is read.
+    explicit = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
+    seen: set[str] = set()
+    for file in sorted(map(Path, glob.glob(str(pattern), recursive=True)), key=str):
+        below = file.relative_to(explicit)
+        parts = [explicit / Path(*below.parts[:end]) for end in range(1, len(below.parts) + 1)]
+        unnamed = [part for part in parts if part.name not in pattern.parts]
+        skipped = any(_skipped(part, part.relative_to(explicit), source, report) for part in unnamed)
+        if not skipped and file.is_file() and (place := os.path.realpath(file)) not in seen:  # links may form loops
+            seen.add(place)
             yield file
-
-
-def _explicit(pattern: Path) -> Path:
-    """Return the folder that a pattern names without wildcards."""
-    return next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
-
-
-def _glob(
-    folder: Path,
-    parts: tuple[str, ...],
-    skipped: Callable[[Path], bool],
-    report: ReadReport,
-    seen: set[tuple[int, int, int]],
-) -> Iterator[Path]:
-    """Yield what the parts of a pattern match below a folder, as `glob.glob`, but enter a folder once: links may form loops."""
-    try:
-        status = folder.stat()
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    state = (len(parts), status.st_dev, status.st_ino)
-    if state in seen:
-        report.skipped["already read"] += folder.is_symlink()
-        return
-    seen.add(state)
-    part, rest = parts[0], parts[1:]
-    if not glob.has_magic(part):
-        names = [part] if os.path.lexists(folder / part) else []
-    elif part == "**":
-        if rest:
-            yield from _glob(folder, rest, skipped, report, seen)
-        names = [name for name in names if not name.startswith(".")]
-    else:
-        names = [name for name in fnmatch.filter(names, part) if part.startswith(".") or not name.startswith(".")]
-    below = parts if part == "**" else rest
-    for path in (folder / name for name in names):
-        if not rest:
-            yield path
-        if below and os.path.isdir(path) and not skipped(path):
-            yield from _glob(path, below, skipped, report, seen)
 
 
 def _beir_corpus(folder: Path) -> Path | None:

@@ -47,9 +47,6 @@ def _rows(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
     for row in file_rows(path, report):
         text = next((row.columns[name] for name in COLUMNS if name in row.columns), None)
         if not isinstance(text, str):
-            has = ", ".join(row.columns) or "nothing"
-            raise UserError(
-                f"{row.where}: no query: expected a text in one of the columns {', '.join(COLUMNS)}; it has: {has}"
-            )
+            raise UserError(f"{row.where}: no text in one of the columns {', '.join(COLUMNS)}; it has: {row.columns}")
         name = row.columns.get("_id")
         yield (row.where if name is None else str(name)), text

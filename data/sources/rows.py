@@ -7,19 +7,17 @@ import csv
 import gzip
 import json
 import logging
-import re
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import HUB_PREFIX, Source
-from revela_hub.data.sources.unicode import UTF16, decoded, printable_name, without_surrogates
+from revela_hub.data.sources.unicode import UTF16, printable_name, without_surrogates
 from revela_hub.errors import UserError, first_line
 from revela_hub.paths import local_path
 
@@ -32,14 +30,8 @@ TABLES = (".csv", ".tsv")
 """Endings of the files that `file_rows` reads if a source names them (`notes.csv`, `notes/*.csv`); in a folder, tables are text."""
 JSON = ".json"
 """Ending of the files that `file_rows` reads if a source names the file and it holds an array of objects; else they are code."""
-ROWS_PER_BATCH = 1024
-"""Rows of a parquet file in memory, besides a row group in its compressed form."""
 MAX_CELL = 2**31 - 1
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
-
-_REMEDY = "each line must be a JSON object"
-_ARRAY = re.compile(r"\s*\[\s*\{")
-_GRADE = re.compile(r"[+-]?[0-9]{1,9}")  # stricter than int(): no 1_0, and no numbers too large for trec_eval
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ def _file_rows(source: Source) -> Iterator[Row]:
     files = list(source_files(source, ReadReport()))
     readable = [path for path in files if has_rows(path, source) or _is_judgements(path)]
     if not readable:
-        forms = f"{', '.join(ROW_FILES + TABLES)}, {JSON} (an array of objects), a BEIR folder, or a data set ({HUB_PREFIX}owner/name)"
+        forms = f"{', '.join(ROW_FILES + TABLES)}, {JSON}, a BEIR folder, or a data set ({HUB_PREFIX}owner/name)"
         raise UserError(f"{source.path}: rows are read from {forms}")
     if skipped := len(files) - len(readable):
         logger.warning(
@@ -88,9 +80,8 @@ def has_rows(path: Path, source: Source) -> bool:
 
 
 def _is_array(path: Path) -> bool:
-    with suppress(OSError), open(path, "rb") as file:
-        return _ARRAY.match(decoded(file.read(1024))[0]) is not None
-    return False
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        return "".join(file.read(1024).split()).startswith("[{")
 
 
 def warn_of_replaced(path: Path, report: ReadReport) -> None:
@@ -130,7 +121,7 @@ def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     """Read a file for which `has_rows` holds, or one of JSON lines or an array with another name."""
     name = path.name.lower()
     if name.endswith(JSON) and _is_array(path):
-        return json_array_rows(path, report)
+        return json_array_rows(path)
     if name.endswith(TABLES):
         return table_rows(path, report)
     return parquet_rows(path) if name.endswith(PARQUET) else json_lines_rows(path, report)
@@ -139,42 +130,30 @@ def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
 def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     """Read a table of text with a header; a row's location is `file:line`, where it ends.
 
-    Columns are separated by tabs, semicolons or commas, whichever the header has most of outside quotes, or by what a first line such as
-    `sep=;` (Excel) names. Cells may contain line breaks in quotes.
+    Columns are separated by tabs, semicolons or commas, whichever the header has most of. Cells may contain line breaks in quotes.
+    Values stay texts, unlike in `datasets`, which reads "007" as a number and "NA" as nothing.
     """
     name = printable_name(path.as_posix())
-    try:
-        with open(path, "rb") as start_of_file:  # Excel writes "Unicode text" as UTF-16
-            encoding = "utf-16" if start_of_file.read(2) in UTF16 else "utf-8-sig"
-        with open(path, encoding=encoding, errors="replace", newline="") as file:
-            header, start = file.readline(), 1
-            named = re.fullmatch(r"sep=(.)\s*", header)
-            delimiter = named[1] if named else max("\t;,", key=re.sub(r'"[^"]*"', "", header).count)
-            if not named:
-                file.seek(0)
-            csv.field_size_limit(MAX_CELL)
-            rows = csv.DictReader(file, delimiter=delimiter, strict=True)
-            if not rows.fieldnames:
-                raise UserError(f"{name}: empty; the first line must name the columns")
-            replaced = False
-            for columns in rows:
-                where, start = f"{name}:{rows.line_num + bool(named)}", rows.line_num + bool(named) + 1
-                if None in columns:
+    csv.field_size_limit(MAX_CELL)
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        delimiter = max("\t;,", key=file.readline().count)
+        file.seek(0)
+        rows = csv.DictReader(file, delimiter=delimiter, strict=True)
+        columns = list(rows.fieldnames or ())
+        if len({*columns}) < len(columns):
+            raise UserError(f"{name}: two columns have the same name: {', '.join(columns)}")
+        replaced = False
+        try:
+            for row in rows:
+                if None in row:
                     raise UserError(
-                        f"{where}: more cells than the {len(rows.fieldnames)} columns in the first line (a text that contains"
-                        f" {delimiter!r} must be in double quotes)"
+                        f"{name}:{rows.line_num}: more cells than the {len(columns)} columns of the first line"
                     )
-                replaced = replaced or any("\ufffd" in (cell or "") for cell in columns.values())
-                yield Row(where, columns)
-            report.replaced += replaced
-    except csv.Error as error:
-        problem = "a double quote is never closed" if "end of data" in str(error) else f"not a row of a table: {error}"
-        raise UserError(
-            f"{name}:{start}: {problem} (a cell that begins with a double quote must end with one, and those in it must be doubled;"
-            " or write the rows as JSON lines)"
-        ) from error
-    except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
+                replaced = replaced or any("\ufffd" in (cell or "") for cell in row.values())
+                yield Row(f"{name}:{rows.line_num}", row)
+        except csv.Error as error:
+            raise UserError(f"{name}: after line {rows.line_num}: {error}") from error
+        report.replaced += replaced
 
 
 def parquet_rows(path: Path) -> Iterator[Row]:
@@ -182,43 +161,44 @@ def parquet_rows(path: Path) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    name = printable_name(path.as_posix())
+    name, number = printable_name(path.as_posix()), 0
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
-            batches = file.iter_batches(batch_size=ROWS_PER_BATCH)
-            for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
-                yield Row(f"{name}:{number}", row)
-    except (OSError, pa.ArrowException) as error:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{name}:{number}", row)
+    except pa.ArrowException as error:
         raise UserError(f"{name}: damaged or not a parquet file ({first_line(error)})") from error
 
 
 def json_lines_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     """Read a file with one JSON object per line, gzipped if its name ends in `.gz`; empty lines are skipped."""
     for where, text in text_lines(path, report):
-        row = _json(where, text, _REMEDY)
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: {type(row).__name__} instead of an object; {_REMEDY}")
-        yield Row(where, row)
+        yield Row(where, _json_object(where, text))
 
 
-def json_array_rows(path: Path, report: ReadReport) -> Iterator[Row]:
+def json_array_rows(path: Path) -> Iterator[Row]:
     """Read a JSON array of objects, whole; a row's location is `file:number`, from 1."""
-    name, remedy = printable_name(path.as_posix()), "the file must be an array of JSON objects"
-    text, is_valid = decoded(path.read_bytes())
-    report.replaced += not is_valid
-    for number, row in enumerate(_json(name, text, remedy), start=1):
+    name = printable_name(path.as_posix())
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
+    for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise UserError(f"{name}:{number}: {type(row).__name__} instead of an object; {remedy}")
-        yield Row(f"{name}:{number}", row)
+            raise UserError(f"{name}:{number}: {type(row).__name__} instead of a JSON object")
+        yield Row(f"{name}:{number}", without_surrogates(row))
 
 
-def _json(where: str, text: str, remedy: str) -> Any:
+def _json_object(where: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-        return without_surrogates(value) if "\\u" in text else value
-    except (ValueError, RecursionError) as error:  # ValueError: also for a number with thousands of digits
-        problem = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", "number too long")
-        raise UserError(f"{where}: not valid JSON ({problem}); {remedy}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: {type(value).__name__} instead of a JSON object")
+    return without_surrogates(value) if "\\u" in text else value  # type: ignore[no-any-return]
 
 
 def text_lines(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
@@ -237,9 +217,7 @@ def text_lines(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
                     text, replaced = line.decode(errors="replace"), True
                 yield f"{name}:{number}", text.removeprefix("\ufeff")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{name}: damaged or not gzipped ({error}); download or write it again") from error
-    except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{name}: damaged or not gzipped ({error})") from error
     report.replaced += replaced
 
 
@@ -281,13 +259,8 @@ def read_judgements(path: Path) -> Iterator[Row]:
             if fields != QRELS_HEADER:
                 raise UserError(f"{where}: the first line must be the header {'<tab>'.join(QRELS_HEADER)}")
             continue
-        if len(fields) != 3:
-            raise UserError(f"{where}: {len(fields)} fields, not 3 (query, document, grade) between tabs")
-        query, document, grade = fields
-        if not query or not document:
-            raise UserError(f"{where}: the id of the {'document' if query else 'query'} is empty")
-        if not _GRADE.fullmatch(grade):
-            raise UserError(f"{where}: the grade {grade!r} is not a whole number of at most 9 digits")
-        yield Row(where, dict(zip(QRELS_HEADER, (query, document, int(grade)), strict=True)))
+        if len(fields) != 3 or not all(fields) or not fields[2].lstrip("+-").isdecimal() or len(fields[2]) > 9:
+            raise UserError(f"{where}: expected the ids of a query and a document, and a whole number, between tabs")
+        yield Row(where, dict(zip(QRELS_HEADER, (*fields[:2], int(fields[2])), strict=True)))
     if report.replaced:
-        raise UserError(f"{path}: not UTF-8 text, so ids may not match those of the other files: save it as UTF-8")
+        raise UserError(f"{path}: not UTF-8 text, so ids may not match those of the other files")

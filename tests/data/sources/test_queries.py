@@ -32,9 +32,7 @@ def test_mistakes_name_the_file_and_the_remedy(tmp_path: Path) -> None:
         read_queries(empty)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"body": "x"}\n')
-    with pytest.raises(
-        UserError, match=r"rows.jsonl:1: no query: expected .* text, query, question, anchor; it has: body"
-    ):
+    with pytest.raises(UserError, match=r"rows.jsonl:1: .* text, query, question, anchor"):
         read_queries(rows)
 
 
