@@ -40,15 +40,16 @@ def api_key(variable: str | None) -> str | None:
 
 
 @contextmanager
-def server_errors(url: str) -> Iterator[None]:
-    """Name the server in the errors of `openai`, which contain neither its address nor the key."""
+def server_errors(url: str, key: str | None = None) -> Iterator[None]:
+    """Name the server in the errors of `openai`, without the key, which a server may repeat."""
     import openai
 
     try:
         yield
     except openai.OpenAIError as error:
         cause = f" ({error.__cause__})" if isinstance(error, openai.APIConnectionError) and error.__cause__ else ""
-        raise UserError(f"{server_name(url)}: {error}{cause}") from error
+        message = f"{server_name(url)}: {error}{cause}"
+        raise UserError(message.replace(key, "***") if key else message) from error
 
 
 def server_name(url: str) -> str:

@@ -19,7 +19,6 @@ MARKER = ".revela-hub"
 _CONTENTS = (
     ("run.json", "trainer_state.json"),  # a training run, a checkpoint
     (".revela_hub",),  # an exported model
-    ("pairs.jsonl", "rejected.jsonl", "settings.json"),  # synthetic data
 )
 
 _EXPLANATION = "revela-hub created this folder: it may replace files in it, and does not read it as text.\n"

@@ -60,7 +60,7 @@ class OpenAIEncoder:
         own = (model_json(place, "sentence_bert_config.json") or {}).get("max_seq_length")
         limits = [own or self._tokenizer.model_max_length, text_positions(model_json(place, "config.json") or {})]
         self._max_length = max_length or min(int(limit) for limit in limits if limit and limit > 0)
-        self._url, self._model, self._concurrency = url, served_name or model, concurrency
+        self._url, self._key, self._model, self._concurrency = url, api_key, served_name or model, concurrency
         self._client = openai_client(url, api_key)
         self.description = f"{self._model} at {server_name(url)}"
         self.served_identity = f"{SERVED_PREFIX}{self._model}"
@@ -81,7 +81,7 @@ class OpenAIEncoder:
             raise UserError("servers cannot leave the prompt out of pooling (include_prompt: false): no --endpoint")
         sent = [self._cut(prompt + text) for text in texts]
         batches = [sent[start : start + batch_size] for start in range(0, len(sent), batch_size)]
-        with ThreadPoolExecutor(self._concurrency) as requests, server_errors(self._url):
+        with ThreadPoolExecutor(self._concurrency) as requests, server_errors(self._url, self._key):
             vectors = list(requests.map(self._vectors, batches))
         return np.concatenate(vectors)[:, : self._dimensions] if vectors else np.empty((0, 0), dtype=np.float32)
 

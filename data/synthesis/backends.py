@@ -1,17 +1,18 @@
-"""Language models that write synthetic data: the interface of a backend, and local models.
+"""Language models that write synthetic data: a local model of transformers, or a server with OpenAI's API.
 
-A backend takes an iterable of requests and yields each request with its reply, in order; it takes a request only when it has
-capacity for it. While replies are pending, the iterable may yield None for "no request at the moment, ask again after the
-next reply". So the caller can decide by the replies how many more requests it needs, and makes no superfluous ones.
+A backend takes an iterable of requests, from which it takes no more than it can work on, and yields each request with its reply, in order.
 """
 
-import hashlib
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from revela_hub.errors import UserError, first_line, loading
+from revela_hub.data.openai_server import openai_client, server_errors, server_name
+from revela_hub.errors import UserError, loading
 from revela_hub.pickles import pretrained
 from revela_hub.precision import loading_dtype
 from revela_hub.sdpa import varying_shapes
@@ -42,10 +43,10 @@ class Reply:
 
 
 class Backend(Protocol):
-    """A language model that answers prompts. An optional attribute `recorded` lists the settings its replies depend on."""
+    """A language model that answers prompts."""
 
-    def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
-        """Yield each request with its reply, in order; the module's docstring explains None."""
+    def replies(self, requests: Iterable[RequestT]) -> Iterator[tuple[RequestT, Reply]]:
+        """Yield each request with its reply, in order."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +56,6 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     max_new_tokens: int = 2048
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.max_new_tokens < 1:
-            raise UserError("temperature must be at least 0, top_p in (0, 1], max_new_tokens at least 1")
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings that replies depend on; not max_new_tokens, which affects only how many are cut off."""
-        return {"temperature": self.temperature, "top_p": self.top_p}
-
-
-def take(source: Iterator[RequestT | None], room: int) -> tuple[list[RequestT], bool]:
-    """Take the next requests, at most `room`; also return whether there may be more."""
-    taken: list[RequestT] = []
-    while len(taken) < room:
-        try:
-            request = next(source)
-        except StopIteration:
-            return taken, False
-        if request is None:
-            break
-        taken.append(request)
-    return taken, True
 
 
 class LocalModel:
@@ -103,8 +82,6 @@ class LocalModel:
     ) -> None:
         from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer, pipeline
 
-        if batch_size < 1:
-            raise UserError(f"--batch_size must be at least 1, not {batch_size}")
         place = os.path.expanduser(name)
         with loading(f"cannot load the model {name}", name):
             model = pretrained(
@@ -117,49 +94,34 @@ class LocalModel:
             raise UserError(f"the model {name} is an encoder, which cannot generate text: use a decoder")
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
-        self._tokenizer = tokenizer
-        self._name, self._batch_size = name, batch_size
-        self._sampling = sampling or Sampling()
-        self.recorded = self._sampling.recorded() | {"weights": _fingerprint(model)}
+        self._tokenizer, self._batch_size, self._sampling = tokenizer, batch_size, sampling or Sampling()
 
-    def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
+    def replies(self, requests: Iterable[RequestT]) -> Iterator[tuple[RequestT, Reply]]:
         """Yield each request with its reply, in order, batch by batch."""
         source = iter(requests)
-        more = True
-        while more:
-            batch, more = take(source, self._batch_size)
-            if batch:
-                yield from zip(batch, self._answer(batch), strict=True)
+        while batch := list(islice(source, self._batch_size)):
+            yield from zip(batch, self._answer(batch), strict=True)
 
     @varying_shapes()
     def _answer(self, batch: Sequence[Request]) -> list[Reply]:
-        import torch
-        from jinja2 import TemplateError
         from transformers import set_seed
 
-        has_template = bool(self._tokenizer.chat_template)
+        has_template, sampling = bool(self._tokenizer.chat_template), self._sampling
         prompts: list[Any] = [
             [{"role": "user", "content": request.prompt}] if has_template else f"{request.prompt}\n\n"
             for request in batch
         ]
-        sampling = self._sampling
         sampled = sampling.temperature > 0
         settings = {"temperature": sampling.temperature, "top_p": sampling.top_p} if sampled else {}
         set_seed(batch[0].seed)
-        try:
-            outputs = self._pipeline(
-                prompts,
-                batch_size=len(batch),
-                do_sample=sampled,
-                max_new_tokens=sampling.max_new_tokens,
-                return_full_text=False,
-                **settings,
-            )
-        except torch.OutOfMemoryError as error:
-            raise UserError("the device has too little memory: lower --batch_size or --max_new_tokens") from error
-        except (RuntimeError, ValueError, IndexError, TypeError, TemplateError) as error:
-            # NaN logits; a prompt with its reply exceeds the model's positions; a broken chat template.
-            raise UserError(f"the model {self._name} failed to generate a reply: {first_line(error)}") from error
+        outputs = self._pipeline(
+            prompts,
+            batch_size=len(batch),
+            do_sample=sampled,
+            max_new_tokens=sampling.max_new_tokens,
+            return_full_text=False,
+            **settings,
+        )
         texts = [output[0]["generated_text"] for output in outputs]
         lengths = [len(tokens) for tokens in self._tokenizer(texts, add_special_tokens=False)["input_ids"]]
         # A reply that the model ends is shorter, because the token that ends it is not text.
@@ -167,9 +129,89 @@ class LocalModel:
         return list(map(Reply, texts, cut))
 
 
-def _fingerprint(model: Any) -> str:
-    """Return a hash of eight values of each weight: equal on all devices, different after training."""
-    digest = hashlib.sha256()
-    for weight in model.parameters():
-        digest.update(weight.detach().flatten()[-8:].float().cpu().numpy().tobytes())
-    return digest.hexdigest()
+@dataclass
+class Endpoint:
+    """A server with OpenAI's chat-completions API, accessed with the `openai` client, which repeats temporary failures.
+
+    The JSON schema of a request is sent as `response_format` unless the server rejects it.
+
+    Attributes:
+        url: The URL of the server, with or without `/v1`.
+        model: The name of the model on the server.
+        api_key: Sent as a bearer token and never printed.
+        sampling: Sampling settings.
+        concurrency: Number of concurrent requests.
+        timeout: Seconds without data from the server after which a request fails.
+        retries: Number of retries of a failed request.
+        extra_body: More fields of the request, or replacements of ours; None removes a field.
+    """
+
+    url: str = field(repr=False)
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+    sampling: Sampling = field(default_factory=Sampling)
+    concurrency: int = 8
+    timeout: float = 120.0
+    retries: int = 5
+    extra_body: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Makes the client, which sends nothing yet."""
+        self._client = openai_client(self.url, self.api_key, timeout=self.timeout, retries=self.retries)
+        self._answered, self._takes_schema, self._follows_schema = False, True, False
+
+    def replies(self, requests: Iterable[RequestT]) -> Iterator[tuple[RequestT, Reply]]:
+        """Yield each request with its reply, in order, with up to `concurrency` concurrent requests."""
+        window: deque[tuple[RequestT, Future[Reply]]] = deque()
+        with ThreadPoolExecutor(self.concurrency) as threads, server_errors(self.url, self.api_key):
+            for request in requests:
+                window.append((request, threads.submit(self._ask, request)))
+                # One at first: it shows whether the server answers at all.
+                if len(window) >= (self.concurrency if self._answered else 1):
+                    asked, future = window.popleft()
+                    yield asked, future.result()
+            while window:
+                asked, future = window.popleft()
+                yield asked, future.result()
+
+    def _ask(self, request: Request) -> Reply:
+        import openai
+
+        schema = request.schema if self._takes_schema else None
+        try:
+            completion = self._client.chat.completions.create(**self._fields(request, schema))
+        except openai.APIStatusError as error:
+            if error.status_code not in (400, 413, 422, 501) or not (self._answered or schema):
+                raise
+            if schema and not self._follows_schema:
+                self._takes_schema = False
+                return self._ask(request)
+            return Reply("", "refused by the endpoint")  # only this prompt: too long, or against the policy
+        except ValueError:  # broken JSON
+            completion = None
+        choices = getattr(completion, "choices", None)
+        message = getattr(choices[0], "message", None) if choices else None
+        if message is None:  # such as an HTML page of a proxy while the server restarts
+            if self._answered:
+                return Reply("", "not a chat completion")
+            raise UserError(f"{server_name(self.url)} does not answer like OpenAI's chat completions API")
+        self._answered, self._follows_schema = True, self._follows_schema or schema is not None
+        text = message.content or ""
+        refused = "refused by the endpoint" if getattr(message, "refusal", None) and not text else None
+        return Reply(text, CUT_OFF if choices[0].finish_reason == "length" else refused)
+
+    def _fields(self, request: Request, schema: Mapping[str, Any] | None) -> dict[str, Any]:
+        json_schema = {"name": "example", "strict": True, "schema": schema}
+        body = {
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self.sampling.max_new_tokens,
+            "seed": request.seed,
+            "response_format": {"type": "json_schema", "json_schema": json_schema} if schema else None,
+            **self.extra_body,
+        }
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": request.prompt}],
+            "extra_body": {name: value for name, value in body.items() if value is not None},
+        }

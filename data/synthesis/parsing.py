@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-from pydantic import ValidationError
-
 from revela_hub.data.synthesis.backends import CUT_OFF, Reply
 from revela_hub.data.synthesis.prompts import BROKEN, FORMS, PLACEHOLDER, Form
 from revela_hub.data.text.words import words
@@ -24,7 +22,6 @@ _THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)|^.*?</think(?
 _BULLET = r"(?:[-*•]|\(?\d+[.):])\s*"
 # `1. text`, `- text`, `"text",`: an item that begins with a quote must end with one, or it was cut off
 _LIST_ITEM = re.compile(rf"""^\s*(?:(?:{_BULLET})?(?:"(.+)"|'(.+)')\s*,?|{_BULLET}([^"'\s].*?))\s*$""")
-_REASONS = {"missing": "key missing", "string_type": "not a string"}  # by pydantic's type of error
 
 
 class Rejected(ValueError):
@@ -106,15 +103,13 @@ def parse_example(form: Form, reply: str) -> dict[str, str]:
     found = list(_values(text, dict))
     if not found:
         raise Rejected("not JSON")
-    model = FORMS[form].example
-    try:
-        example = model.model_validate(
-            next((value for value in found if model.model_fields.keys() <= value.keys()), {})
-        )
-    except ValidationError as error:
-        reason = error.errors()[0]["type"]
-        raise Rejected(_REASONS.get(reason, reason)) from error
-    parts = dict(zip(("query", "positive", "negative"), example.model_dump().values(), strict=True))
+    expected = FORMS[form].parts
+    values = next((value for value in found if {part.key for part in expected} <= value.keys()), {})
+    parts = {}
+    for name, part in zip(("query", "positive", "negative"), expected, strict=True):
+        if problem := part.problem(values.get(part.key)):
+            raise Rejected(problem)
+        parts[name] = values[part.key].strip()
     for (name, one), (other_name, other) in combinations(parts.items(), 2):
         if (words(one) or [one]) == (words(other) or [other]):
             raise Rejected(f"{name} equals {other_name}")

@@ -10,17 +10,14 @@ the keys of the JSON objects and the values of the placeholders are theirs; the 
   cannot learn from a pair without one.
 """
 
-import hashlib
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from importlib.resources import files
 from random import Random
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
-from pydantic_core import PydanticCustomError
 
 from revela_hub.data.text.words import words
 
@@ -28,11 +25,11 @@ Form: TypeAlias = Literal["short-long", "long-short", "short-short"]
 
 TASKS_PER_LIST = 20
 PLACEHOLDER = re.compile(r"^(?:a string\b|\.\.\.|…|<[^>]*>$|\{[^}]*\}$)", re.IGNORECASE)  # copied from a prompt
+BROKEN = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: possible in JSON, not in UTF-8
 
-BROKEN = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: possible in JSON and on a command line, not in UTF-8
 
-
-class Part(BaseModel):
+@dataclass(frozen=True)
+class Part:
     """One text of an example: its key in the model's JSON, its description, and its limits in words."""
 
     key: str
@@ -40,50 +37,48 @@ class Part(BaseModel):
     min_words: int
     max_words: int
 
-    def check(self, text: str) -> str:
-        """Return the stripped text; raises pydantic's error with the reason as its type."""
-        text = text.strip()
+    def problem(self, text: object) -> str | None:
+        """Return why a value of the model's JSON cannot be used, or None."""
+        if not isinstance(text, str):
+            return "key missing" if text is None else "not a string"
         # A text of symbols only (code, a formula) counts as one word: it is not empty, but words() finds none.
         count = len(words(text)) or 1
-        for reason, holds in {
+        problems = {
             "broken character": BROKEN.search(text),
-            "empty text": not text,
-            "placeholder copied": PLACEHOLDER.match(text),
+            "empty text": not text.strip(),
+            "placeholder copied": PLACEHOLDER.match(text.strip()),
             "too short": count < self.min_words,
             "too long": count > self.max_words,
-        }.items():
-            if holds:
-                raise PydanticCustomError(reason, reason)
-        return text
+        }
+        return next((problem for problem, holds in problems.items() if holds), None)
 
 
-class FormPrompts(BaseModel):
+@dataclass(frozen=True)
+class FormPrompts:
     """The prompts of one form of example; `prompts.yaml` describes the fields."""
 
     kind: Literal["retrieval", "other"]
     noun: str
-    called: str = ""
     task_rules: list[str]
     task_examples: list[str]
     parts: tuple[Part, Part, Part]
     rules: list[str]
     placeholders: dict[str, list[str]]
+    called: str = ""
 
-    @cached_property
-    def example(self) -> type[BaseModel]:
-        """The model that validates an example; its JSON schema is sent to the server."""
-        fields: dict[str, Any] = {
-            part.key: (Annotated[str, AfterValidator(part.check)], Field(description=part.description))
-            for part in self.parts
-        }
-        config = ConfigDict(json_schema_extra={"additionalProperties": False}, strict=True)
-        return create_model("Example", __config__=config, **fields)
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of an example, which is sent to the server."""
+        texts = {part.key: {"type": "string", "description": part.description} for part in self.parts}
+        return {"type": "object", "properties": texts, "required": [*texts], "additionalProperties": False}
 
 
 _PROMPTS: dict[str, Any] = yaml.safe_load(files(__package__).joinpath("prompts.yaml").read_text(encoding="utf-8"))
-FORMS: dict[Form, FormPrompts] = {form: FormPrompts(**fields) for form, fields in _PROMPTS["forms"].items()}
+FORMS: dict[Form, FormPrompts] = {
+    form: FormPrompts(**fields | {"parts": tuple(Part(**part) for part in fields["parts"])})
+    for form, fields in _PROMPTS["forms"].items()
+}
 DOMAINS: tuple[str, ...] = tuple(_PROMPTS["domains"].split("; "))
-VERSION = hashlib.sha256(repr(_PROMPTS).encode()).hexdigest()[:16]  # different prompts produce different data
 
 
 def brainstorm_prompt(form: Form, domains: Sequence[str], random: Random) -> str:

@@ -3,49 +3,49 @@
 After Wang et al. (arXiv 2401.00368, section 3.1), as used by NV-Embed (arXiv 2405.17428); the prompts are in
 `revela_hub.data.synthesis.prompts`.
 
-    reply with a list of tasks --> parse --> drop known tasks --> tasks.jsonl
+    reply with a list of tasks --> parse --> drop known tasks
     reply with an example of a task --> parse, validate --> drop overlap with evaluation sets, duplicates --> pairs.jsonl
 
-Every request is a numbered draw. Its task, placeholders and sampling seed are derived from the run's seed and this number, so
-the same backend gives the same data for any number of concurrent requests, and a run can be resumed. An unusable reply is
-counted by reason and requested again with the same placeholders (otherwise difficult ones would become rare) and a new seed;
-after a few attempts the draw is skipped.
+Every example is a numbered draw. Its task, placeholders and sampling seed are derived from the run's seed and this number, so the same
+backend gives the same data for any number of concurrent requests. An unusable reply is counted by reason and requested again with the
+same placeholders (otherwise difficult ones would become rare) and a new seed; after a few attempts the draw is skipped. `pairs.jsonl` is
+the only state: a resumed run counts its lines, takes the tasks from it, and goes on after its last draw.
 """
 
-import itertools
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from annotated_types import Interval
 from tqdm import tqdm
 
-from revela_hub.data.sources.report import counted, skips
-from revela_hub.data.synthesis import prompts
+from revela_hub.data.sources.report import ReadReport, counted, skips
+from revela_hub.data.sources.rows import json_lines_rows
 from revela_hub.data.synthesis.backends import CUT_OFF, Backend, Reply, Request
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Form, brainstorm_prompt, example_prompt
-from revela_hub.data.synthesis.store import TASK_PREFIX, Rejection, SyntheticFolder, SyntheticPair, SyntheticTask
 from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates
 from revela_hub.data.text.words import words
 from revela_hub.errors import UserError
 from revela_hub.options import option
+from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, Seed
 
-MAX_LISTS_WITHOUT_NEW_TASKS = 10  # consecutive lists, after which the existing tasks are used
-SAMPLE_CHARACTERS = 500  # characters of a rejected reply that are stored
+PAIRS = "pairs.jsonl"
+TASK_PREFIX = "synthetic/"
+"""Of the column `task`: `synthetic/short-long`."""
+COLUMNS = ("task", "instruction", "anchor", "positive", "negative_1", "kind", "language", "model", "draw")
+MAX_LISTS_WITHOUT_NEW_TASKS = 10
+"""Consecutive lists after which the existing tasks are used."""
 
 
 @dataclass
 class SynthesisSettings:
-    """The settings of a synthesis run; the help texts describe them.
-
-    Raises:
-        UserError: A form is unknown or given twice, or a list is empty.
-    """
+    """The settings of a synthesis run; the help texts describe them."""
 
     option_group = "examples"
 
@@ -65,34 +65,13 @@ class SynthesisSettings:
     patience: PositiveInt = option(50, "Number of consecutive unusable replies after which to stop.")
 
     def __post_init__(self) -> None:
-        for name in ("forms", "languages"):
-            if not getattr(self, name):
-                raise UserError(f"--{name} is empty: pass at least one value")
-        for name in ("model", "languages", "domains"):
-            for text in [self.model] if name == "model" else getattr(self, name):
-                if prompts.BROKEN.search(text):
-                    raise UserError(f"--{name}: {text!r} is not valid Unicode (a lone surrogate or broken UTF-8)")
-        if set(self.forms) - FORMS.keys() or len(set(self.forms)) < len(self.forms):
+        if not self.forms or set(self.forms) - FORMS.keys() or len(set(self.forms)) < len(self.forms):
             raise UserError(f"--forms must be distinct values of {', '.join(FORMS)}, not {' '.join(self.forms)}")
 
     def wanted(self, form: str) -> int:
         """Return the number of examples of one form."""
         share, rest = divmod(self.count, len(self.forms))
-        return share + (list(self.forms).index(form) < rest)
-
-    def recorded(self, backend: Backend, excluded: ExcludedTexts | None) -> dict[str, Any]:
-        """Return the settings that the data depend on, which must not change when a run is resumed."""
-        return {
-            "model": self.model,
-            "examples_per_task": self.examples_per_task,
-            "languages": list(self.languages),
-            "domains": list(self.domains or DOMAINS),
-            "seed": self.seed,
-            "duplicate_similarity": self.duplicate_similarity,
-            "exclude": excluded and excluded.fingerprint(),
-            "prompts": prompts.VERSION,
-            **getattr(backend, "recorded", {}),
-        }
+        return share + (self.forms.index(form) < rest)
 
 
 @dataclass
@@ -100,28 +79,20 @@ class SynthesisReport:
     """The counts of a run; the command prints `str(report)`."""
 
     pairs: Counter[str] = field(default_factory=Counter)
-    """Examples in the folder, by form."""
+    """Examples in the file, by form."""
     earlier: int = 0
     """Examples from earlier runs."""
     tasks: Counter[str] = field(default_factory=Counter)
-    """Tasks in the folder, by form."""
+    """Tasks of the examples, by form."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Unusable replies in this run, by reason."""
-    few_tasks: list[str] = field(default_factory=list)
-    """Forms for which the model produced fewer distinct tasks than requested."""
 
     def __str__(self) -> str:
         """For example `30 pairs (20 short-long, 10 short-short) of 16 tasks; rejected: 4 not JSON`."""
         forms = ", ".join(f"{number:,} {form}" for form, number in self.pairs.items())
         parts = [f"{counted(self.pairs.total(), 'pair')} ({forms}) of {counted(self.tasks.total(), 'task')}"]
-        if self.earlier:
-            parts.append(f"{self.earlier:,} from earlier runs")
-        if self.rejected:
-            parts.append(f"rejected: {skips(self.rejected)}")
-        if self.few_tasks:
-            parts.append(
-                f"the model ran out of new tasks for {', '.join(self.few_tasks)}, so each task has more examples"
-            )
+        parts += [f"{self.earlier:,} from earlier runs"] if self.earlier else []
+        parts += [f"rejected: {skips(self.rejected)}"] if self.rejected else []
         return "; ".join(parts)
 
 
@@ -134,221 +105,165 @@ def synthesize(
     overwrite: bool = False,
     show_progress_bar: bool = False,
 ) -> SynthesisReport:
-    """Generate examples until the folder contains `settings.count` of them.
+    """Generate examples until `output/pairs.jsonl` contains `settings.count` of them.
 
     Args:
         backend: The language model.
-        output: The folder; see `revela_hub.data.synthesis.store`. `pairs.jsonl` has the columns `task`
-            (`synthetic/short-long`), `instruction` (the task description), `anchor`, `positive`, `negative_1`, `kind`
-            (`retrieval` or `other`), `language`, `model` and `draw`.
+        output: The folder. `pairs.jsonl` has the columns `task` (`synthetic/short-long`), `instruction` (the task description),
+            `anchor`, `positive`, `negative_1`, `kind` (`retrieval` or `other`), `language`, `model` and `draw`.
         settings: The settings of the run.
         excluded: Texts of evaluation sets: examples that overlap with them (see `ExcludedTexts`) are rejected.
-        overwrite: Whether to start over instead of resuming.
+        overwrite: Whether to start over instead of resuming; earlier examples are deleted when the first new one is written.
         show_progress_bar: Whether to show a progress bar on standard error.
 
     Raises:
-        UserError: The folder or the backend fails, the folder belongs to a run with another model or different settings, or
-            the model no longer gives usable replies.
+        UserError: `pairs.jsonl` has other columns, or the model no longer gives usable replies.
     """
     settings = settings or SynthesisSettings()
-    with SyntheticFolder(output, settings.recorded(backend, excluded), overwrite) as folder:
-        run = _Synthesis(backend, folder, settings, excluded, show_progress_bar)
-        for form in cast("list[Form]", settings.forms):
-            if len(folder.pairs[form]) < settings.wanted(form):
-                run.make_tasks(form)
-                run.make_examples(form)
-            run.report.pairs[form] = len(folder.pairs[form])
-            run.report.tasks[form] = len(folder.tasks[form])
-        return run.report
+    file = local_path(output) / PAIRS
+    earlier = list(_earlier(file))
+    others = {row["model"] for row in earlier} - {settings.model}
+    if others and not overwrite:
+        raise UserError(f"{file} has examples of {', '.join(others)}: choose another --output_dir, or --overwrite")
+    run = _Synthesis(backend, file, settings, excluded, [] if overwrite else earlier, show_progress_bar)
+    for form in cast("list[Form]", settings.forms):
+        run.make_examples(form)
+    return run.report
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job(Request):
-    """A request and the draw that it was made from."""
-
-    step: Literal["tasks", "examples"]
-    form: Form
-    draw: int
-    attempt: int = 0
-    task: str = ""
-    language: str = ""
+def _earlier(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of earlier runs; a file that is not ours is an error, because it would be changed."""
+    for row in json_lines_rows(file, ReadReport()) if file.exists() else ():
+        if tuple(row.columns) != COLUMNS:
+            raise UserError(f"{row.where}: not written by revela-hub synthesize; choose another --output_dir")
+        yield dict(row.columns)
 
 
-@dataclass
 class _Synthesis:
-    """The state of one call of `synthesize`."""
+    """One call of `synthesize`: the examples, and what they must not repeat."""
 
-    backend: Backend
-    folder: SyntheticFolder
-    settings: SynthesisSettings
-    excluded: ExcludedTexts | None
-    show_progress_bar: bool
-
-    def __post_init__(self) -> None:
-        """Adds existing pairs to the duplicate detection."""
-        pairs = [pair for pairs in self.folder.pairs.values() for pair in pairs]
-        self.report = SynthesisReport(earlier=len(pairs))
-        self.seen = NearDuplicates(self.settings.duplicate_similarity)
-        self.asked: set[tuple[str, ...]] = set()
-        for pair in pairs:
-            self._remember(pair)
-
-    def make_tasks(self, form: Form) -> None:
-        """The first step: requests lists until there are enough tasks, or no new ones."""
-        wanted = -(-self.settings.wanted(form) // self.settings.examples_per_task)
-        tasks = self.folder.tasks[form]
-        seen = NearDuplicates(self.settings.duplicate_similarity)
-        for task in tasks:
-            seen.add(task)
-        numbers = (number for number in itertools.count() if number not in self.folder.lists[form])
-
-        def job() -> _Job:
-            draw = next(numbers)
-            random = self._random("tasks", form, draw)
-            prompt = brainstorm_prompt(form, self.settings.domains or DOMAINS, random)
-            return _Job(prompt, random.getrandbits(31), step="tasks", form=form, draw=draw)
-
-        def use(job: _Job, reply: Reply) -> None:
-            for task in _new_tasks(reply, seen)[: wanted - len(tasks)]:
-                self.folder.add(SyntheticTask(form=form, task=task, draw=job.draw))
-
-        problem = self._collect(tasks, wanted, job, use, TASKS_PER_LIST, MAX_LISTS_WITHOUT_NEW_TASKS, f"{form} tasks")
-        if problem:
-            if not tasks:
-                raise problem
-            self.report.few_tasks.append(form)
+    def __init__(
+        self,
+        backend: Backend,
+        file: Path,
+        settings: SynthesisSettings,
+        excluded: ExcludedTexts | None,
+        earlier: list[dict[str, Any]],
+        show_progress_bar: bool,
+    ) -> None:
+        self.backend, self.file, self.settings, self.excluded = backend, file, settings, excluded
+        self.show_progress_bar, self.begun = show_progress_bar, bool(earlier)
+        self.rows: dict[str, list[dict[str, Any]]] = {form: [] for form in FORMS}
+        self.similar, self.asked = NearDuplicates(settings.duplicate_similarity), set[tuple[str, ...]]()
+        self.report = SynthesisReport(earlier=len(earlier))
+        self.useless = 0
+        for row in earlier:
+            self._remember(row)
 
     def make_examples(self, form: Form) -> None:
-        """The second step: requests examples until there are enough."""
-        settings, attempts = self.settings, self.folder.attempts[form]
-        done = {pair.draw for pair in self.folder.pairs[form]}
-        first = max([*done, *attempts], default=-1) + 1
-        numbers = itertools.count(first)
-        # Draws of earlier runs without a usable reply, with the number of attempts.
-        earlier = [(draw, attempts.get(draw, 0)) for draw in range(first) if draw not in done]
-        pending = deque(item for item in earlier if item[1] < settings.attempts)
-
-        def job() -> _Job:
-            draw, attempt = pending.popleft() if pending else (next(numbers), 0)
-            tasks = self.folder.tasks[form]
-            task = tasks[draw // settings.examples_per_task % len(tasks)]
-            prompt, language = example_prompt(form, task, settings.languages, self._random("examples", form, draw))
-            return _Job(
-                prompt,
-                self._random("sampling", form, draw, attempt).getrandbits(31),
-                FORMS[form].example.model_json_schema(),
-                step="examples",
-                form=form,
-                draw=draw,
-                attempt=attempt,
-                task=task,
-                language=language,
-            )
-
-        def use(job: _Job, reply: Reply) -> None:
-            try:
-                self.folder.add(self._pair(job, reply))
-            except Rejected:
-                if job.attempt + 1 < settings.attempts:
-                    pending.append((job.draw, job.attempt + 1))
-                raise
-
-        problem = self._collect(self.folder.pairs[form], settings.wanted(form), job, use, 1, settings.patience, form)
-        if problem:
-            raise problem
-
-    def _collect(
-        self,
-        made: Sequence[Any],
-        wanted: int,
-        next_job: Callable[[], _Job],
-        use: Callable[[_Job, Reply], None],
-        per_reply: int,
-        patience: int,
-        name: str,
-    ) -> UserError | None:
-        """Requests replies until `made` has `wanted` items; `use` adds up to `per_reply` items, or raises `Rejected`.
-
-        Returns:
-            An error after `patience` consecutive rejected replies, otherwise None.
-        """
-        outstanding = useless = 0
-        reasons: Counter[str] = Counter()
-
-        def jobs() -> Iterator[_Job | None]:
-            nonlocal outstanding
-            while len(made) < wanted:
-                # Enough if all pending replies are usable.
-                if outstanding and len(made) + outstanding * per_reply >= wanted:
-                    yield None
-                else:
-                    outstanding += 1
-                    yield next_job()
-
-        bar = tqdm(total=wanted, initial=len(made), desc=name, disable=not self.show_progress_bar, dynamic_ncols=True)
-        with bar:
-            for job, reply in self.backend.replies(jobs()):
-                outstanding -= 1
+        """Request examples until there are enough: those that are missing, then those that are still missing."""
+        rows, settings, wanted = self.rows[form], self.settings, self.settings.wanted(form)
+        tasks = self._tasks(form) if len(rows) < wanted else []
+        again: list[tuple[int, int]] = []
+        number = max((row["draw"] for row in rows), default=-1) + 1
+        bar = tqdm(total=wanted, initial=len(rows), desc=form, disable=not self.show_progress_bar, dynamic_ncols=True)
+        while (missing := wanted - len(rows)) > 0:
+            new = max(missing - len(again), 0)
+            draws = [*again[:missing], *((draw, 0) for draw in range(number, number + new))]
+            again, number = again[missing:], number + new
+            requests = (self._request(form, tasks, draw, attempt) for draw, attempt in draws)
+            for (draw, attempt), (_, reply) in zip(draws, self.backend.replies(requests), strict=True):
                 try:
-                    use(job, reply)
-                    useless = 0
+                    self._add(self._example(form, tasks, draw, reply))
+                    bar.update()
                 except Rejected as rejected:
-                    reasons[str(rejected)] += 1
-                    self._reject(job, str(rejected), reply)
-                    useless += 1
-                bar.set_postfix(rejected=reasons.total(), refresh=False)
-                bar.update(len(made) - bar.n)
-                if useless == patience:
-                    sample = " ".join(reply.text.split())[:200]
-                    return UserError(
-                        f"{name}: {useless:,} unusable replies in a row (in this run: {skips(reasons)}); the last one begins "
-                        f"with {sample!r}; accepted examples are in {self.folder.path}: try a higher --max_new_tokens, "
-                        "or another model with another --output_dir"
-                    )
-        return None
+                    again += [(draw, attempt + 1)] if attempt + 1 < settings.attempts else []
+                    self._reject(str(rejected), reply, form)
+        bar.close()
+        self.report.pairs[form] = len(rows)
+        self.report.tasks[form] = len({row["instruction"] for row in rows})
 
-    def _pair(self, job: _Job, reply: Reply) -> SyntheticPair:
-        """Return the line of `pairs.jsonl`.
+    def _tasks(self, form: Form) -> list[str]:
+        """Return tasks, those of earlier runs first: as many as are wanted, or until no list has a new one."""
+        settings = self.settings
+        wanted = -(-settings.wanted(form) // settings.examples_per_task)
+        tasks = list(dict.fromkeys(row["instruction"] for row in self.rows[form]))
+        seen = NearDuplicates(settings.duplicate_similarity)
+        for task in tasks:
+            seen.add(task)
+        first = lists = len(tasks)
+        without_new = 0
+        while len(tasks) < wanted and without_new < (MAX_LISTS_WITHOUT_NEW_TASKS if tasks else settings.patience):
+            count = -(-(wanted - len(tasks)) // TASKS_PER_LIST)
+            requests = (self._brainstorm(form, lists + number) for number in range(count))
+            lists += count
+            for _, reply in self.backend.replies(requests):
+                try:
+                    tasks += _new_tasks(reply, seen)
+                    without_new = self.useless = 0
+                except Rejected as rejected:
+                    without_new += 1
+                    self._reject(str(rejected), reply, form)
+        if not tasks:
+            raise UserError(
+                f"{form}: no usable task in {lists - first} lists (rejected: {skips(self.report.rejected)})"
+            )
+        return tasks[:wanted]
 
-        Raises:
-            Rejected: The reply is not an example, or a duplicate.
-        """
+    def _brainstorm(self, form: Form, number: int) -> Request:
+        random = self._random("tasks", form, number)
+        prompt = brainstorm_prompt(form, self.settings.domains or DOMAINS, random)
+        return Request(prompt, random.getrandbits(31))
+
+    def _prompt(self, form: Form, tasks: list[str], draw: int) -> tuple[str, str, str]:
+        """Return the task of a draw, its prompt and its language."""
+        task = tasks[draw // self.settings.examples_per_task % len(tasks)]
+        return task, *example_prompt(form, task, self.settings.languages, self._random("examples", form, draw))
+
+    def _request(self, form: Form, tasks: list[str], draw: int, attempt: int) -> Request:
+        seed = self._random("sampling", form, draw, attempt).getrandbits(31)
+        return Request(self._prompt(form, tasks, draw)[1], seed, FORMS[form].schema)
+
+    def _example(self, form: Form, tasks: list[str], draw: int, reply: Reply) -> dict[str, Any]:
+        """Return the row of a reply that is an example, and no duplicate."""
         if reply.problem not in (None, CUT_OFF):
             raise Rejected(reply.problem)
         try:
-            texts = parse_example(job.form, reply.text)
+            texts = parse_example(form, reply.text)
         except Rejected as error:  # an example is whole if only what follows it was cut off
-            if reply.problem:
-                raise Rejected(reply.problem) from error
-            raise
+            raise Rejected(reply.problem or str(error)) from error
         # Not the labels: one or two words easily occur in an evaluation set.
-        checked = [texts["anchor"]] if job.form == "long-short" else list(texts.values())
+        checked = [texts["anchor"]] if form == "long-short" else list(texts.values())
         if self.excluded and (name := next(filter(None, map(self.excluded.find, checked)), None)):
             raise Rejected(f"overlapping {name}")
-        pair = SyntheticPair(
-            task=f"{TASK_PREFIX}{job.form}",  # type: ignore[arg-type]  # it is one of the three
-            instruction=job.task,
-            **texts,
-            kind=FORMS[job.form].kind,
-            language=job.language,
-            model=self.settings.model,
-            draw=job.draw,
-        )
-        if _asked(pair) in self.asked or _content(pair) in self.seen:
+        task, _, language = self._prompt(form, tasks, draw)
+        more = {"kind": FORMS[form].kind, "language": language, "model": self.settings.model, "draw": draw}
+        row = {"task": f"{TASK_PREFIX}{form}", "instruction": task, **texts, **more}
+        if _asked(row) in self.asked or _content(row) in self.similar:
             raise Rejected("near-duplicate")
-        self._remember(pair)
-        return pair
+        return row
 
-    def _remember(self, pair: SyntheticPair) -> None:
-        self.seen.add(_content(pair))
-        self.asked.add(_asked(pair))
+    def _add(self, row: dict[str, Any]) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.file, "a" if self.begun else "w", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.begun = True
+        self.useless = 0
+        self._remember(row)
 
-    def _reject(self, job: _Job, reason: str, reply: Reply) -> None:
+    def _remember(self, row: dict[str, Any]) -> None:
+        self.rows[row["task"].removeprefix(TASK_PREFIX)].append(row)
+        self.similar.add(_content(row))
+        self.asked.add(_asked(row))
+
+    def _reject(self, reason: str, reply: Reply, form: Form) -> None:
         self.report.rejected[reason] += 1
-        # A reply may contain a lone surrogate, which cannot be written to a file.
-        sample = reply.text[:SAMPLE_CHARACTERS].encode(errors="replace").decode()
-        kept = Rejection(step=job.step, form=job.form, draw=job.draw, attempt=job.attempt, reason=reason, reply=sample)
-        self.folder.add(kept)
+        self.useless += 1
+        if self.useless == self.settings.patience:
+            raise UserError(
+                f"{form}: {self.useless} unusable replies in a row (rejected: {skips(self.report.rejected)}); the last one begins"
+                f" with {' '.join(reply.text.split())[:200]!r}; try a higher --max_new_tokens, or another model"
+            )
 
     def _random(self, *key: object) -> Random:
         """Return a generator for one draw; seeding with a string gives the same numbers in every process and version."""
@@ -357,12 +272,11 @@ class _Synthesis:
 
 def _new_tasks(reply: Reply, seen: NearDuplicates) -> list[str]:
     """Return the new tasks in a reply, and add them to `seen`."""
-    cut_off = reply.problem == CUT_OFF
-    if reply.problem and not cut_off:
+    if reply.problem not in (None, CUT_OFF):
         raise Rejected(reply.problem)
     new = []
     # All items of a list that was cut off are usable, except for the last one.
-    for task in parse_tasks(reply.text)[: -1 if cut_off else None]:
+    for task in parse_tasks(reply.text)[: -1 if reply.problem else None]:
         if task not in seen:
             seen.add(task)
             new.append(task)
@@ -371,11 +285,11 @@ def _new_tasks(reply: Reply, seen: NearDuplicates) -> list[str]:
     return new
 
 
-def _content(pair: SyntheticPair) -> str:
+def _content(row: dict[str, Any]) -> str:
     """Return the text that is compared for near-duplicates: short queries alone may be equal with different intents."""
-    return f"{pair.anchor}\n{pair.positive}"
+    return f"{row['anchor']}\n{row['positive']}"
 
 
-def _asked(pair: SyntheticPair) -> tuple[str, ...]:
+def _asked(row: dict[str, Any]) -> tuple[str, ...]:
     """Return the query with its instruction, which must be unique."""
-    return (pair.instruction, *(words(pair.anchor) or [pair.anchor]))
+    return (row["instruction"], *(words(row["anchor"]) or [row["anchor"]]))

@@ -13,7 +13,6 @@ EXTRAS = {
     "faiss": "search",
     "gradio": "demo",
     "openai": "endpoint",
-    "pydantic": "synthesis",
     "pymilvus": "milvus",
     "ray": "ray",
     "markitdown": "documents",

@@ -68,9 +68,7 @@ def test_what_we_wrote_is_not_read_as_text(tmp_path: Path) -> None:
     assert len(list(read_documents(f"{tmp_path}/*/*/index.json"))) == 1
 
 
-@pytest.mark.parametrize(
-    "names", [["run.json", "trainer_state.json"], [".revela_hub"], ["pairs.jsonl", "rejected.jsonl", "settings.json"]]
-)
+@pytest.mark.parametrize("names", [["run.json", "trainer_state.json"], [".revela_hub"]])
 def test_folders_that_we_wrote_but_did_not_mark_are_not_read_as_text(tmp_path: Path, names: list[str]) -> None:
     (tmp_path / "outputs").mkdir()
     for name in names[1:]:

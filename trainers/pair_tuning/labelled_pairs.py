@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 NEGATIVE = re.compile(r"negative(_\d+|s)?")
-SYNTHETIC = "synthetic/"  # as in `data.synthesis.store`, which needs an extra
+SYNTHETIC = "synthetic/"  # as in `data.synthesis.synthesis`
 
 
 @dataclass

@@ -1,17 +1,17 @@
 """The generator of synthetic pairs, with a model that is a function in this file."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from revela_hub.data.own_folder import is_ours, written_by_us
-from revela_hub.data.synthesis.backends import LocalModel, Reply, Request, RequestT, Sampling, take
-from revela_hub.data.synthesis.endpoint import Endpoint
+from revela_hub.data.synthesis.backends import LocalModel, Reply, Request, RequestT, Sampling
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, Form, brainstorm_prompt, example_prompt
 from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
@@ -42,19 +42,15 @@ def answer(request: Request) -> str:
 
 
 class Model:
-    """A backend that keeps `window` requests under way, and what it was asked."""
+    """A backend that takes `window` requests ahead, and keeps what it was asked."""
 
     def __init__(self, answer: Answer = answer, window: int = 1) -> None:
         self.answer, self.window, self.asked = answer, window, list[Request]()
 
-    def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
-        source, open_, more = iter(requests), list[RequestT](), True
-        while more or open_:
-            if more:
-                taken, more = take(source, self.window - len(open_))
-                open_ += taken
-            if open_:
-                request = open_.pop(0)
+    def replies(self, requests: Iterable[RequestT]) -> Iterator[tuple[RequestT, Reply]]:
+        source = iter(requests)
+        while taken := list(islice(source, self.window)):
+            for request in taken:
                 self.asked.append(request)
                 reply = self.answer(request)
                 yield request, reply if isinstance(reply, Reply) else Reply(reply)
@@ -93,13 +89,9 @@ def test_rows_are_complete_and_match_their_prompts(tmp_path: Path, settings: Syn
         assert row["instruction"] in prompt and f"in {row['language']}" in prompt
         assert row["kind"] == ("other" if row["task"] == "synthetic/long-short" else "retrieval")
     assert {row["language"] for row in made} == {"English", "German"}
-    # two examples a task, and no task that nothing is made of
-    tasks = rows(tmp_path / "tasks.jsonl")
-    assert [task["form"] for task in tasks] == ["short-long"] * 4 + ["long-short"] * 4 + ["short-short"] * 3
-    per_task = [[row["instruction"] for row in made].count(task["task"]) for task in tasks]
+    per_task = list(Counter(row["instruction"] for row in made).values())  # two examples a task
     assert per_task == [2, 2, 2, 1, 2, 2, 2, 1, 2, 2, 2]
     assert "20 pairs (7 short-long, 7 long-short, 6 short-short) of 11 tasks" in str(report)
-    assert written_by_us(tmp_path) and not is_ours(tmp_path)  # not read as text, and not replaced
 
 
 def test_placeholders_take_all_their_values() -> None:
@@ -131,30 +123,45 @@ def test_concurrency_changes_nothing_and_no_request_is_wasted(tmp_path: Path, se
     }
 
 
-@pytest.mark.parametrize("stop_after", [1, 5, 9, 17, 30])
-def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, settings: SynthesisSettings, stop_after: int
-) -> None:
-    whole = Model(spoiled(0.34))
-    synthesize(whole, tmp_path / "whole", settings)
+def test_a_stopped_run_is_resumed(tmp_path: Path, settings: SynthesisSettings) -> None:
+    def stops(request: Request) -> str:
+        if len(model.asked) == 9:
+            raise KeyboardInterrupt
+        return answer(request)
 
-    class Interrupted(Model):
-        def replies(self, requests: Iterable[RequestT | None]) -> Iterator[tuple[RequestT, Reply]]:
-            for item in super().replies(requests):
-                yield item
-                if len(self.asked) == stop_after:
-                    raise KeyboardInterrupt
-
-    first, second = Interrupted(spoiled(0.34)), Model(spoiled(0.34))
+    model = Model(stops)
     with pytest.raises(KeyboardInterrupt):
-        synthesize(first, tmp_path / "stopped", settings)
-    before = sum(file.read_text().count("\n") for file in (tmp_path / "stopped").glob("*.jsonl"))
-    assert before >= min(stop_after, 1)
-    report = synthesize(second, tmp_path / "stopped", settings)
-    assert first.asked + second.asked == whole.asked  # nothing asked twice, nothing left out
-    for name in ("pairs.jsonl", "tasks.jsonl", "rejected.jsonl"):
-        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert report.pairs.total() == 20
+        synthesize(model, tmp_path, settings)
+    before = (tmp_path / "pairs.jsonl").read_text()
+    report = synthesize(Model(), tmp_path, settings)
+    assert report.earlier == before.count("\n") > 3 and report.pairs.total() == 20
+    assert (tmp_path / "pairs.jsonl").read_text().startswith(before)
+    with pytest.raises(UserError, match="has examples of m"):
+        synthesize(Model(), tmp_path, replace(settings, model="n"))
+
+
+def test_earlier_examples_are_replaced_when_the_first_new_one_exists(
+    tmp_path: Path, settings: SynthesisSettings
+) -> None:
+    def refused(request: Request) -> str:
+        raise UserError("cannot reach the server")
+
+    synthesize(Model(), tmp_path, settings)
+    before = (tmp_path / "pairs.jsonl").read_bytes()
+    with pytest.raises(UserError, match="cannot reach the server"):
+        synthesize(Model(refused), tmp_path, replace(settings, seed=3), overwrite=True)
+    assert (tmp_path / "pairs.jsonl").read_bytes() == before
+    assert synthesize(Model(), tmp_path, replace(settings, seed=3), overwrite=True).earlier == 0
+    synthesize(Model(), tmp_path / "new", replace(settings, seed=3))
+    assert (tmp_path / "pairs.jsonl").read_bytes() == (tmp_path / "new" / "pairs.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_of_the_user_is_left_alone(tmp_path: Path, settings: SynthesisSettings, overwrite: bool) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"mine": 1}\n')
+    with pytest.raises(UserError, match=r"pairs.jsonl:1: not written by"):
+        synthesize(Model(), tmp_path, settings, overwrite=overwrite)
+    assert (tmp_path / "pairs.jsonl").read_text() == '{"mine": 1}\n'
 
 
 def test_a_finished_run_asks_nothing_and_a_higher_count_adds(tmp_path: Path, settings: SynthesisSettings) -> None:
@@ -166,150 +173,6 @@ def test_a_finished_run_asks_nothing_and_a_higher_count_adds(tmp_path: Path, set
     assert synthesize(model, tmp_path, more).pairs.total() == 26
     assert (tmp_path / "pairs.jsonl").read_text().startswith(before)
     assert len(model.asked) == 6 + 3  # six examples; a list of tasks for each form
-
-
-def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path, settings: SynthesisSettings) -> None:
-    synthesize(Model(), tmp_path, settings)
-    file = tmp_path / "pairs.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-40])
-    model = Model()
-    synthesize(model, tmp_path, settings)
-    assert file.read_bytes() == whole and len(model.asked) == 1
-    lines = whole.splitlines(keepends=True)
-    file.write_bytes(b"".join([*lines[:2], b'{"task": 1}\n', *lines[3:]]))
-    with pytest.raises(
-        UserError, match=r"pairs\.jsonl:3: damaged \(task: Input should be 'synthetic/.*; remove the line"
-    ):
-        synthesize(model, tmp_path, settings)
-
-
-def test_what_draws_depend_on_must_stay(tmp_path: Path, settings: SynthesisSettings) -> None:
-    synthesize(Model(), tmp_path, settings)
-    with pytest.raises(
-        UserError, match=r"was created with --seed 0, not 3; choose another --output_dir, or .* --overwrite"
-    ):
-        synthesize(Model(), tmp_path, replace(settings, seed=3))
-
-
-class Recorded(Model):
-    """A model that says what its replies depend on, as those of the package do."""
-
-    recorded: dict[str, Any] = {"temperature": 0.5, "extra_body": None}
-
-
-def test_a_run_is_not_resumed_with_another_model_or_other_settings(
-    tmp_path: Path, settings: SynthesisSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder mixed the examples of both, and said nothing."""
-    excluded = ExcludedTexts()
-    excluded.add("set", ["zinc shortens the common cold by a day"])
-    half = replace(settings, count=10)
-    synthesize(Recorded(), tmp_path, half, excluded=excluded)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    warmer, other_texts, other_body = Recorded(), ExcludedTexts(), Recorded()
-    warmer.recorded = {"temperature": 0.7, "extra_body": None}
-    other_body.recorded = {"temperature": 0.5, "extra_body": "5e884898"}
-    other_texts.add("set", ["the moon has no atmosphere of its own"])
-    refused: list[tuple[str, Model, SynthesisSettings, ExcludedTexts | None]] = [
-        ("--model 'm', not 'n'", Recorded(), replace(settings, model="n"), excluded),
-        ("--temperature 0.5, not 0.7", warmer, settings, excluded),
-        ("a different --extra_body", other_body, settings, excluded),
-        ("different --exclude texts", Recorded(), settings, other_texts),
-        ("different --exclude texts", Recorded(), settings, None),
-        ("--languages", Recorded(), replace(settings, languages=["English"]), excluded),
-        ("--duplicate_similarity 0.8, not 0.9", Recorded(), replace(settings, duplicate_similarity=0.9), excluded),
-    ]
-    for message, model, other, texts in refused:
-        with pytest.raises(UserError, match=f"was created with {message}.*start over with --overwrite"):
-            synthesize(model, tmp_path, other, excluded=texts)
-        assert not model.asked
-    with monkeypatch.context() as patch:
-        patch.setattr("revela_hub.data.synthesis.prompts.VERSION", "another")
-        with pytest.raises(UserError, match="was created with different prompts"):
-            synthesize(Recorded(), tmp_path, settings, excluded=excluded)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-    # the same texts in another file are the same; and a new beginning is not mixed with anything
-    same = ExcludedTexts()
-    same.add("elsewhere", ["Zinc shortens the common cold by a day!"])
-    assert synthesize(Recorded(), tmp_path, settings, excluded=same).earlier == 10
-    report = synthesize(warmer, tmp_path, replace(half, model="n"), excluded=excluded, overwrite=True)
-    assert report.earlier == 0 and {row["model"] for row in rows(tmp_path / "pairs.jsonl")} == {"n"}
-    assert len(rows(tmp_path / "pairs.jsonl")) == 10
-
-
-def test_earlier_examples_are_deleted_when_the_first_reply_is_there(
-    tmp_path: Path, settings: SynthesisSettings
-) -> None:
-    def refused(request: Request) -> str:
-        raise UserError("cannot reach the server")
-
-    synthesize(Model(), tmp_path, settings)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    other = replace(settings, seed=3)
-    with pytest.raises(UserError, match="cannot reach the server"):
-        synthesize(Model(refused), tmp_path, other, overwrite=True)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-    assert synthesize(Model(), tmp_path, other, overwrite=True).earlier == 0
-    synthesize(Model(), tmp_path / "new", other)
-    for name in ("pairs.jsonl", "tasks.jsonl", "rejected.jsonl", "settings.json"):
-        assert (tmp_path / name).read_bytes() == (tmp_path / "new" / name).read_bytes()
-
-
-def test_where_nothing_was_accepted_there_is_nothing_to_mix(tmp_path: Path, settings: SynthesisSettings) -> None:
-    with pytest.raises(UserError, match="another model with another --output_dir"):
-        synthesize(Model(lambda request: "no"), tmp_path, settings)
-    report = synthesize(Model(), tmp_path, replace(settings, model="n", seed=1))
-    assert report.pairs.total() == 20 and json.loads((tmp_path / "settings.json").read_text())["seed"] == 1
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "pairs.jsonl",
-            '{"mine": 1}\n',
-            "pairs.jsonl exists, but settings.json is missing; choose another --output_dir",
-        ),
-        ("settings.json", '{"mine": 1}', "settings.json: not the settings of a synthesis run"),
-        ("settings.json", "[]", "settings.json: not the settings of a synthesis run"),
-    ],
-)
-def test_files_of_others_are_left_alone(
-    tmp_path: Path, settings: SynthesisSettings, name: str, content: str, message: str, overwrite: bool
-) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=message):
-        synthesize(Model(), tmp_path, settings, overwrite=overwrite)
-    assert (tmp_path / name).read_text() == content
-
-
-def test_half_of_a_surrogate_pair_is_a_bad_reply(tmp_path: Path, settings: SynthesisSettings) -> None:
-    """JSON can have it; files, servers and tokenizers have not."""
-
-    def answers(request: Request) -> str:
-        reply, spoilt = answer(request), Random(request.seed).random() < 0.3
-        if "JSON list" in request.prompt:
-            return reply.replace('"Find', '"Find \\ud83d', 1)
-        return reply.replace(': "', ': "\\ud83d ', 1) if spoilt else reply + ("\ud800" if request.seed % 2 else "")
-
-    report = synthesize(Model(answers), tmp_path, settings)
-    assert report.pairs.total() == 20 and report.rejected["broken character"] > 2
-    assert all(len(row["task"].split()) == 7 for row in rows(tmp_path / "tasks.jsonl"))
-    broken = Model(lambda request: "\udcff" if "JSON object" in request.prompt else answer(request))
-    with pytest.raises(UserError, match="not JSON"):
-        synthesize(broken, tmp_path / "b", replace(settings, patience=2))
-    assert rows(tmp_path / "b" / "rejected.jsonl")[0]["reply"] == "?"
-
-
-def test_two_runs_may_not_write_to_one_folder(tmp_path: Path, settings: SynthesisSettings) -> None:
-    def second(request: Request) -> str:
-        synthesize(Model(), tmp_path, settings)
-        return answer(request)
-
-    with pytest.raises(UserError, match="is in use by another run"):
-        synthesize(Model(second), tmp_path, settings)
 
 
 def test_unusable_replies_are_asked_again_with_the_same_placeholders(tmp_path: Path) -> None:
@@ -329,14 +192,8 @@ def test_unusable_replies_are_asked_again_with_the_same_placeholders(tmp_path: P
     first = list(dict.fromkeys(prompts))
     # twice bad, then good; bad three times and given up; good; bad once; good in its place
     assert [prompts.count(prompt) for prompt in first] == [3, 3, 1, 2, 1]
-    assert [row["draw"] for row in rows(tmp_path / "pairs.jsonl")] == [0, 2, 3, 4]
+    assert sorted(row["draw"] for row in rows(tmp_path / "pairs.jsonl")) == [0, 2, 3, 4]
     assert report.rejected == {"key missing": 6}
-    rejected = rows(tmp_path / "rejected.jsonl")
-    assert [(row["draw"], row["attempt"]) for row in rejected] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (3, 0)]
-    assert rejected[0] == {
-        "step": "examples", "form": "short-long", "draw": 0, "attempt": 0,
-        "reason": "key missing", "reply": '{"user_query": "q"}',
-    }  # fmt: skip
 
 
 def test_what_is_cut_off_after_the_example_does_not_matter(tmp_path: Path, settings: SynthesisSettings) -> None:
@@ -354,13 +211,10 @@ def test_gives_up_with_the_reasons_and_a_sample(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         synthesize(Model(spoiled(1.0, "Certainly!\nHere is an example for you.")), tmp_path / "a", settings)
     message = str(caught.value)
-    assert "short-long: 12 unusable replies in a row (in this run: 12 not JSON)" in message
+    assert "short-long: 12 unusable replies in a row (rejected: 12 not JSON)" in message
     assert "'Certainly! Here is an example for you.'" in message and "--max_new_tokens" in message
-    with pytest.raises(
-        UserError, match=r"short-long tasks: 10 unusable replies .*10 no list of tasks.*'Tasks are hard.'"
-    ):
+    with pytest.raises(UserError, match=r"12 no list of tasks.*'Tasks are hard.'"):
         synthesize(Model(lambda request: "Tasks are hard."), tmp_path / "b", settings)
-    assert "--patience" not in message  # which does not count in the first step
     # cut off before the JSON's end, and nothing at all
     with pytest.raises(UserError, match=r"12 cut off"):
         synthesize(Model(spoiled(1.0, Reply('{"user_query": "wh', "cut off"))), tmp_path / "c", settings)
@@ -379,7 +233,6 @@ def test_goes_on_with_fewer_tasks_where_the_lists_repeat_themselves(tmp_path: Pa
 
     report = synthesize(Model(answers), tmp_path, SynthesisSettings(count=9, forms=["short-short"]))
     assert report.tasks["short-short"] == 2 and report.rejected["no new task"] == 10
-    assert "the model ran out of new tasks for short-short" in str(report)
     instructions = [row["instruction"] for row in rows(tmp_path / "pairs.jsonl")]
     assert [instructions.count(task.upper()) for task in tasks] == [5, 4]
 
@@ -393,7 +246,7 @@ def test_a_list_that_is_cut_off_has_good_tasks(tmp_path: Path) -> None:
 
     report = synthesize(Model(answers), tmp_path, SynthesisSettings(count=8, forms=["short-short"]))
     assert report.tasks["short-short"] == 4  # of two lists
-    assert all(task["task"].endswith(".") for task in rows(tmp_path / "tasks.jsonl"))
+    assert all(row["instruction"].endswith(".") for row in rows(tmp_path / "pairs.jsonl"))
 
 
 def test_duplicates_among_the_generated_are_removed(tmp_path: Path) -> None:
@@ -613,70 +466,6 @@ def test_no_tasks_in_prose() -> None:
             parse_tasks(reply)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"count": 0}, "count must be at least 1, not 0"),
-        ({"examples_per_task": 0}, "examples_per_task must be at least 1"),
-        ({"languages": ()}, "--languages is empty"),
-        (
-            {"forms": ["short-long", "long-long"]},
-            "--forms must be distinct values of short-long, long-short, short-short",
-        ),
-        ({"forms": ["short-long", "short-long"]}, "--forms must be distinct"),
-        ({"duplicate_similarity": 1.5}, "above 0 and at most 1, not 1.5"),
-        ({"domains": ["tax \udcff law"]}, "--domains: 'tax .* law' is not valid Unicode"),
-    ],
-)
-def test_settings_that_do_not_work(tmp_path: Path, values: dict[str, Any], message: str) -> None:
-    with pytest.raises((UserError, ValueError), match=message):
-        synthesize(Model(), tmp_path, SynthesisSettings(**values))
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path, settings: SynthesisSettings) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UserError, match=r"file/sub: cannot write there \(Not a directory\); choose another --output_dir"
-    ):
-        synthesize(Model(), tmp_path / "file" / "sub", settings)
-
-
-def test_a_full_disk_stops_the_run_with_what_was_made(
-    tmp_path: Path, settings: SynthesisSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from revela_hub.data.synthesis.store import SyntheticFolder
-
-    class Full:
-        """A file on a disk that takes 1000 bytes more."""
-
-        def __init__(self, file: Any) -> None:
-            self.file, self.room = file, 1000
-
-        def write(self, line: bytes) -> None:
-            self.file.write(line[: self.room])
-            self.room -= len(line)
-            if self.room < 0:
-                self.file.flush()
-                raise OSError(28, "No space left on device")
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-    opened = SyntheticFolder.__init__
-
-    def init(self: SyntheticFolder, *arguments: Any) -> None:
-        opened(self, *arguments)
-        self._files["pairs.jsonl"] = Full(self._files["pairs.jsonl"])  # type: ignore[assignment]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SyntheticFolder, "__init__", init)
-        with pytest.raises(UserError, match=r"pairs\.jsonl: cannot write \(No space left on device\); free some space"):
-            synthesize(Model(), tmp_path / "full", settings)
-    synthesize(Model(), tmp_path / "full", settings)
-    synthesize(Model(), tmp_path / "whole", settings)
-    assert rows(tmp_path / "full" / "pairs.jsonl") == rows(tmp_path / "whole" / "pairs.jsonl")
-
-
 @pytest.mark.parametrize("template", [None, "{% for message in messages %}{{ message.content }}{% endfor %}\nA: "])
 def test_a_local_model_answers_in_batches_and_repeats_itself_by_seed(
     tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast", template: str | None
@@ -697,59 +486,6 @@ def test_a_local_model_answers_in_batches_and_repeats_itself_by_seed(
     greedy = LocalModel(str(tmp_path), Sampling(0.0, 1.0, 5), batch_size=5, device="cpu")
     alone = LocalModel(str(tmp_path), Sampling(0.0, 1.0, 5), batch_size=1, device="cpu")
     assert list(greedy.replies(requests)) == list(alone.replies(requests))
-
-
-def test_a_run_is_not_resumed_with_other_weights_of_the_same_name(
-    tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast"
-) -> None:
-    bpe_tokenizer.save_pretrained(tmp_path)
-    recorded = []
-    for _ in range(2):
-        tiny_llama.save_pretrained(tmp_path)
-        recorded += [LocalModel(str(tmp_path), device="cpu").recorded for _ in range(2)]
-        tiny_llama.lm_head.weight.data += 1
-    assert recorded[0] == recorded[1] != recorded[2] == recorded[3]
-    earlier, later = Recorded(), Recorded()
-    earlier.recorded, later.recorded = recorded[0], recorded[2]
-    synthesize(earlier, tmp_path / "out", SynthesisSettings(count=3))
-    assert synthesize(earlier, tmp_path / "out", SynthesisSettings(count=3)).earlier == 3
-    for other in (later, Endpoint("http://localhost:1", "m")):
-        with pytest.raises(UserError, match="was created with different weights of --model"):
-            synthesize(other, tmp_path / "out", SynthesisSettings(count=6))
-
-
-@pytest.mark.parametrize("broken", ["pickle", "nan", "template"])
-def test_a_local_model_that_cannot_be_used(
-    tmp_path: Path, tiny_llama: "LlamaForCausalLM", bpe_tokenizer: "PreTrainedTokenizerFast", broken: str
-) -> None:
-    """Pickled weights are not loaded, though transformers would; numbers that overflow are one clear line."""
-    import torch
-
-    if broken == "template":
-        bpe_tokenizer.chat_template = "{{ raise_exception('no users') }}"
-    if broken == "nan":
-        tiny_llama.lm_head.weight.data.fill_(float("nan"))
-    tiny_llama.save_pretrained(tmp_path)
-    bpe_tokenizer.save_pretrained(tmp_path)
-    if broken == "pickle":
-        (tmp_path / "model.safetensors").unlink()
-        torch.save(tiny_llama.state_dict(), tmp_path / "pytorch_model.bin")
-    message = {
-        "pickle": "cannot load .*a pickle.*safetensors",
-        "nan": "failed to generate a reply: .*nan",
-        "template": "no users",
-    }
-    with pytest.raises(UserError, match=message[broken]) as caught:
-        model = LocalModel(str(tmp_path), Sampling(max_new_tokens=3), device="cpu")
-        list(model.replies([Request("Say a word", 1)]))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_local_model_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot load the model .*nothing"):
-        LocalModel(str(tmp_path / "nothing"))
-    with pytest.raises(UserError, match="--batch_size must be at least 1"):
-        LocalModel("x", batch_size=0)
 
 
 def test_every_form_is_parsed_by_its_own_keys() -> None:

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 from revela_hub.data import RetrievalTask
 from revela_hub.data.sources.beir import write_beir
-from revela_hub.data.synthesis.store import TASK_PREFIX
+from revela_hub.data.synthesis.synthesis import TASK_PREFIX
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly
 from revela_hub.trainers.base.encoder_in_training import rank_together

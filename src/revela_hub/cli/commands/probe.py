@@ -101,8 +101,7 @@ def _short(text: str, width: int = 108) -> str:
 
 def _questions(arguments: Arguments) -> "Backend | None":
     from revela_hub.data.openai_server import api_key
-    from revela_hub.data.synthesis.backends import LocalModel, Sampling
-    from revela_hub.data.synthesis.endpoint import Endpoint
+    from revela_hub.data.synthesis.backends import Endpoint, LocalModel, Sampling
 
     sampling = Sampling(temperature=0.7, max_new_tokens=512)
     if arguments.endpoint is None:

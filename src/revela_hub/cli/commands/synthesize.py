@@ -6,9 +6,8 @@ phrases or sentences). The model runs on an OpenAI-compatible server (--endpoint
 or, without --endpoint, on this machine. An API key is read from the environment variable --api_key_env and is not
 stored.
 
-Writes to --output_dir: pairs.jsonl, tasks.jsonl and rejected.jsonl (unusable replies with reasons). Run the same
-command again to resume, or with a higher --count to add examples. Changed settings raise an error; start over with
---overwrite. Examples that overlap with the evaluation sets in --exclude are rejected.
+Appends to pairs.jsonl in --output_dir. Run the same command again to resume, or with a higher --count to add examples;
+start over with --overwrite. Examples that overlap with the evaluation sets in --exclude are rejected.
 
 pairs.jsonl can be used in the mixture of `revela-hub train nvembed`. The positives of examples of kind "other" are
 labels, which are not suitable as in-batch negatives, so use them in stage 2 only:
@@ -27,21 +26,17 @@ Examples:
 import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
 from revela_hub.data.synthesis.synthesis import SynthesisSettings
-from revela_hub.errors import UserError
-from revela_hub.interrupts import if_interrupted
 from revela_hub.options import option, required, values_of
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
-    from revela_hub.data.synthesis.backends import Backend, Sampling
-    from revela_hub.data.synthesis.endpoint import Endpoint
+    from revela_hub.data.synthesis.backends import Backend
 
 POSITIONALS = ()
 
@@ -53,7 +48,7 @@ class Arguments(SynthesisSettings):
     model: str = required("Name of the model at --endpoint, or a Hub id or folder to run on this machine.")
     output_dir: str = option("outputs/synthetic", "Output folder; an interrupted run is resumed in it.")
     overwrite: bool = option(
-        False, "Start over, deleting the files of earlier runs in --output_dir after the first reply."
+        False, "Start over, replacing the examples of earlier runs when the first new one is written."
     )
     endpoint: str | None = option(None, "URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1.")
     api_key_env: str | None = option(None, "Environment variable that holds the server's API key.")
@@ -82,58 +77,44 @@ class Arguments(SynthesisSettings):
 
 def run(arguments: Arguments) -> None:
     """Generate the examples and print the report."""
-    from revela_hub.data.synthesis.backends import LocalModel, Sampling
-    from revela_hub.data.synthesis.store import PAIRS
-    from revela_hub.data.synthesis.synthesis import synthesize
+    from revela_hub.data.synthesis.synthesis import PAIRS, synthesize
     from revela_hub.data.text.ngram_overlap import read_excluded
-    from revela_hub.retrieval.disk import try_folder
 
-    sampling = Sampling(**values_of(Sampling, arguments))
-    backend: Backend | None = _endpoint(arguments, sampling)
-    try_folder(Path(arguments.output_dir), "--output_dir")
     excluded = None
     if arguments.exclude:
         excluded, summary = read_excluded(arguments.exclude, arguments.exclude_ngram, corpus=arguments.exclude_corpus)
         note(summary)
-    backend = backend or LocalModel(
-        arguments.model,
-        sampling,
-        batch_size=arguments.batch_size,
-        device=arguments.device,
-        trust_remote_code=arguments.trust_remote_code,
+    report = synthesize(
+        _backend(arguments),
+        arguments.output_dir,
+        arguments,
+        excluded=excluded,
+        overwrite=arguments.overwrite,
+        show_progress_bar=shows_progress(),
     )
-    again = "run the same command again" + (" without --overwrite" if arguments.overwrite else "")
-    with if_interrupted(f"the accepted examples are in {arguments.output_dir}: {again} to resume"):
-        report = synthesize(
-            backend,
-            arguments.output_dir,
-            arguments,
-            excluded=excluded,
-            overwrite=arguments.overwrite,
-            show_progress_bar=shows_progress(),
-        )
     print(report)
     print(os.path.join(arguments.output_dir, PAIRS))
 
 
-def _endpoint(arguments: Arguments, sampling: "Sampling") -> "Endpoint | None":
+def _backend(arguments: Arguments) -> "Backend":
     from revela_hub.data.openai_server import api_key
-    from revela_hub.data.synthesis.endpoint import Endpoint
+    from revela_hub.data.synthesis.backends import Endpoint, LocalModel, Sampling
 
+    sampling = Sampling(**values_of(Sampling, arguments))
     if arguments.endpoint is None:
-        given = [name for name in ("api_key_env", "extra_body") if getattr(arguments, name) is not None]
-        if given:
-            raise UserError(f"--{given[0]} requires --endpoint")
-        return None
-    same = {name: getattr(arguments, name) for name in ("model", "concurrency", "timeout", "retries")}
+        device, trusted = arguments.device, arguments.trust_remote_code
+        return LocalModel(
+            arguments.model, sampling, batch_size=arguments.batch_size, device=device, trust_remote_code=trusted
+        )
     body = arguments.extra_body
-    if isinstance(body, str):
-        try:
-            body = json.loads(body)
-        except ValueError as error:
-            raise UserError(f"--extra_body is not JSON: {error}") from error
-    if body is not None and not isinstance(body, dict):
-        raise UserError('--extra_body must be a JSON object: {"field": value}')
+    body = json.loads(body) if isinstance(body, str) else body
     return Endpoint(
-        arguments.endpoint, api_key=api_key(arguments.api_key_env), sampling=sampling, extra_body=body or {}, **same
+        arguments.endpoint,
+        arguments.model,
+        api_key=api_key(arguments.api_key_env),
+        sampling=sampling,
+        concurrency=arguments.concurrency,
+        timeout=arguments.timeout,
+        retries=arguments.retries,
+        extra_body=body or {},
     )
