@@ -13,7 +13,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, reason
 from revela_hub.paths import local_path
-from revela_hub.pickles import encoder, model_json, model_kind, module_types
+from revela_hub.pickles import PEFT_ADAPTER, encoder, model_json, model_kind, module_types
 from revela_hub.precision import in_fast_precision
 
 if TYPE_CHECKING:
@@ -74,6 +74,11 @@ def refuse_other_kind(name: str, *, sparse: bool = False) -> None:
     """Raise a `UserError` if a model was saved as another class than a dense (or sparse) one: it would get new random layers."""
     if (kind := model_kind(model_in(name))) in RERANKERS:
         raise UserError(f"{name} is a reranker ({kind}), not a retriever", rerank="pass it with --rerank")
+    if kind == PEFT_ADAPTER:
+        raise UserError(
+            f"{name} is a bare PEFT adapter, without the pooling and the prompts of a retriever: revela-hub export {name}"
+            f" --output_dir FOLDER makes one with those of Revela"
+        )
     if kind == "SparseEncoder" and not sparse:
         raise UserError(f"{name} is a SparseEncoder, where a dense retriever is needed", mode="use --mode sparse")
 

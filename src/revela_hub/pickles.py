@@ -20,6 +20,7 @@ Model = TypeVar("Model")
 
 # transformers is not thread-safe: while it loads a model, it replaces functions of transformers and torch.
 _ONE_AT_A_TIME = threading.RLock()
+PEFT_ADAPTER = "PEFT adapter"
 _PICKLED = re.compile(r"(adapter_model|pytorch_model)\b.*\.bin")
 _SAFE = {
     "adapter_model": re.compile(r"adapter_model.*\.safetensors"),
@@ -100,12 +101,14 @@ def module_types(name: str | Path) -> dict[str, str]:
 
 
 def model_kind(name: str | Path) -> str:
-    """Return the class of sentence-transformers that a model was saved as; empty for other models and unreadable ones."""
+    """Return the class of sentence-transformers that a model was saved as, or `PEFT_ADAPTER`; empty for other models and unreadable ones."""
     read = partial(model_json, name)
     try:
         kind = (read("config_sentence_transformers.json") or {}).get("model_type")
         if kind or read("modules.json"):
             return str(kind or "SentenceTransformer")
+        if read("adapter_config.json"):
+            return PEFT_ADAPTER
         config = read("config.json") or {}
         classifier = any(str(each).endswith("ForSequenceClassification") for each in config.get("architectures") or ())
         return "CrossEncoder" if classifier or "sentence_transformers" in config else ""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.report import ReadReport
+from revela_hub.data.sources.source import Source
 from revela_hub.data.text.groups import (
     GroupSettings,
     StoppingStrategy,
@@ -20,6 +21,7 @@ from revela_hub.data.text.groups import (
     groups_needed,
     mix_groups,
 )
+from revela_hub.data.text.stored_groups import stored_groups
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
@@ -118,6 +120,9 @@ class RevelaDataArguments(StreamedTextArguments):
         "first_exhausted", "End a mixture when the first source is used up, or when all are (repeating the others)."
     )
     max_groups: PositiveInt | None = option(None, "Maximum number of groups.")
+    groups_column: str | None = option(
+        None, "Column with lists of texts that are groups already, as in the data of Revela's authors."
+    )
 
     @property
     def spans(self) -> list[str]:
@@ -137,27 +142,18 @@ def load_groups(
     Raises:
         UserError: the options conflict, or `build_groups` raises an error.
     """
-    spans = arguments.spans
-    if bad := set(spans) - {"full", "first_half"}:
-        raise UserError(f"--similarity_span is full or first_half, not {', '.join(sorted(bad))}")
-    if arguments.weights is None:
-        if len(spans) > 1:
-            raise UserError(
-                "--similarity_span needs --weights for a value per source, because groups may have two sources"
-            )
-        return text_rows(arguments, build_groups, held_out, settings=_settings(arguments))
     sources, report = arguments.sources(held_out), ReadReport()
-    if len(spans) not in (1, len(sources)):
-        raise UserError(f"--similarity_span has {len(spans)} values for {len(sources)} sources")
-    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
+    _check_spans(arguments, len(sources))
+    if arguments.weights is None:
+        if arguments.groups_column is not None:
+            return _stored(arguments, sources), report
+        return text_rows(arguments, build_groups, held_out, settings=_settings(arguments))
     check_weights(arguments.weights, len(sources))
     if len(sources) == 1:
         raise UserError("--weights needs two or more sources, but there is only one: leave it out")
-    parts = []
-    for number, (source, weight) in enumerate(zip(sources, arguments.weights, strict=True)):
-        settings = _settings(arguments, weight / sum(arguments.weights))
-        part = build_groups([source], settings, report=report, **kept)
-        parts.append(part if len(spans) == 1 else part.map(partial(_with_span, spans[number])))
+    spans = arguments.spans * (len(sources) if len(arguments.spans) == 1 else 1)
+    shares = [weight / sum(arguments.weights) for weight in arguments.weights]
+    parts = [_part(arguments, *given, report) for given in zip(sources, shares, spans, strict=True)]
     mixed = mix_groups(
         parts, arguments.weights, seed=arguments.group_seed, stopping_strategy=arguments.stopping_strategy
     )
@@ -167,6 +163,33 @@ def load_groups(
         mixed = mixed.select(range(min(arguments.max_groups, len(mixed))))
     report.groups = len(mixed)
     return mixed, report
+
+
+def _check_spans(arguments: RevelaDataArguments, sources: int) -> None:
+    spans = arguments.spans
+    if bad := set(spans) - {"full", "first_half"}:
+        raise UserError(f"--similarity_span is full or first_half, not {', '.join(sorted(bad))}")
+    if arguments.weights is None and len(spans) > 1:
+        raise UserError("--similarity_span needs --weights for a value per source: a group may have two sources")
+    if len(spans) not in (1, sources):
+        raise UserError(f"--similarity_span has {len(spans)} values for {sources} sources")
+
+
+def _part(arguments: RevelaDataArguments, source: Source, share: float, span: str, report: ReadReport) -> Any:
+    """Return the groups of one source of a mixture, with their span if the spans differ."""
+    if arguments.groups_column is not None:
+        part = _stored(arguments, [source])
+    else:
+        kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
+        part = build_groups([source], _settings(arguments, share), report=report, **kept)
+    return part if len(arguments.spans) == 1 else part.map(partial(_with_span, span))
+
+
+def _stored(arguments: RevelaDataArguments, sources: list[Source]) -> Any:
+    """Return the groups that the sources hold, at most `max_groups`."""
+    size = arguments.group_size
+    groups: Any = stored_groups(sources, str(arguments.groups_column), size, streaming=arguments.streaming)
+    return groups if arguments.max_groups is None else groups.take(arguments.max_groups)
 
 
 def _with_span(span: str, row: dict[str, Any]) -> dict[str, Any]:

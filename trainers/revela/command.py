@@ -91,6 +91,10 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
 
     def __post_init__(self) -> None:
         """Raise a `ValueError` if weights would be trained in bfloat16, or options conflict."""
+        if self.groups_column is not None:  # no text is held out of groups that are read as they are
+            if self.probe not in ("auto", "none"):
+                raise ValueError("--probe would not be held out of --groups_column: evaluate on it with --eval_corpus")
+            self.probe = "none"
         super().__post_init__()
         if self.dtype != "float32" and not self.lora_rank:
             raise ValueError("--dtype bfloat16 is for LoRA: trained weights have to be float32 (--lora_rank above 0)")

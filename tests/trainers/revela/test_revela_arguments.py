@@ -102,6 +102,26 @@ def test_each_source_of_a_mixture_has_its_span(tmp_path: Path, streaming: bool) 
     assert found == {("a", "first_half"), ("b", "full")}
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_groups_that_were_made_before(tmp_path: Path, streaming: bool) -> None:
+    """As in the corpora of Revela's authors: a column with lists of texts, cut to the group size or padded."""
+    texts = [[f"text {g} {n}" for n in range(size)] for g, size in enumerate((4, 6, 3))]
+    file = tmp_path / "groups.jsonl"
+    file.write_text("".join(json.dumps({"src": "wiki", "passages": row}) + "\n" for row in texts))
+    groups, _ = load_groups(arguments(tmp_path, [str(file)], groups_column="passages", streaming=streaming))
+
+    rows = list(groups)
+    assert [row["text"] for row in rows] == [texts[0], texts[1][:4], [*texts[2], ""]]
+    assert [row["group"] for row in rows] == [0, 1, 2]
+    assert rows[2]["document"][3] == "" and len({*rows[2]["document"][:3]}) == 1
+    two, _ = load_groups(arguments(tmp_path, [str(file)], groups_column="passages", max_groups=2))
+    assert len(two) == 2
+    with pytest.raises(UserError, match="passages"):
+        load_groups(arguments(tmp_path, [str(file)], groups_column="texts"))
+    with pytest.raises(Exception, match="not a list of texts"):
+        list(load_groups(arguments(tmp_path, [str(file)], groups_column="src", streaming=streaming))[0])
+
+
 def test_the_groups_of_a_step_are_those_of_all_devices(tmp_path: Path) -> None:
     given: dict[str, Any] = {"per_device_train_batch_size": 2, "use_cpu": True, "bf16": False}
     made = RevelaTrainingArguments(str(tmp_path), total_groups_per_step=32, **given)

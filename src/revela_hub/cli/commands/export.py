@@ -3,6 +3,9 @@
 LoRA adapters are merged. Training exports the final model itself; use this command for intermediate checkpoints, or
 for another --max_length or --dtype. It writes a folder for each part of the model, and prints their names.
 
+A bare PEFT adapter of a decoder, such as those of Revela's authors, becomes a retriever with the pooling and prompts
+of Revela, or those of the options.
+
 --format onnx also writes onnx/model.onnx, which onnxruntime and text-embeddings-inference load, and prints how much its
 vectors differ from the model's. It takes a checkpoint, a sentence-transformers folder, or the output folder of adapt or
 train with one model; if --output_dir is the model's folder, the file is added to it. --quantize int8 adds
@@ -11,6 +14,7 @@ and document encoders cannot be converted.
 
 Examples:
   revela-hub export outputs/run/checkpoint-1000 --output_dir my-retriever
+  revela-hub export trumancai/Revela-1b --output_dir revela-1b
   revela-hub export outputs/run --output_dir my-retriever --lm --dtype bfloat16
   revela-hub export my-retriever --output_dir my-retriever --format onnx --quantize int8
 """
@@ -24,6 +28,7 @@ from typing import Literal
 from revela_hub.errors import UserError, require
 from revela_hub.files import local_path
 from revela_hub.options import option, required
+from revela_hub.pickles import PEFT_ADAPTER, model_kind
 from revela_hub.ranges import TextLength
 from revela_hub.scratch import deleted_after
 
@@ -35,13 +40,19 @@ class Arguments:
     """Arguments of `revela-hub export`."""
 
     checkpoint: str = required(
-        "Checkpoint folder that `revela-hub train` saved; for ONNX also a model folder, or the output folder of adapt or train."
+        "Checkpoint folder that `revela-hub train` saved, or a PEFT adapter (Hub id or folder); for ONNX also a model"
+        " folder, or the output folder of adapt or train."
     )
     output_dir: str = required("Output folder.")
     lm: bool = option(False, "Also export the co-trained language model.")
     max_length: TextLength | None = option(
         None, "Maximum number of tokens per text, including EOS (default: the checkpoint's)."
     )
+    pooling: Literal["last", "mean", "cls"] = option(
+        "last", "Pooling of a PEFT adapter's retriever; last is an EOS appended to every text."
+    )
+    query_prompt: str = option("Query: ", "Text to prepend to every query, for a PEFT adapter.")
+    document_prompt: str = option("Passage: ", "Text to prepend to every passage, for a PEFT adapter.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
         None, "Type of the stored weights (default: unchanged)."
     )
@@ -74,13 +85,25 @@ def run(arguments: Arguments) -> None:
 
 
 def _exported(arguments: Arguments) -> list[Path]:
-    """Write the folders of a checkpoint, and return them without that of the language model."""
+    """Write the folders of a checkpoint or an adapter, and return them without that of the language model."""
     import torch
 
-    from revela_hub.checkpoints import export_checkpoint, method_of
+    from revela_hub.checkpoints import export_checkpoint, is_checkpoint, method_of
     from revela_hub.hub_cards.metadata import describe
+    from revela_hub.hub_cards.peft_adapters import export_adapter
 
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+    if model_kind(arguments.checkpoint) == PEFT_ADAPTER and not is_checkpoint(local_path(arguments.checkpoint)):
+        folder = Path(arguments.output_dir)
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UserError(f"--output_dir {folder} is not empty: choose a new folder")
+        prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
+        length = arguments.max_length or 2048
+        export_adapter(
+            arguments.checkpoint, folder, pooling=arguments.pooling, prompts=prompts, max_length=length, dtype=dtype
+        )
+        print(f"retriever: {describe(folder).loading_code(str(folder))}")
+        return [folder]
     output = export_checkpoint(
         arguments.checkpoint, arguments.output_dir, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
     )

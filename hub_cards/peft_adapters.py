@@ -1,0 +1,69 @@
+"""Retrievers that were published as a bare PEFT adapter, such as those of Revela's authors.
+
+Such a repository names the base model, but neither pooling nor prompts: sentence-transformers would use the mean of all tokens, no
+end token and no prompts, and return other vectors without a warning.
+"""
+
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
+from transformers import AutoModel, AutoTokenizer
+
+from revela_hub.errors import UserError
+from revela_hub.files import local_path
+from revela_hub.hub_cards.export import PoolingMode, export_retriever
+from revela_hub.pickles import refuse_pickles
+
+WEIGHTS = "adapter_model.safetensors"
+PROMPTS = {"query": "Query: ", "document": "Passage: "}
+
+
+def export_adapter(
+    adapter: str | Path,
+    output: str | Path,
+    *,
+    pooling: PoolingMode = "last",
+    prompts: dict[str, str] | None = None,
+    max_length: int = 2048,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Merge a PEFT adapter into its base model and write a sentence-transformers folder. The defaults are Revela's.
+
+    Args:
+        adapter: Hub id or folder with `adapter_config.json` and `adapter_model.safetensors`.
+        output: folder to write.
+        pooling: how hidden states become one vector; `"last"` is an EOS that the tokenizer is made to append to every text.
+        prompts: texts to prepend to inputs, named `query` and `document`; by default those of Revela.
+        max_length: maximum length in tokens, EOS included.
+        dtype: type of the stored weights; by default float32, in which they are merged.
+
+    Raises:
+        UserError: weights are pickles, or adapters of the base model are missing or have no layer.
+    """
+    folder = local_path(adapter)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(str(adapter), allow_patterns=["adapter_*", "*token*"]))
+    refuse_pickles(folder)
+    base = str(PeftConfig.from_pretrained(str(folder)).base_model_name_or_path)
+    refuse_pickles(base)
+    adapted = PeftModel.from_pretrained(AutoModel.from_pretrained(base, dtype=torch.float32), str(folder))
+    # PEFT only warns about adapters that do not fit, and leaves the base model as it is.
+    with safe_open(folder / WEIGHTS, framework="pt") as weights:
+        different = set(weights.keys()) ^ set(get_peft_model_state_dict(adapted))
+    if different:
+        raise UserError(
+            f"the adapter {adapter} does not fit {base}: {min(different)} and {len(different) - 1} more differ"
+        )
+    own = folder if (folder / "tokenizer.json").is_file() else base
+    return export_retriever(
+        adapted.merge_and_unload(),
+        AutoTokenizer.from_pretrained(own),
+        output,
+        pooling=pooling,
+        prompts=PROMPTS if prompts is None else prompts,
+        max_length=max_length,
+        dtype=dtype,
+    )
