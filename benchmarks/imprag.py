@@ -43,13 +43,12 @@ from transformers.utils import logging as transformers_logging
 
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.precision import bf16_is_fast
-from revela_hub.trainers.base.passages import tokenize_passages
-from revela_hub.trainers.base.retrieval_loss import multi_label_nce
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer, shortened
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
-from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
-from revela_hub.trainers.imprag.inference.stored_states import store_states
+from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, tokenize_passages
+from revela_hub.trainers.imprag.retrieval import multi_label_nce
+from revela_hub.trainers.imprag.stored_states import store_states
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -235,7 +234,7 @@ def reader(experiment: Experiment, seed: int, k: int) -> PreTrainedModel:
             max_length=MAX_LENGTH,
         )
         trainer.train()
-        trainer.export(folder)
+        (folder,) = trainer.write_models(folder)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(given.device)
 
 

@@ -22,12 +22,12 @@ from revela_hub.data.text.chunks import chunk_document
 from revela_hub.evaluation.question_answering import holds_answer, score_answers
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.trainers.base.passages import tokenize_passages
-from revela_hub.trainers.base.pseudo_labels import rank_passages, top_rows
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
-from revela_hub.trainers.imprag.inference.answering import Answerer, left_padded
-from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
-from revela_hub.trainers.imprag.inference.stored_states import StoredStates
+from revela_hub.trainers.imprag.answering import Answerer, left_padded
+from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
+from revela_hub.trainers.imprag.data import tokenize_passages
+from revela_hub.trainers.imprag.retrieval import rank_passages, top_rows
+from revela_hub.trainers.imprag.stored_states import StoredStates
 
 
 @dataclass

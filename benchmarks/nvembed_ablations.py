@@ -27,8 +27,8 @@ from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.mixture import load_mixture
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import NVEmbedModel
-from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
-from revela_hub.trainers.nvembed.export import export_nvembed, nvembed_encoder
+from revela_hub.trainers.nvembed.checkpoint import export_nvembed, nvembed_encoder
+from revela_hub.trainers.nvembed.data import NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
-from revela_hub.trainers.nvembed.export import nvembed_tokenizer
+from revela_hub.trainers.nvembed.checkpoint import nvembed_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -35,7 +35,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.retromae.collator import RetroMAECollator
+from revela_hub.trainers.retromae.data import RetroMAECollator
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("official_worker.py")

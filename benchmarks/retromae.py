@@ -37,7 +37,7 @@ from revela_hub.data.text.spans import build_spans
 from revela_hub.evaluation import evaluate_retrieval
 from revela_hub.hub_cards import export_retriever
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
+from revela_hub.trainers.retromae.data import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "retromae"))

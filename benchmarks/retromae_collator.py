@@ -34,7 +34,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedT
 
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.retromae.collator import RetroMAECollator
+from revela_hub.trainers.retromae.data import RetroMAECollator
 
 Row = dict[str, Any]
 Batch = dict[str, Tensor]

@@ -154,8 +154,8 @@ def nvembed_forward(given: argparse.Namespace) -> Result:
 
 def nvembed_step(given: argparse.Namespace) -> Result:
     """Time a step with LoRA and gradient checkpointing: queries with a positive and a hard negative, 512 tokens each."""
-    from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
-    from revela_hub.trainers.nvembed.export import nvembed_encoder
+    from revela_hub.trainers.nvembed.checkpoint import nvembed_encoder
+    from revela_hub.trainers.nvembed.data import NVEmbedTrainingArguments
     from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(QUICKSTART / "lm")

@@ -17,7 +17,8 @@ MARKER = ".revela-hub"
 
 # Files in the folders that we write without the mark, because other commands must not replace their content.
 _CONTENTS = (
-    ("run.json", "trainer_state.json"),  # a training run, a checkpoint
+    ("run.json", "trainer_state.json"),  # a training run
+    ("trainer_state.json", "scheduler.pt"),  # a checkpoint
     (".revela_hub",),  # an exported model
 )
 

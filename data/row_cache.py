@@ -9,12 +9,10 @@ import json
 import logging
 import os
 import shutil
-import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +21,7 @@ from revela_hub.data.sources.converted import SUFFIXES, converter_version
 from revela_hub.data.sources.documents import read_documents, read_held_out
 from revela_hub.data.sources.files import local_files
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import dataset_rows
-from revela_hub.data.sources.source import HUB_PREFIX, Document, Source, SourceLike, parse_sources
+from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
 from revela_hub.errors import DISK_FULL, UserError
 from revela_hub.internals import fingerprint
 
@@ -106,26 +103,6 @@ def cached_rows(
             entry: dict[str, Any] = {"crc32": _checksum(folder / ROWS), "counts": dict(counts())}
             (folder / REPORT).write_text(json.dumps(entry), encoding="utf-8")
     return dataset, entry["counts"]
-
-
-def stream_rows(stream: "IterableDataset", name: str, cache_dir: str | Path | None = None) -> "Dataset":
-    """Write the rows of a stream to the cache by its name, and return them memory-mapped; equal rows are kept once."""
-    import datasets
-
-    cache = cache_folder(cache_dir)
-    folder = cache / f"stream-{uuid.uuid4().hex}"
-    rows = (row.columns for row in dataset_rows(Source(f"{HUB_PREFIX}{name}", rows=stream)))
-    if (first := next(rows, None)) is None:
-        raise UserError(f"{name} is a stream without rows")
-    with _removed_on_error(folder):
-        folder.mkdir()
-        write_rows(chain([first], rows), stream.features, folder / ROWS)
-    kept = cache / f"stream-{_checksum(folder / ROWS):08x}-{(folder / ROWS).stat().st_size}"
-    try:
-        folder.rename(kept)
-    except OSError:  # it exists
-        shutil.rmtree(folder)
-    return datasets.Dataset.from_file(str(kept / ROWS))
 
 
 @contextmanager

@@ -85,10 +85,6 @@ class Method:
             can store the model's hidden states of the passages.
         answerer: full name of the function `(model, index, *, num_passages, device) -> answerer`, if the model answers questions.
         models: training arguments that name a model to start from, the base model of the card first.
-        data: training arguments that name training data. A resumed run compares the rows instead of the paths.
-        files: other training arguments that may name a file or folder. A resumed run compares the contents.
-        neutral_settings: training arguments that do not affect the trained weights. A resumed run may change them.
-        computed_settings: settings that a model computes, whose last bits may differ between processes.
     """
 
     name: str
@@ -109,10 +105,6 @@ class Method:
     states: str = ""
     answerer: str = ""
     models: tuple[str, ...] = ()
-    data: tuple[str, ...] = ("data",)
-    files: tuple[str, ...] = ()
-    neutral_settings: frozenset[str] = frozenset()
-    computed_settings: frozenset[str] = frozenset()
 
 
 def vectors_of(folder: Path, methods: Mapping[str, Method]) -> Path | None:

@@ -58,7 +58,7 @@ def test_what_a_record_names_exists(method: Method) -> None:
         assert module.__doc__ and module.Arguments and module.run
     training = next(iter(method.commands.values()))
     arguments = {entry.name for entry in fields(importlib.import_module(training.module).Arguments)}
-    assert method.models and {*method.models, *method.data, *method.files, *method.neutral_settings} <= arguments
+    assert method.models and {*method.models} <= arguments
     assert set(method.folders.values()) <= set(method.parts)
     assert method.paper.arxiv in method.paper.bibtex and method.paper.bibtex.startswith("@article{")
 

@@ -10,9 +10,8 @@ from revela_hub.data.sources.source import Document
 from revela_hub.precision import bf16_is_fast, in_fast_precision, loading_dtype
 from revela_hub.retrieval import RankerSettings, build_store, model_identity, read_passages
 from revela_hub.retrieval.encoder import load_encoder
-from revela_hub.trainers.imprag.checkpoint import load_imprag
-from revela_hub.trainers.imprag.inference.answering import open_answerer
-from revela_hub.trainers.imprag.inference.encoder import load_imprag_encoder
+from revela_hub.trainers.imprag.answering import open_answerer
+from revela_hub.trainers.imprag.checkpoint import load_imprag, load_imprag_encoder
 
 
 @pytest.fixture(params=[False, True])

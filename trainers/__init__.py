@@ -1,4 +1,4 @@
-"""One folder per training method (arguments, collator, loss, trainer, checkpoint), and `common/` for shared code.
+"""One folder per training method (data, trainer, checkpoint, command), and `base/` for shared code.
 
 Public names are listed in `__init__.pyi` and imported on first use.
 """

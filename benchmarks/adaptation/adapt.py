@@ -35,10 +35,9 @@ from methods import ENCODERS_ALONE, MAX_TOKENS, METHODS, Budget, Setting  # noqa
 
 from revela_hub.data.sources.beir import RetrievalTask  # noqa: E402
 from revela_hub.evaluation import compare_queries  # noqa: E402
-from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs  # noqa: E402
+from revela_hub.evaluation.hybrid_weight import fit_hybrid, fuse_runs, halves  # noqa: E402
 from revela_hub.evaluation.probe import ProbeSettings, build_probe  # noqa: E402
-from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run  # noqa: E402
-from revela_hub.trainers.base.measuring import BestWeights  # noqa: E402
+from revela_hub.evaluation.retrieval import Rankings, bm25_run, retrieval_run, score_run  # noqa: E402
 
 LM = REPOSITORY / "examples" / "quickstart" / "lm"
 QUERIES, PASSAGES = 200, 300
@@ -133,25 +132,26 @@ def adapted(method: str, name: str, domain: Domain, given: argparse.Namespace, s
 
 
 class ExportedWeights:
-    """Model selection as in `revela-hub train`: keeps the weights that are best on the probe."""
+    """Model selection as in `revela-hub train`: keeps the trained weights unless the base model is better on the probe."""
 
     def __init__(self, model: SentenceTransformer, domain: Domain, given: argparse.Namespace, folder: Path) -> None:
-        self.task = probe_of(json.dumps(domain.text))
+        self.task, self.model, self.bf16 = probe_of(json.dumps(domain.text)), model, given.bf16
+        self.base = {name: value.clone() for name, value in model.state_dict().items()}
+        self.base_scores = self._scores()
 
-        def latest() -> tuple[RetrievalScores, Rankings]:
-            run = run_of(model, self.task, given.bf16)
-            return score_run(run, self.task), run
-
-        self.best = BestWeights(model, model, self.task, latest, folder, averages=True)
-        self.best.record(0, *latest())
+    def _scores(self) -> dict[str, float]:
+        return score_run(run_of(self.model, self.task, self.bf16), self.task).per_query[METRIC]
 
     def finish(self, updates: int) -> Cell:
-        """Load the best weights. Return their name and the probe's scores of the last step and the base model."""
-        self.best.record(updates, *self.best.latest())
-        outcome = self.best.finish(updates)
-        of = {step: kept[METRIC] for step, kept in self.best.history.scores.items()}
-        chosen = "mean" if outcome.averaged else "end" if outcome.step else "start"
-        return {"probe": of[updates], "probe of the start": of[0], "chosen": chosen}
+        """Load the better weights. Return their name and the probe's scores of the last step and the base model."""
+        trained, (_, test) = self._scores(), halves(self.task.queries)
+        of_test = ({query: scores[query] for query in test} for scores in (self.base_scores, trained))
+        verdict = compare_queries(*of_test).verdict
+        higher = sum(trained.values()) > sum(self.base_scores.values())
+        kept = verdict == "better" or (verdict != "worse" and higher)
+        if not kept:
+            self.model.load_state_dict(self.base)
+        return {"probe": trained, "probe of the start": self.base_scores, "chosen": "end" if kept else "start"}
 
 
 def pooled(cells: list[Cell], key: str) -> dict[str, float]:

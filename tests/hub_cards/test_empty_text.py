@@ -15,7 +15,7 @@ from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token
 from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.nvembed.export import export_nvembed
+from revela_hub.trainers.nvembed.checkpoint import export_nvembed
 from revela_hub.trainers.revela.checkpoint import load_backbones
 
 NO_PROMPTS = {"query": "", "document": ""}

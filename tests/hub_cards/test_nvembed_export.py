@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM, LlamaTokeni
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
-from revela_hub.trainers.nvembed.export import export_nvembed, nvembed_encoder, nvembed_tokenizer
+from revela_hub.trainers.nvembed.checkpoint import export_nvembed, nvembed_encoder, nvembed_tokenizer
 
 PROMPTS = {
     "query": "Instruct: answer\nQuery: ",

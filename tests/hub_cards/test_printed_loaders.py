@@ -22,7 +22,7 @@ from revela_hub.modeling import (
     RetroMAEForPreTraining,
     RevelaForCausalLM,
 )
-from revela_hub.trainers.nvembed.export import export_nvembed
+from revela_hub.trainers.nvembed.checkpoint import export_nvembed
 
 READER = """
 import json, sys, traceback

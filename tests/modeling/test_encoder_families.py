@@ -26,10 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from revela_hub.hub_cards.assemble import Assembly
 from revela_hub.modeling import CoTMoTEForPreTraining, RetroMAEForPreTraining
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEModel
-from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint
-from revela_hub.trainers.cot_mote.export import assemble_cot_mote
-from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint
-from revela_hub.trainers.retromae.export import assemble_retromae
+from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, assemble_cot_mote
+from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, assemble_retromae
 
 VOCABULARY, LENGTH = 256, 64
 ENCODER_SIZES = SIZES | {

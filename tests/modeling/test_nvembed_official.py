@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
-from revela_hub.trainers.nvembed.export import nvembed_encoder
+from revela_hub.trainers.nvembed.checkpoint import nvembed_encoder
 
 INSTRUCTION = "Instruct: answer\nQuery: "
 TEXTS = ["are judo throws allowed", "", "rivers carry sediment to the sea", "fox"]

@@ -39,8 +39,7 @@ from revela_hub.trainers import (
     RevelaTrainingArguments,
     load_backbones,
 )
-from revela_hub.trainers.base.inputs import default_arguments, tokenizer_of
-from revela_hub.trainers.base.pseudo_labels import rank_passages
+from revela_hub.trainers.base.models import default_arguments, tokenizer_of
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
@@ -49,8 +48,8 @@ from revela_hub.trainers.baselines.ra_dit import RADITTrainer
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
 from revela_hub.trainers.imprag.checkpoint import load_imprag
-from revela_hub.trainers.nvembed.checkpoint import load_nvembed
-from revela_hub.trainers.nvembed.export import nvembed_encoder
+from revela_hub.trainers.imprag.retrieval import rank_passages
+from revela_hub.trainers.nvembed.checkpoint import load_nvembed, nvembed_encoder
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainingArguments
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
 
@@ -157,7 +156,7 @@ def test_revela_takes_adapters_of_peft_and_prepared_groups(
 def test_retromae(raw: Dataset, masked_folder: Path, settings: dict[str, Any]) -> None:
     args = RetroMAETrainingArguments(**settings)
     names = RetroMAETrainer(model=str(masked_folder), args=args, train_dataset=raw)
-    assert names.trained_config().max_seq_length == 128
+    assert names.model.config.max_seq_length == 128
     by_names = run(names)
     set_seed(args.seed)
     loaded = load_retromae_encoder(str(masked_folder))
@@ -351,18 +350,6 @@ def test_activations_are_recomputed(
 def test_what_a_run_would_lose_is_rejected(
     raw: Dataset, masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
 ) -> None:
-    best = settings | {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
-    with pytest.raises(UserError, match="ContrieverTrainer does not support --load_best_model_at_end"):
-        ContrieverTrainer(
-            str(retriever_folder), ContrieverTrainingArguments(**best), train_dataset=raw, eval_dataset=raw
-        )
-    with pytest.raises(UserError, match="ContrieverTrainer has its own loss: leave out compute_loss_func"):
-        ContrieverTrainer(
-            str(retriever_folder),
-            ContrieverTrainingArguments(**settings),
-            train_dataset=raw,
-            compute_loss_func=lambda *_, **__: 0,
-        )
     with pytest.raises(UserError, match="train_dataset is missing"):
         RevelaTrainer(
             str(retriever_folder), RevelaTrainingArguments(**settings), lm=str(llama_folder), max_length=64
@@ -372,7 +359,28 @@ def test_what_a_run_would_lose_is_rejected(
         CoTMoTETrainer(str(masked_folder), train_dataset=raw, compute_metrics=lambda predictions: {})
 
 
-def test_rows_are_in_the_order_that_is_asked_for_or_an_error_is_raised(
+def test_the_best_checkpoint_is_loaded_at_the_end(
+    raw: Dataset, retriever_folder: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings |= {"output_dir": str(tmp_path), "load_best_model_at_end": True, "max_steps": 2, "save_steps": 1}
+    settings |= {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps"}
+    args = ContrieverTrainingArguments(**settings)
+    trainer = ContrieverTrainer(str(retriever_folder), args, train_dataset=raw, eval_dataset=raw)
+    scores = iter((0.1, 0.2))
+    evaluate = trainer.evaluation_loop
+
+    def evaluation_loop(*args: Any, **kwargs: Any) -> Any:
+        result = evaluate(*args, **kwargs)
+        result.metrics["eval_loss"] = next(scores)
+        return result
+
+    trainer.evaluation_loop = evaluation_loop  # type: ignore[method-assign]
+    trainer.train()
+    best = SentenceTransformer(str(tmp_path / "checkpoint-1"), device="cpu").state_dict()
+    assert all(torch.equal(value, best[name]) for name, value in trainer.retriever.state_dict().items())
+
+
+def test_rows_are_in_the_order_that_is_asked_for(
     raw: Dataset, masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
 ) -> None:
     pairs = Dataset.from_dict({"anchor": [f"fox {n}" for n in range(8)], "positive": [f"dog {n}" for n in range(8)]})
@@ -395,28 +403,6 @@ def test_rows_are_in_the_order_that_is_asked_for_or_an_error_is_raised(
         assert order(seed=1, data_seed=7) == order(seed=2, data_seed=7) != order(seed=2)
         if rows is raw:
             assert sum(order(train_sampling_strategy="sequential"), []) == [*range(len(raw))]  # noqa: RUF017
-            continue
-        for strategy in ("sequential", "group_by_length"):
-            message = f"does not support --train_sampling_strategy {strategy}, because its batches are those of"
-            with pytest.raises(UserError, match=message):
-                order(train_sampling_strategy=strategy)
-    streamed = RetroMAETrainingArguments(**settings, train_sampling_strategy="group_by_length")
-    with pytest.raises(UserError, match="group_by_length, because a stream cannot be sorted"):
-        RetroMAETrainer(str(masked_folder), streamed, train_dataset=raw.to_iterable_dataset())
-
-
-def test_noise_is_rejected_where_it_cannot_be_added(
-    raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
-) -> None:
-    settings |= {"neftune_noise_alpha": 5.0}
-    pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
-    message = "Trainer does not support --neftune_noise_alpha: remove the option"
-    with pytest.raises(UserError, match=message):
-        PairsTrainer(str(retriever_folder), PairsTrainingArguments(**settings), train_dataset=pairs)
-    with pytest.raises(UserError, match=message):
-        ContrieverTrainer(str(retriever_folder), ContrieverTrainingArguments(**settings), train_dataset=raw)
-    questions = Dataset.from_dict({"question": ["Where is Paris?"] * 4, "answer": ["France"] * 4})
-    run(RAITTrainer(str(llama_folder), RAITTrainingArguments(**settings), train_dataset=questions, passages=["a"] * 10))
 
 
 def test_evaluation_data_are_prepared_like_training_data(
@@ -698,14 +684,14 @@ def test_retrievers_are_trained_with_adapters_of_peft(
         assert files and not any("lora" in name for file in files for name in load_file(file))
         if make.func is RAITTrainer:
             continue
-        expected = trainer.retrieval_encoder().encode_query(["fox"])
+        expected = trainer.retriever_now().encode_query(["fox"])
         if make.args[0] is tiny:
             vectors = SentenceTransformer(str(folder), device="cpu").encode_query(["fox"])
             np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-5)
-        trainer.write_weights(tmp_path / f"checkpoint-{number}")
+        trainer.save_model(str(tmp_path / f"checkpoint-{number}"))
         again = make(peft_config=LoraConfig(r=2))
-        again.read_weights(tmp_path / f"checkpoint-{number}")
-        np.testing.assert_allclose(again.retrieval_encoder().encode_query(["fox"]), expected, rtol=1e-5, atol=1e-6)
+        again._load_from_checkpoint(str(tmp_path / f"checkpoint-{number}"))
+        np.testing.assert_allclose(again.retriever_now().encode_query(["fox"]), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(UserError, match="it has adapters already"):
         RAITTrainer(
             model.get_base_model(),

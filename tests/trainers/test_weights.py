@@ -26,7 +26,7 @@ from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAIT
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.pasted import RAITTrainer
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer
-from revela_hub.trainers.nvembed.export import export_nvembed
+from revela_hub.trainers.nvembed.checkpoint import export_nvembed
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """LoRA adapters: added to a model in place, and merged into a copy of it for the export."""
 
-import os
 from copy import copy, deepcopy
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,53 +11,36 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedConfig
 
-from revela_hub.errors import UserError, first_line
+from revela_hub.errors import UserError
 from revela_hub.trainers.base.arguments import AdapterArguments
 
 Model = TypeVar("Model", bound=nn.Module)
-UNFREEZE_REMEDY = "perhaps by an earlier trainer: call requires_grad_(True) on it, or load it again"
 
 
 def refuse_adapters(name: str, model: nn.Module) -> None:
     """Raise a `UserError` for a model that has adapters, below which it is frozen."""
     if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
         raise UserError(
-            f"cannot train {name}: it has adapters already, of an earlier trainer or as it was loaded: load the model again, or"
-            " merge them first (merge_and_unload of PEFT)"
+            f"cannot train {name}: it has adapters already; load it again, or merge them (merge_and_unload)"
         )
 
 
 def refuse_frozen(part: str, model: nn.Module) -> None:
     """Raise a `UserError` if all weights of a part that is to be trained are frozen."""
     if not any(weight.requires_grad for weight in model.parameters()):
-        raise UserError(f"all weights of {part} are frozen, {UNFREEZE_REMEDY}")
+        raise UserError(f"all weights of {part} are frozen: call requires_grad_(True) on it, or load it again")
 
 
 def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
-    """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0.
-
-    Raises:
-        UserError: the model has adapters, such as those of an earlier trainer, or the new ones do not fit into memory.
-    """
+    """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0."""
     refuse_adapters(type(model).__name__, model)
     if not args.lora_rank:
         return None
-    layers = linear_layers(model)
-    size = args.lora_rank * sum(layer.in_features + layer.out_features for layer in layers.values())
-    try:
-        memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):  # unknown
-        memory = float("inf")
-    if 4 * size > memory:
-        raise UserError(
-            f"adapters of --lora_rank {args.lora_rank} need {4 * size / 2**30:,.0f} GiB for {size:,} weights, but the machine has"
-            f" {memory / 2**30:,.0f} GiB: lower the rank, or train all weights with --lora_rank 0"
-        )
     return LoraConfig(
         r=args.lora_rank,
         lora_alpha=args.lora_alpha or args.lora_rank,
         lora_dropout=args.lora_dropout,
-        target_modules=list(layers),
+        target_modules=list(linear_layers(model)),
     )
 
 
@@ -68,30 +50,15 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     The model keeps its structure and parameter names, and `save_pretrained` saves it with merged adapters (`saving_merged`). The
     returned wrapper is for saving and merging. A LoRA configuration without `target_modules` applies to the layers that
     `linear_layers` lists.
-
-    Raises:
-        UserError: the model has adapters already, or these do not fit the model or into memory.
     """
     refuse_adapters(type(model).__name__, model)
-    given: Any = model
-    if not isinstance(config, PeftConfig) or config.is_prompt_learning:
-        raise UserError(
-            f"peft_config is of type {type(config).__name__}: pass adapters of layers, such as LoraConfig(r=16)"
-        )
-    if isinstance(config, LoraConfig) and config.target_modules is None:
-        config = replace(config, target_modules=list(linear_layers(model)))
     config = copy(config)
+    if isinstance(config, LoraConfig) and config.target_modules is None:
+        config.target_modules = list(linear_layers(model))
     # The task would only choose the methods of the wrapper; the configuration of a saved adapter is for inference.
     config.task_type, config.inference_mode = None, False
-    try:
-        adapted: Any = get_peft_model(given, config)
-    except ValueError as error:  # target_modules that the model does not have
-        raise UserError(f"cannot add the adapters of peft_config: {first_line(error)}") from error
-    except (RuntimeError, MemoryError) as error:
-        if "alloc" not in str(error).lower() and "memory" not in str(error).lower() and str(error):
-            raise
-        rank = getattr(config, "r", "")
-        raise UserError(f"adapters of rank {rank} do not fit into memory: lower --lora_rank") from error
+    given: Any = model
+    adapted: Any = get_peft_model(given, config)
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)

@@ -1,12 +1,15 @@
 """Training arguments shared by the methods: those of transformers, and options for adapters, text and evaluation."""
 
+import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
+from filelock import FileLock, Timeout
 from transformers import IntervalStrategy, TrainingArguments
 
 from revela_hub.data.sources.report import ReadReport
@@ -14,6 +17,7 @@ from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.options import option
+from revela_hub.paths import local_path
 from revela_hub.precision import bf16_is_fast
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
 
@@ -40,7 +44,6 @@ class RunArguments(TrainingArguments):
         10_000, "Number of rows that are shuffled together when training from a stream; 1 keeps their order."
     )
     overwrite: bool = option(False, "Start over in a non-empty --output_dir, deleting its checkpoints.")
-    allow_changes: bool = option(False, "Allow resuming with settings that differ from the checkpoint's.")
     quiet: bool = option(False, "Print only the final result.")
 
     def __post_init__(self) -> None:
@@ -58,6 +61,8 @@ class RunArguments(TrainingArguments):
             self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # progress bars would fill log files
         super().__post_init__()
         checkpointing: Any = self.gradient_checkpointing_kwargs or {}  # JSON has been parsed above
+        if self.save_on_each_node:
+            raise ValueError("all nodes write to the same --output_dir: remove --save_on_each_node")
         if checkpointing.get("use_reentrant"):
             raise ValueError("reentrant gradient checkpointing would lose a part of the gradient: remove use_reentrant")
 
@@ -68,6 +73,28 @@ class RunArguments(TrainingArguments):
     def sources(self) -> list[Source]:
         """Return the text that the run reads, for the check that it does not contain the output folder."""
         return []
+
+    @contextmanager
+    def preparing(self, what: str) -> Iterator[None]:
+        """Let one process after the other prepare data: the first one writes the cache, which the others read.
+
+        Unlike in a barrier, the others may wait for hours. The lock is in the cache folder, which nodes may not share.
+        """
+        import datasets
+
+        cache = local_path(getattr(self, "cache_dir", None) or datasets.config.HF_DATASETS_CACHE)
+        cache.mkdir(parents=True, exist_ok=True)
+        run = hashlib.sha256(str(Path(self.output_dir or ".").resolve()).encode()).hexdigest()[:16]
+        lock = FileLock(cache / f"revela-hub-{run}.lock", is_singleton=True)  # may be nested
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            sys.stderr.write(f"process {self.process_index} waits for another one: {what}\n")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def log(self, text: object) -> None:
         """Log a line to standard output, on the main process only and not with `quiet`."""

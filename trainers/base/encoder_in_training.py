@@ -14,8 +14,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.retrieval import Rankings, retrieval_run
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.encoding import batches, divided, encode_batches, token_budget
-from revela_hub.trainers.base.processes import from_main
-from revela_hub.trainers.base.sharding import reshard
+from revela_hub.trainers.base.distributed import from_main, reshard
 
 
 class EncoderInTraining:

@@ -20,8 +20,8 @@ from revela_hub.data.text.masking import (
 from revela_hub.errors import UserError
 from revela_hub.trainers.base.adapters import merged_copy
 from revela_hub.trainers.base.arguments import RunArguments
-from revela_hub.trainers.base.epochs import SharedEpoch
-from revela_hub.trainers.base.inputs import prepare_datasets, prepared_rows
+from revela_hub.trainers.base.callbacks import SharedEpoch
+from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
 from revela_hub.trainers.base.trainer import MethodTrainer
 
 IGNORED = -100
@@ -179,11 +179,6 @@ class MaskedTrainer(MethodTrainer):
         self.collator = self.collators(tokenizer, **common, **collating)
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.label_names = []  # a batch has those of some decoders only; an evaluation computes the loss anyway
-        if self.is_fsdp_enabled:
-            raise UserError(
-                "FSDP does not work for masked pre-training, whose encoders fit on one GPU: use accelerate launch --multi_gpu,"
-                " or ZeRO-2"
-            )
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None

@@ -27,10 +27,9 @@ class Outcome:
     Attributes:
         task: name of the evaluation task.
         queries: number of queries in the test half, and of all queries.
-        start: scores of the base model.
+        base: scores of the base model.
         chosen: scores of the exported weights.
         step: step of the exported weights; 0 is the base model.
-        averaged: whether they are averaged with the base model's weights.
         last_step: last evaluated step.
         difference: nDCG@10 of the selected trained weights minus the base model's, on the test half.
         bm25: scores of BM25.
@@ -40,10 +39,9 @@ class Outcome:
 
     task: str
     queries: tuple[int, int]
-    start: RetrievalScores
+    base: RetrievalScores
     chosen: RetrievalScores
     step: int
-    averaged: bool
     last_step: int
     difference: PairedDifference
     bm25: RetrievalScores
@@ -65,10 +63,7 @@ class Outcome:
 
     def _weights(self) -> str:
         """Return the name of the exported weights."""
-        if not self.step:
-            return "the base model"
-        step = f"step {self.step} of {self.last_step}"
-        return f"the average of the base model and {step}" if self.averaged else step
+        return f"step {self.step} of {self.last_step}" if self.step else "the base model"
 
     def advice(self) -> str:
         """Recommend a hybrid with BM25 if it is significantly better; each query is scored with a weight tuned on other queries."""
@@ -95,9 +90,9 @@ class Outcome:
     def table(self) -> str:
         """Format the scores of the base model, the exported weights, BM25 and the hybrid, over all queries."""
         exported = f"trained ({self._weights()})" if self.step else "exported (base model)"
-        rows = {"base model": self.start, exported: self.chosen, **self._compared()}
+        rows = {"base model": self.base, exported: self.chosen, **self._compared()}
         width = max(map(len, rows))
-        lines = [f"{self.task}: {counted(self.queries[1], 'query')}, {counted(self.start.documents, 'passage')}"]
+        lines = [f"{self.task}: {counted(self.queries[1], 'query')}, {counted(self.base.documents, 'passage')}"]
         lines.append(f"{'':<{width}}  nDCG@10  MRR@10  Recall@100")
         for name, s in rows.items():
             lines.append(f"{name:<{width}}  {s.ndcg_at_10:7.3f}  {s.mrr_at_10:6.3f}  {s.recall_at_100:10.3f}")
@@ -113,7 +108,7 @@ class Outcome:
         """Return the rows of the model card's results table."""
         from revela_hub.hub_cards.metadata import Result
 
-        rows = [(None, self.chosen), ("base model", self.start), *self._compared().items()]
+        rows = [(None, self.chosen), ("base model", self.base), *self._compared().items()]
         return [
             Result(self.task, {m: getattr(s, m) for m in (METRIC, "mrr_at_10", "recall_at_100")}, model=name)
             for name, s in rows
@@ -121,13 +116,12 @@ class Outcome:
 
     def write(self, file: Path) -> None:
         """Write everything as JSON: scores, difference with interval, hybrid weight and curve."""
-        rows = {"start": self.start, "chosen": self.chosen, "bm25": self.bm25, "hybrid": self.hybrid.scores}
+        rows = {"base": self.base, "chosen": self.chosen, "bm25": self.bm25, "hybrid": self.hybrid.scores}
         content = {
             "sentence": self.sentence(),
             "advice": self.advice(),
             "task": self.task,
             "step": self.step,
-            "averaged": self.averaged,
             "last_step": self.last_step,
             "difference": self.difference.to_dict(),
             "bm25_weight": self.hybrid.weight,

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -15,7 +16,7 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from revela_hub.errors import UserError, first_line, loading
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
@@ -34,17 +35,15 @@ from revela_hub.retrieval.encoder import (
     similarity_of,
     without_chat_template,
 )
-from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, refuse_adapters
 from revela_hub.trainers.base.arguments import AdapterArguments
-from revela_hub.trainers.base.inputs import ModelLike, name_of, retriever_of_run
+from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in
 from revela_hub.trainers.base.query_route import refuse_other_routes, trained_backbone, trained_transformer
-from revela_hub.trainers.base.sharding import is_sharded
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.base.weights import refuse_fused, refuse_remote_code
 from revela_hub.whole_files import whole_path
 
-EXTRA_WEIGHTS = "beside_the_model.safetensors"
+TRAINING_WEIGHTS = "training_only.safetensors"
 """File in a checkpoint with the weights of a run that are not part of the retriever."""
 RETRIEVER = "retriever"
 PlainPooling: TypeAlias = Literal["last", "mean", "cls"]
@@ -75,7 +74,7 @@ def load_retriever(
         UserError: the model cannot be loaded, uses a distance instead of a similarity, contains custom modules (remote
             code), or has fewer than `max_length` positions.
     """
-    retriever = retriever_of_run(retriever)
+    retriever = retriever_in(retriever)
     name = name_of(retriever)
     model = (
         retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code, pooling)
@@ -168,6 +167,12 @@ def with_adapters(
     return add_adapters(backbone, config)
 
 
+def refuse_excluded_prompts(retriever: SentenceTransformer, name: str, method: str) -> None:
+    """Raise a `UserError` if a model excludes the tokens of its prompts from pooling, which a method would pool."""
+    if any(retriever.prompts.values()) and not all(getattr(module, "include_prompt", True) for module in retriever):
+        raise UserError(f"{name} excludes its prompts from pooling (include_prompt), which {method} does not support")
+
+
 def inputs_of(model: SentenceTransformer, texts: list[str], task: str) -> dict[str, Any]:
     """Return the inputs of a model's forward pass, with the prompt and for the route of the task, `query` or `document`."""
     return model.preprocess(texts, prompt=model.prompts.get(task) or None, task=task)
@@ -220,44 +225,26 @@ class WrappedRetriever(nn.Module):
 class RetrieverTrainer(MethodTrainer):
     """Trainer of a retriever, or of a `WrappedRetriever`.
 
-    A checkpoint is a sentence-transformers folder and a file with the module's other buffers (a queue, a momentum encoder).
+    A checkpoint is a sentence-transformers folder, unless adapters are trained, and a file with other weights of the run: adapters,
+    a queue, a momentum encoder.
     """
 
     model: nn.Module
-    adapts_retriever = True
-    saves_copy = True
-
-    def trained_config(self) -> PreTrainedConfig:
-        """Return the configuration of the transformers model inside the sentence-transformers one; empty for static embeddings."""
-        backbone = trained_backbone(self.retriever)
-        return PreTrainedConfig() if backbone is None else backbone.config
+    adapters: PeftModel | None = None
+    """Adapters of the retriever, if they are trained."""
 
     @property
     def retriever(self) -> Any:
         """The sentence-transformers model in training."""
         return self.accelerator.unwrap_model(self.model).retriever
 
-    def retrieval_encoder(self) -> SentenceTransformer:
+    def retriever_now(self) -> SentenceTransformer:
         """Return the retriever."""
         return self.retriever  # type: ignore[no-any-return]
 
-    def model_names(self) -> str:
-        """Return the retriever's name."""
-        return name_of(self.retriever) or "a retriever"
-
-    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """Write the retriever with the card of the exported folder, for `push_to_hub`."""
-        exported = checkpoint / RETRIEVER
-        if is_sharded(self.model):  # only all processes together could write it
-            return copy_finished(exported, folder, assembly)
-        with scratch_folder("push") as scratch:
-            written = self.export(scratch)
-            for name in ("README.md", "figures", METADATA_FOLDER):
-                if (path := exported / name).is_dir():
-                    shutil.copytree(path, written / name)
-                elif path.is_file():
-                    shutil.copyfile(path, written / name)
-            return copy_finished(written, folder, assembly)
+    def write_models(self, output: str | Path) -> list[Path]:
+        """Write `retriever/` only; checkpoints are for resuming."""
+        return [self.export(local_path(output))] if self.args.should_save else []
 
     def export(self, output: Path) -> Path:
         """Write `retriever/` to the output folder, as a whole."""
@@ -272,40 +259,47 @@ class RetrieverTrainer(MethodTrainer):
         self.retriever.save_pretrained(str(folder), create_model_card=False)
         make_readable(folder)
 
-    def saved_retriever(self, folder: Path) -> nn.Module:
-        """Load what `write_retriever` wrote."""
-        return encoder(SentenceTransformer, str(folder), device="cpu")
+    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+        """Write the retriever with the card of the exported folder, which stays as it is, for `push_to_hub`."""
+        exported = checkpoint / RETRIEVER
+        with TemporaryDirectory() as scratch:
+            written = self.export(Path(scratch))
+            for name in ("README.md", "figures", METADATA_FOLDER):
+                if (exported / name).is_dir():
+                    shutil.copytree(exported / name, written / name, dirs_exist_ok=True)
+                elif (exported / name).is_file():
+                    shutil.copyfile(exported / name, written / name)
+            return copy_finished(written, folder, assembly)
 
-    def write_models(self, output: str | Path) -> list[Path]:
-        """Write `retriever/` only; checkpoints are for resuming."""
-        with self.whole_model():
-            return [self.export(local_path(output))] if self.args.should_save else []
-
-    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write a sentence-transformers folder, and the weights that are not part of the retriever."""
-        with self.whole_model(state_dict):
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Save a sentence-transformers folder, unless adapters are trained, and the weights that are not part of it."""
+        folder = Path(output_dir or self.args.output_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.adapters is None:
             self.write_retriever(folder)
-            if extra := self._extra_weights():
-                copies = {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()}
-                save_file(copies, folder / EXTRA_WEIGHTS)
+        if extra := self._training_weights():
+            copies = {name: value.detach().cpu().contiguous().clone() for name, value in extra.items()}
+            save_file(copies, folder / TRAINING_WEIGHTS)
 
-    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
-        """Load the weights that `write_weights` wrote; sharded ones from the file of FSDP."""
-        if is_sharded(self.model):
-            super().read_weights(folder, model)
-            return
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load the weights that `_save` wrote."""
+        folder = Path(resume_from_checkpoint)
         try:
-            if self.adapters is None:  # otherwise only adapters are read
+            if self.adapters is None:
                 self.retriever.load_state_dict(self.saved_retriever(folder).state_dict())
-            if extra := self._extra_weights():
-                weights = load_file(folder / EXTRA_WEIGHTS)
+            if extra := self._training_weights():
+                weights = load_file(folder / TRAINING_WEIGHTS)
                 for name, value in extra.items():
                     value.data.copy_(weights[name])
         except (KeyError, OSError, RuntimeError) as error:
             raise UserError(f"{folder} is not a checkpoint of this run ({first_line(error)})") from error
 
-    def _extra_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the run that the exported retriever does not have, such as adapters before they are merged."""
+    def saved_retriever(self, folder: Path) -> nn.Module:
+        """Load what `write_retriever` wrote."""
+        return encoder(SentenceTransformer, str(folder), device="cpu")
+
+    def _training_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the run that the sentence-transformers folder does not have."""
         model = self.accelerator.unwrap_model(self.model)
         extra = model.extra_weights() if isinstance(model, WrappedRetriever) else {}
         if self.adapters is not None:

@@ -1,10 +1,10 @@
 """Find or build a run's evaluation task: a BEIR folder, or a probe held out of the training data.
 
-A run stores its own probe in a folder that it marks, with the same content on every node. The main process builds the probe, or
-reads that of the resumed run, and sends it to the other processes: nodes may not share a disk. Each node's main process then
-writes it if it is missing.
+The first process that needs the run's probe writes it to `probe/` in the output folder; the others, and a resumed run, read it.
 """
 
+import shutil
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +16,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 from revela_hub.trainers.base.arguments import ProbeArguments
-from revela_hub.trainers.base.processes import from_main
-from revela_hub.whole_files import whole_file
+from revela_hub.trainers.base.distributed import from_main
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
     from revela_hub.evaluation.probe import Probe
 
 RUN_MARKER = ".of-a-run"
-"""Marks the probe of a run, which the next run may replace; probes of `revela-hub probe` do not have this file."""
-PROBE_FOLDERS = ("probe", "run_probe")
-SETTINGS_FILE = "probe.json"
-PROBE_FILES = ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", HELD_OUT, SETTINGS_FILE)
+"""Marks the complete probe of a run, which the next run may replace; probes of `revela-hub probe` do not have this file."""
+PROBE_FOLDER = "probe"
 
 
 class HeldOutText(NamedTuple):
@@ -39,7 +36,7 @@ class HeldOutText(NamedTuple):
     folder: Path | None = None
 
 
-def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False, max_queries: int | None = None) -> HeldOutText:
+def hold_out_text(arguments: ProbeArguments, *, max_queries: int | None = None) -> HeldOutText:
     """Return the evaluation task of a run on raw text: `--eval_corpus`, an existing probe, or a new one.
 
     A new probe has at most `max_queries` queries. There is no task if evaluation is disabled or the text is too short for a
@@ -53,7 +50,7 @@ def hold_out_text(arguments: ProbeArguments, *, resumed: bool = False, max_queri
     if arguments.eval_corpus or arguments.probe == "none":
         return HeldOutText(_given_task(arguments))
     new = arguments.probe == "auto"
-    folder = _run_probe(arguments, max_queries, resumed=resumed) if new else Path(arguments.probe)
+    folder = _run_probe(arguments, max_queries) if new else Path(arguments.probe)
     if folder is None:
         return HeldOutText()
     task = read_probe_task(folder)
@@ -90,8 +87,11 @@ def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | 
     if (task := found.task) is None:
         run.log("no evaluation: the data has fewer than 200 queries or 20 passages (set --eval_corpus or --probe)")
         return found
-    folder = from_main(lambda: write_beir(task, free_folder(Path(run.output_dir or "."))))
-    run.log(f"held out for evaluation: {len(task.queries)} queries with {len(task.corpus)} passages, in {folder.name}/")
+    folder = Path(run.output_dir or ".") / PROBE_FOLDER
+    from_main(lambda: _write(folder, lambda part: write_beir(task, part)))
+    run.log(
+        f"held out for evaluation: {len(task.queries)} queries with {len(task.corpus)} passages, in {PROBE_FOLDER}/"
+    )
     return found
 
 
@@ -122,31 +122,19 @@ def _given_task(arguments: ProbeArguments) -> RetrievalTask | None:
     return None
 
 
-def _run_probe(arguments: Any, max_queries: int | None, *, resumed: bool) -> Path | None:
-    """Return the folder of the run's probe, identical on every node; None if the text is too short for a probe."""
+def _run_probe(arguments: Any, max_queries: int | None) -> Path | None:
+    """Return the folder of the run's probe, which one process writes; None if the text is too short for a probe."""
     from revela_hub.evaluation.probe_folder import write_probe
 
-    output = Path(arguments.output_dir or ".")
-
-    def build() -> dict[str, bytes] | None:
-        if resumed and (found := _found(output)) is not None and (files := _read(found)) is not None:
-            return files
+    folder = Path(arguments.output_dir or ".") / PROBE_FOLDER
+    with arguments.preparing("making the probe"):
+        if (folder / RUN_MARKER).is_file():
+            return folder
         probe = _make_probe(arguments, max_queries)
-        if probe is not None:
-            return _read(write_probe(probe, free_folder(output), "--output_dir"))
-        if any((output / name / RUN_MARKER).is_file() for name in PROBE_FOLDERS):
-            free_folder(output)  # remove an earlier run's probe
-        return None
-
-    files = from_main(build)
-    if files is None:
-        return None
-    with arguments.main_process_first(desc="writing the probe"):
-        found = _found(output)
-        if found is None or _read(found) != files:
-            _write(free_folder(output), files)
-            found = _found(output)
-    return found
+        if probe is None:
+            return None
+        _write(folder, lambda part: write_probe(probe, part, "--output_dir"))
+    return folder
 
 
 def _make_probe(arguments: Any, max_queries: int | None) -> "Probe | None":
@@ -163,35 +151,19 @@ def _make_probe(arguments: Any, max_queries: int | None) -> "Probe | None":
     return probe
 
 
-def free_folder(output: Path) -> Path:
-    """Return an empty, marked folder for a run's probe, never one with the user's files."""
-    for name in PROBE_FOLDERS:
-        folder = output / name
-        if (folder / RUN_MARKER).is_file() or not folder.exists() or (folder.is_dir() and not names_in(folder)):
-            claim(folder, "--output_dir")
-            (folder / RUN_MARKER).touch()
-            for file in PROBE_FILES:
-                (folder / file).unlink(missing_ok=True)
-            return folder
-    raise UserError(
-        f"--output_dir {output} contains {' and '.join(PROBE_FOLDERS)}, which were not written by a training run, and there is no other"
-        " place for the run's probe: choose another folder"
-    )
+def remove_run_probe(output: Path) -> None:
+    """Delete the probe that an earlier run wrote."""
+    if (output / PROBE_FOLDER / RUN_MARKER).is_file():
+        shutil.rmtree(output / PROBE_FOLDER)
 
 
-def _found(output: Path) -> Path | None:
-    """Return the probe that a run wrote, if any."""
-    return next((output / name for name in PROBE_FOLDERS if (output / name / RUN_MARKER).is_file()), None)
-
-
-def _read(folder: Path) -> dict[str, bytes] | None:
-    """Return the files by name; None if the probe is incomplete."""
-    files = {name: (folder / name).read_bytes() for name in PROBE_FILES if (folder / name).is_file()}
-    return files if set(PROBE_FILES[:3]) <= set(files) else None
-
-
-def _write(folder: Path, files: dict[str, bytes]) -> None:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(folder / name, "--output_dir") as stream:
-            stream.write(content)
+def _write(folder: Path, write: Callable[[Path], object]) -> None:
+    """Write a run's probe as a whole, in place of an earlier run's; raise a `UserError` if the folder has the user's files."""
+    if folder.exists() and names_in(folder) and not (folder / RUN_MARKER).is_file():
+        raise UserError(f"{folder} was not written by a training run: choose another --output_dir")
+    part = folder.parent / ".probe"
+    for path in (part, folder):
+        shutil.rmtree(path, ignore_errors=True)
+    write(claim(part, "--output_dir"))
+    (part / RUN_MARKER).touch()
+    part.rename(folder)

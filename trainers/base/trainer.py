@@ -1,76 +1,49 @@
-"""Base class for all trainers: adds retrieval metrics, atomic checkpoints, signal handling and NaN checks to `transformers.Trainer`.
+"""Base class of all trainers: the library's Trainer, with retrieval metrics, NaN checks, signals, and the export of a run.
 
 It comes before the library's trainer in the list of base classes: `class MyTrainer(MethodTrainer, SentenceTransformerTrainer)`.
+A method defines `method`, `retriever_now()` and `exportable()`. Checkpoints are the Trainer's own.
 """
 
 import math
-import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from datasets import IterableDataset
-from peft import PeftModel
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
-from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, Trainer
+from transformers import PrinterCallback, Trainer
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import HubStrategy, TrainOutput
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.report import counted
-from revela_hub.errors import UserError, is_file_error, reason
+from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
-from revela_hub.internals import TrainerHooks
+from revela_hub.hub_cards.method import Method
 from revela_hub.interrupts import Interrupted
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.sdpa import varying_shapes
-from revela_hub.trainers.base.adapters import UNFREEZE_REMEDY
 from revela_hub.trainers.base.arguments import ProbeArguments, RunArguments
-from revela_hub.trainers.base.checkpoints import (
-    INCOMPLETE,
-    Record,
-    last_complete,
-    missing_part,
-    publish_checkpoint,
-    rotate,
-    step_of,
-)
-from revela_hub.trainers.base.cost import WallTime
+from revela_hub.trainers.base.callbacks import NewEpoch, Progress, SharedEpoch, StopOnSignal, WallTime, count
+from revela_hub.trainers.base.checkpoints import last_checkpoint
+from revela_hub.trainers.base.distributed import is_sharded
 from revela_hub.trainers.base.encoder_in_training import rank_together
-from revela_hub.trainers.base.epochs import NewEpoch, SharedEpoch
-from revela_hub.trainers.base.inputs import endless, first_rows, name_in, prepare_eval_dataset
-from revela_hub.trainers.base.nodes import RECEIVED_FOLDER, checkpoint_for_all, copy_missing, folder_owners
-from revela_hub.trainers.base.processes import from_main, gathered, is_distributed, on_all, rank
-from revela_hub.trainers.base.progress import Progress, count
-from revela_hub.trainers.base.publishing import Publishing
-from revela_hub.trainers.base.settings import (
-    LENGTH_ARGUMENTS,
-    changes,
-    model_settings,
-    rows_digest,
-    run_settings,
-    sample_rows,
-    weights_digest,
-    without_names,
-)
-from revela_hub.trainers.base.sharding import Hollow, filled_copy, hollow_copy, is_sharded, prepare
-from revela_hub.trainers.base.stopping import StopOnSignal
+from revela_hub.trainers.base.models import name_in
+from revela_hub.trainers.base.rows import endless, prepare_eval_dataset
 
-SAMPLE_ROWS = 64
-"""Rows of a stream that are compared when a run resumes, and between processes."""
+if TYPE_CHECKING:
+    from revela_hub.hub_cards.assemble import Assembled, Assembly
+    from revela_hub.hub_cards.upload import Published
 
 
-class MethodTrainer(Publishing, TrainerHooks, Trainer):
-    """A `Trainer` whose runs can be killed, resumed and repeated.
+class MethodTrainer(Trainer):
+    """A `Trainer` of a retriever.
 
     Args:
         *args: positional arguments of the library's trainer.
@@ -79,18 +52,12 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         **kwargs: keyword arguments of the library's trainer.
     """
 
+    method: ClassVar[Method]
     args: RunArguments
-    adapts_retriever: ClassVar[bool] = False
-    """Whether the base model is a retriever, so that its weights can be averaged with the trained ones."""
-
-    saves_copy: ClassVar[bool] = False
-    """Whether a run with weights sharded by FSDP2 is saved from a copy of the model that has all of them (`whole_model`)."""
-
-    adapters: PeftModel | None = None
-    """Adapters of the model, which the copy shares."""
-
+    can_be_sharded: ClassVar[bool] = False
+    """Whether FSDP2 and ZeRO-3 may shard the model."""
     smooths_labels: ClassVar[bool] = False
-    """Whether the loss is the library's, with `label_smoothing_factor` and `compute_loss_func`."""
+    """Whether the loss is the library's, with `label_smoothing_factor`."""
 
     def __init__(
         self,
@@ -102,41 +69,15 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         self.retrieval_task, self.prepare = retrieval_task, prepare
         self._measurement: tuple[RetrievalScores, Rankings] | None = None
         self._to_log: dict[str, float] | None = None  # in `evaluate`, the retrieval metrics that are not logged yet
+        self._sums: dict[str, tuple[Tensor, int]] = {}
         if retrieval_task is not None:
             if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
                 kwargs["eval_dataset"] = {}  # the Trainer does not evaluate without one
-        self._kept: dict[str, tuple[Tensor, int]] = {}
-        self.record = Record({})
-        self._hollow: Hollow | None = None
-        self._tokens: Tensor | int = 0
-        self._logged_at = time.monotonic()
-        given = [*args, kwargs.get("args")]
-        if not self.smooths_labels:
-            self._check_loss(given, kwargs.get("compute_loss_func"))
         if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
-            _disable_evaluation(given)
+            _disable_evaluation([*args, kwargs.get("args")])
         super().__init__(*args, **kwargs)
-        self._check_folder()
-        self._check_weights()
-        self._check_noise()
-        self._check_sampling()
-        plain: Any = self.accelerator.unwrap_model(self.model)
-        if self.args.load_best_model_at_end and not isinstance(
-            plain, PreTrainedModel | PeftModel | SentenceTransformer
-        ):
-            raise UserError(
-                f"{type(self).__name__} does not support --load_best_model_at_end: remove the option; with a retrieval task,"
-                " `revela-hub train` exports the best weights anyway"
-            )
+        self._check_model()
         self.can_return_loss = True  # in an evaluation, too, whatever the columns are called
-        zero = self.accelerator.state.deepspeed_plugin
-        if self.saves_copy and zero is not None and zero.zero_stage == 3:
-            raise UserError(
-                f"{type(self).__name__} does not support ZeRO-3: use FSDP2 (examples/accelerate/fsdp.yaml), ZeRO-2, or"
-                " accelerate launch --multi_gpu"
-            )
-        if self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.fsdp_version != 2:
-            raise UserError("FSDP 1 is not supported: set fsdp_version: 2, as in examples/accelerate/fsdp.yaml")
         self._stop = StopOnSignal()
         self.remove_callback(PrinterCallback)
         for callback in (self._stop, WallTime(), Progress(self.args, self.describe_run)):
@@ -145,104 +86,56 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         if isinstance(collator, SharedEpoch):
             self.add_callback(NewEpoch(collator))
 
-    def _check_loss(self, arguments: list[Any], function: object) -> None:
-        """Raise a `UserError` for options of the library's loss, which have no effect on the method's."""
-        if function is not None:
-            raise UserError(f"{type(self).__name__} has its own loss: leave out compute_loss_func")
-        if any(isinstance(given, RunArguments) and given.label_smoothing_factor for given in arguments):
-            raise UserError("--label_smoothing_factor has no effect on this method's loss: remove the option")
-
-    def _check_folder(self) -> None:
-        """Raise a `UserError` if the result would overwrite one of the models that are trained."""
+    def _check_model(self) -> None:
+        """Raise a `UserError` if nothing would be trained, the result would overwrite the model, or it cannot be sharded."""
         model: Any = self.model
         output = Path(self.args.output_dir or "")
         for name in (name_in(module.config) for module in model.modules() if hasattr(module, "config")):
             if name and output.is_dir() and Path(name).is_dir() and output.samefile(name):
                 raise UserError(f"--output_dir {output} is the folder of the model to train: choose another folder")
-
-    def _check_weights(self) -> None:
-        """Raise a `UserError` if all weights are frozen, or a given optimizer is not for those to train."""
-        model: Any = self.model
         trained = {id(weight) for weight in model.parameters() if weight.requires_grad}
         if not trained:
-            raise UserError(
-                f"{self.model_names()} has no weights to train: all are frozen, {UNFREEZE_REMEDY} (for word embeddings, set"
-                " update_embeddings in wordembedding_config.json to true)"
-            )
+            raise UserError("all weights of the model are frozen: call requires_grad_(True) on it, or load it again")
         groups = [] if self.optimizer is None else self.optimizer.param_groups
-        given = {id(weight) for group in groups for weight in group["params"]}
-        if given - trained and trained - given:
+        optimized = {id(weight) for group in groups for weight in group["params"]}
+        if optimized - trained and trained - optimized:
             raise UserError(
-                "the optimizer has frozen weights and lacks weights to train, such as new adapters: pass"
-                " optimizer_cls_and_kwargs=(torch.optim.AdamW, {...}) instead of optimizers, or set lora_rank to 0"
+                "the optimizer has frozen weights and lacks trained ones, such as new adapters: pass optimizer_cls_and_kwargs"
             )
-
-    def _check_noise(self) -> None:
-        """Raise a `UserError` if noise is to be added to the word embeddings of a model that does not return them."""
-        model: Any = self.model
-        try:
-            if self.args.neftune_noise_alpha is not None:
-                model.get_input_embeddings()
-        except (AttributeError, NotImplementedError) as error:
+        if self.args.label_smoothing_factor and not self.smooths_labels:
             raise UserError(
-                f"{type(self).__name__} does not support --neftune_noise_alpha: remove the option"
-            ) from error
-
-    def _check_sampling(self) -> None:
-        """Raise a `UserError` for an order of the rows that has no effect, or that needs tokens or the number of rows."""
-        this: Any = self
-        strategy, rows = self.args.train_sampling_strategy, self.train_dataset
-        stream, reason = isinstance(rows, IterableDataset), ""
-        if isinstance(this, SentenceTransformerTrainer) and strategy != "random" and not stream:
-            reason = "its batches are those of --batch_sampler"
-        elif strategy in ("group_by_length", "batch_rebalance"):
-            names = getattr(rows, "column_names", None) or ()
-            if stream:
-                reason = "a stream cannot be sorted"
-            elif rows is not None and not {"input_ids", self.args.length_column_name}.intersection(names):
-                reason = "its rows are not tokenized"
-        if reason:
+                f"{type(self).__name__} has its own loss, without --label_smoothing_factor: remove the option"
+            )
+        zero = self.accelerator.state.deepspeed_plugin
+        if not self.can_be_sharded and (self.is_fsdp_enabled or (zero is not None and zero.zero_stage == 3)):
             raise UserError(
-                f"{type(self).__name__} does not support --train_sampling_strategy {strategy}, because {reason}: remove the option"
+                f"{type(self).__name__} does not support FSDP and ZeRO-3: use accelerate launch --multi_gpu, or ZeRO-2"
             )
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Do nothing, unlike sentence-transformers' trainer: `hub_cards` writes the card after the run."""
 
-    # --- sharded weights
+    # --- what a method defines
 
-    @contextmanager
-    def whole_model(self, weights: dict[str, Tensor] | None = None) -> Iterator[None]:
-        """Within it, `model` and `adapters` are a copy with all weights on the main process, if they are sharded.
+    def retriever_now(self) -> Encoder:
+        """Return the retriever with its current weights."""
+        raise NotImplementedError
 
-        Args:
-            weights: weights gathered from shards. Without them, all processes must call it.
-        """
-        model: Any = self.model
-        adapters = self.adapters
-        if not is_sharded(model):
-            yield
-            return
-        if weights is None:
-            weights = self.accelerator.get_state_dict(self.model_wrapped)
-        if self.args.should_save:
-            assert self._hollow is not None and weights is not None
-            self.model, self.adapters = filled_copy(self._hollow, weights)
-        try:
-            yield
-        finally:
-            self.model, self.adapters = model, adapters
-
-    # --- retrieval
-
-    def retrieval_encoder(self) -> Encoder:
-        """Return the retriever with its current weights, for methods that are evaluated."""
+    def exportable(self) -> Any:
+        """Return a copy of the trained model, adapters merged, in the form that `method.loader` loads from a checkpoint."""
         raise NotImplementedError
 
     @property
     def retriever(self) -> Any:
         """The retriever with its current weights; has `encode_query` and `encode_document`."""
-        return self.retrieval_encoder()
+        return self.retriever_now()
+
+    @property
+    def folders(self) -> Mapping[str, str]:
+        """The folders that `write_models` writes, each with the part of the model in it."""
+        return self.method.folders
+
+    # --- evaluation
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         """Evaluate retrieval if there is a `retrieval_task`, and the loss if there is an evaluation data set.
@@ -251,10 +144,8 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         """
         if self._to_log is not None:  # `Trainer.evaluate` calls this method for each of several data sets
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        began = time.monotonic()
         eval_dataset = self._prepared(eval_dataset)
-        metrics = self._retrieval_metrics(metric_key_prefix)
-        self._to_log = metrics
+        metrics = self._to_log = self._retrieval_metrics(metric_key_prefix)
         try:
             if not metrics or eval_dataset or self.eval_dataset or getattr(self, "evaluator", None):
                 return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
@@ -263,7 +154,6 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             return metrics
         finally:
             self._to_log = None
-            self._logged_at += time.monotonic() - began  # not part of `tokens_per_second`
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
         """Return the Trainer's result, with the retrieval metrics, so that they are logged and callbacks see them."""
@@ -285,8 +175,7 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
     def _retrieval_metrics(self, prefix: str) -> dict[str, float]:
         if self.retrieval_task is None:
             return {}
-        model = self.accelerator.unwrap_model(self.model)
-        rankings = rank_together(self.retrieval_encoder(), self.retrieval_task, model)
+        rankings = rank_together(self.retriever_now(), self.retrieval_task, self.accelerator.unwrap_model(self.model))
         scores = score_run(rankings, self.retrieval_task)
         self._measurement = scores, rankings
         return {f"{prefix}_{name}": getattr(scores, name) for name in METRICS}
@@ -296,12 +185,12 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         assert self._measurement is not None
         return self._measurement
 
-    # --- metrics
+    # --- logging and NaN checks
 
     def add_metric(self, name: str, value: Tensor) -> None:
         """Add a scalar to the next log, averaged over steps and processes, without synchronising with the device."""
-        total, times = self._kept.get(name, (0.0, 0))
-        self._kept[name] = (total + value.detach().float(), times + 1)
+        total, times = self._sums.get(name, (0.0, 0))
+        self._sums[name] = (total + value.detach().float(), times + 1)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the averages of the scalars passed to `add_metric`.
@@ -310,193 +199,91 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
             UserError: the loss is NaN or infinite.
         """
         if "loss" in logs:
-            self._kept["tokens_per_second"] = (torch.as_tensor(self._tokens, device=self.args.device).float(), 1)
-            sums = torch.stack([torch.stack([s, torch.full_like(s, n)]) for s, n in self._kept.values()])
-            totals = self.accelerator.reduce(sums).tolist()
-            logs |= {name: round(s / n, 6) for name, (s, n) in zip(self._kept, totals, strict=True)}
-            since, self._logged_at = time.monotonic() - self._logged_at, time.monotonic()
-            logs["tokens_per_second"] = round(totals[-1][0] / since)
-            self._kept.clear()
-            self._tokens = 0
+            if self._sums:
+                sums = torch.stack([torch.stack([s, torch.full_like(s, n)]) for s, n in self._sums.values()])
+                totals = self.accelerator.reduce(sums).tolist()
+                logs |= {name: round(s / n, 6) for name, (s, n) in zip(self._sums, totals, strict=True)}
+                self._sums.clear()
             if not math.isfinite(logs["loss"]):
-                raise UserError(self._failed(f"the loss became {logs['loss']}"))
+                raise UserError(self._not_finite(f"the loss became {logs['loss']}"))
         super().log(logs, start_time)
 
-    # --- NaN checks
-
-    def check_finite(self, message: str) -> None:
-        """Raise a `UserError` if a weight is NaN or infinite; {what} in the message is replaced by their number and a name."""
-        assert self.model is not None
-        named = [(n, p.to_local() if isinstance(p, DTensor) else p) for n, p in self.model.named_parameters()]
+    def _check_finite(self) -> None:
+        """Raise a `UserError` if a weight is NaN or infinite."""
+        model: Any = self.model
+        named = [(n, p.to_local() if isinstance(p, DTensor) else p) for n, p in model.named_parameters()]
         finite = torch.stack([torch.isfinite(p.detach()).all() for _, p in named]).tolist()
         if bad := [name for (name, _), good in zip(named, finite, strict=True) if not good]:
-            what = f"{len(bad)} of {len(named)} weights are not finite (first: {bad[0]})"
-            raise UserError(message.format(what=what))
+            raise UserError(self._not_finite(f"{counted(len(bad), 'weight')} not finite (first: {bad[0]})"))
 
-    def _failed(self, what: str) -> str:
-        good, _ = last_complete(Path(self.args.output_dir or "."))
-        where = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
+    def _not_finite(self, what: str) -> str:
+        checkpoint = last_checkpoint(Path(self.args.output_dir or "."))
         return (
-            f"{what} at step {self.state.global_step}: nothing is saved or exported; {where}. To fix it, try a lower"
-            " --learning_rate or --bf16 false"
+            f"{what} at step {self.state.global_step}: nothing is saved or exported; the last good checkpoint is"
+            f" {checkpoint}. Try a lower --learning_rate or --bf16 false"
         )
 
-    # --- the run
+    def describe_run(self) -> str:
+        """Return a line on the model, the device and the length of the run."""
+        model: Any = self.model
+        sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in model.parameters()]  # ds_numel: ZeRO-3
+        total, trained = sum(size for size, _ in sizes), sum(size for size, trainable in sizes if trainable)
+        kind = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
+        devices = (f"{self.args.world_size} x " if self.args.world_size > 1 else "") + self.args.device.type
+        names = [name_in(module.config) for module in model.modules() if hasattr(module, "config")]
+        base = next(filter(None, names), "a model")
+        rows = (self.state.train_batch_size or 0) * self.args.gradient_accumulation_steps * self.args.world_size
+        steps, warm_up = self.state.max_steps, self.args.get_warmup_steps(self.state.max_steps)
+        line = (
+            f"training {self.method.title} on {base}: {count(trained)} of {count(total)} parameters, on {devices} in {kind};"
+            f" {counted(steps, 'step')} of {counted(rows, 'row')}"
+        )
+        if warm_up > steps:
+            line += f"; --warmup_steps {warm_up:,} exceeds them: the learning rate only reaches {steps / warm_up:.0%}"
+        return line
+
+    # --- training and checkpoints
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> TrainOutput:
-        """Train; see `Trainer.train`. A finished run is not changed.
+        """Train; see `Trainer.train`. With True, resume from the newest complete checkpoint.
 
         Raises:
-            UserError: weights or the loss are not finite; the checkpoint is missing or damaged, or has different settings.
+            UserError: weights or the loss are not finite, or there is no checkpoint.
             Interrupted: SIGTERM or Ctrl-C stopped the run after it saved a checkpoint.
         """
+        output = Path(self.args.output_dir or ".")
         if self.train_dataset is None:
             raise UserError("train_dataset is missing")
-        self.check_finite("{what}: this model cannot be trained")
-        self.record = Record(self.settings())
+        self._check_finite()
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = str(self._newest_checkpoint())
-        if resume_from_checkpoint:
-            resume_from_checkpoint = str(local_path(str(resume_from_checkpoint)))
-            self._check_resume(Path(resume_from_checkpoint))
-        if self.is_fsdp_enabled:
-            model: Any = self.model
-            prepare(model, self.accelerator.state.fsdp_plugin)
-            if self.saves_copy and self._hollow is None:
-                self._hollow = hollow_copy(model, self.adapters)
+            if (newest := last_checkpoint(output)) is None:
+                raise UserError(f"{output} has no complete checkpoint to resume from")
+            resume_from_checkpoint = str(newest)
         try:
-            self._logged_at = time.monotonic()
             with varying_shapes():
-                result: TrainOutput = super().train(resume_from_checkpoint or None, trial, ignore_keys_for_eval)
+                result: TrainOutput = super().train(
+                    str(local_path(resume_from_checkpoint)) if resume_from_checkpoint else None,
+                    trial,
+                    ignore_keys_for_eval,
+                )
         finally:
             self._stop.restore()
-            shutil.rmtree(Path(self.args.output_dir or ".") / RECEIVED_FOLDER, ignore_errors=True)
         unset_hf_deepspeed_config()  # from now on, models are loaded by one process
         if self._stop.signum:
-            saved = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"
+            saved = output / f"checkpoint-{self.state.global_step}"
             if not saved.is_dir() and self.args.world_size == 1:  # the signal arrived after the last step
-                self.save_checkpoint()
+                self._save_checkpoint(self.model_wrapped, None)
             raise Interrupted(
                 f"stopped after saving {saved}: resume with --resume_from_checkpoint last", self._stop.signum
             )
         if not self.state.global_step:
             raise UserError(
-                "no training steps: the data has fewer rows than one batch, and --dataloader_drop_last drops incomplete batches;"
-                " lower --per_device_train_batch_size"
+                "no training steps: the data has fewer rows than one batch, and --dataloader_drop_last drops incomplete batches"
             )
-        self.check_finite(self._failed("{what}"))
+        self._check_finite()
         return result
-
-    def _newest_checkpoint(self) -> Path:
-        output = Path(self.args.output_dir or ".")
-        found, skipped, _ = checkpoint_for_all("last", output, folder_owners(output))
-        if found is None:
-            raise UserError(
-                "; ".join([f"{output} has no complete checkpoint to resume from", *skipped])
-                + ". Leave out resume_from_checkpoint to train from scratch"
-            )
-        for line in skipped:
-            self.args.log(f"skipping {line}")
-        return found
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that affect the result, which must not change when the run resumes."""
-        assert self.model is not None
-        frozen = weights_digest(p for p in self.model.parameters() if not p.requires_grad)
-        settings = run_settings(self.args, self.method) | {"processes": self.args.world_size}
-        settings |= {"train_dataset": rows_digest(self.sampled), "frozen_weights": frozen}
-        for name in self.method.data:
-            settings.pop(name, None)  # files may move; the digest is of their rows
-        return model_settings(self.trained_config()) | settings
-
-    def check_processes(self) -> None:
-        """Check that all processes have the same data, model and settings; each node reads its own files.
-
-        Raises:
-            UserError: those of a process differ from the main process's, or each node would save weights that one process gathers.
-        """
-        if not is_distributed():
-            return
-        if self.args.save_on_each_node and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise UserError(
-                "--save_on_each_node: sharded weights are gathered on the main process only: remove the option"
-            )
-        assert self.model is not None
-        own = self.settings() | {"weights": weights_digest(self.model.parameters())}
-        own["train_dataset"] = rows_digest(self.sampled, without="document")  # paths may differ between nodes
-        everyone = gathered({name: value for name, value in own.items() if name not in self.method.computed_settings})
-        for number, other in enumerate(everyone):
-            for name, value in everyone[0].items():
-                if without_names(value) != without_names(other.get(name)):
-                    raise UserError(
-                        f"process {number} differs from the main process in {name}: {other.get(name)!r} instead of"
-                        f" {value!r}. Every node needs the same data, models and options"
-                    )
-
-    def trained_config(self) -> PreTrainedConfig:
-        """Return the configuration of the model in training."""
-        config: PreTrainedConfig = self.accelerator.unwrap_model(self.model).config
-        return config
-
-    def _check_resume(self, checkpoint: Path) -> None:
-        """Compare the settings with the checkpoint's, and take over its list of earlier changes."""
-        if missing := missing_part(checkpoint):
-            raise UserError(f"{checkpoint} is not a complete checkpoint: {missing}")
-        before = Record.read(checkpoint)
-        assert before is not None  # checked by `missing_part`
-        self.record.changes = before.changes
-        changed = changes(before.settings, self.record.settings, self.method)
-        if not changed:
-            return
-        listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))
-        if set(changed) - LENGTH_ARGUMENTS and not self.args.allow_changes:
-            raise UserError(
-                f"{checkpoint} was trained with different settings: {listed}. Restore them, or pass --allow_changes true to resume"
-                " with the new ones"
-            )
-        self.args.log(f"changed since {checkpoint.name}: {listed}")
-        change = {"step": step_of(checkpoint)} | {name: list(values) for name, values in changed.items()}
-        self.record.changes = [*before.changes, change]
-
-    # --- logging
-
-    def describe_run(self) -> str:
-        """Return a line on the model, the device and the length of the run."""
-        assert self.model is not None
-        # `ds_numel`: ZeRO-3
-        sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self.model.parameters()]
-        weights, trained = sum(n for n, _ in sizes), sum(n for n, trainable in sizes if trainable)
-        kind = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
-        devices = f"{self.args.world_size} x " if self.args.world_size > 1 else ""
-        rows = (self.state.train_batch_size or 0) * self.args.gradient_accumulation_steps * self.args.world_size
-        steps = self.state.max_steps
-        tokens = self.tokens_per_row() * rows * steps
-        warm_up = self.args.get_warmup_steps(steps)
-        low = ""
-        if warm_up > steps:
-            low = f"; --warmup_steps {warm_up:,} exceeds them, so the learning rate only reaches {steps / warm_up:.0%}"
-        return (
-            f"training {self.model_names()}: {count(trained)} of {count(weights)} parameters, on {devices}"
-            f"{self.args.device.type} in {kind}; {counted(steps, 'step')} of {counted(rows, 'row')}, about {count(tokens)} tokens{low}"
-        )
-
-    def model_names(self) -> str:
-        """Return the method and the name of the base model, for the run's first line."""
-        return f"{self.method.title} on {name_in(self.trained_config()) or 'a model'}"
-
-    def tokens_per_row(self) -> float:
-        """Return the mean number of tokens per row, without padding, in a sample of the data set."""
-        rows = sample_rows(self.sampled, 8)
-        with torch.random.fork_rng(devices=[]):
-            return tokens_in(self.data_collator(rows)).item() / len(rows)
-
-    @cached_property
-    def sampled(self) -> Any:
-        """The training rows, of which some are compared and counted; of a stream, the first ones."""
-        rows = self.train_dataset
-        return first_rows(rows, SAMPLE_ROWS) if isinstance(rows, IterableDataset) else rows
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the Trainer's loader, with a stream shuffled and repeated, so that a resumed run skips the rows it has used."""
@@ -511,50 +298,143 @@ class MethodTrainer(Publishing, TrainerHooks, Trainer):
         finally:
             self.train_dataset, args.seed = rows, seed
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """Run `Trainer.training_step` and count the tokens."""
-        self._tokens = self._tokens + tokens_in(inputs)
-        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
-        return loss
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train an epoch. A run that was killed after its last step has nothing to train; the Trainer would add a step."""
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:
+            self.control.should_training_stop = True
 
-    # --- checkpoints
+    def _left_out(self, weight: str) -> bool:
+        """Return whether checkpoints do not contain this weight."""
+        return False
 
-    def write_checkpoint(self, output: Path, write: Callable[[Path], None]) -> None:
-        """Write a checkpoint to a temporary folder, and move it to its name when it is complete and on the disk.
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of missing weights, but not of tied ones, which a checkpoint has under their first names."""
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        missing = [name for name in load_result.missing_keys if name not in tied and not self._left_out(name)]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
+    def _load_best_model(self) -> None:
+        """Load the best checkpoint (`--load_best_model_at_end`) as a resumed run does."""
+        model: Any = self.model
+        if is_sharded(model):
+            super()._load_best_model()
+        else:
+            self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint of finite weights; one that is replaced is incomplete until it is written."""
+        self._check_finite()
+        if self.args.should_save:
+            checkpoint = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"
+            (checkpoint / TRAINER_STATE_NAME).unlink(missing_ok=True)
+        super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save the random state, and wait for other processes: the Trainer's state, written next, makes the checkpoint complete."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Save as the Trainer does; the code to save is that of the model's class, not of the subclass that FSDP2 makes."""
+        model: Any = self.model
+        kind = type(model)
+        if isinstance(model, FSDPModule):
+            model.__class__ = kind.__mro__[2]
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            model.__class__ = kind
+
+    # --- export
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model as `Trainer` does, but without publishing it or writing the token to training_args.bin."""
+        from revela_hub.hub_cards.export import make_readable
+
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            super().save_model(output_dir, _internal_call=True)
+        finally:
+            self.args.hub_token = token
+        if self.args.should_save:
+            make_readable(Path(output_dir or self.args.output_dir or "."))
+
+    def write_models(self, output: str | Path) -> list[Path]:
+        """Save the model to the output folder and write the exported models; must be called by all processes.
+
+        Returns:
+            The folders that get a model card; empty except on the main process.
+        """
+        from revela_hub.hub_cards.assemble import export_parts
+
+        output = local_path(output)
+        self.save_model(str(output))
+        if not self.args.should_save:
+            return []
+        return export_parts(self.method, output, output, self.folders, loaded=self._exportable())
+
+    def _exportable(self) -> Any:
+        """Return the model to export; None to load it from the saved folder, because its weights are sharded."""
+        model: Any = self.model
+        return None if is_sharded(model) else self.exportable()
+
+    def assemble(self, checkpoint: Path, folder: Path, assembly: "Assembly") -> "Assembled":
+        """Write the model to publish. The checkpoint has just been saved from the same weights."""
+        from revela_hub.hub_cards.assemble import assemble_part
+
+        return assemble_part(self.method, checkpoint, folder, assembly, self._exportable())
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Check the name of the repository; it is created by `push_to_hub`, and checkpoints are not uploaded."""
+        self._destination()
+        self.args.hub_strategy = HubStrategy.END
+
+    def _destination(self, **options: Any) -> Any:
+        from revela_hub.hub_cards.repository import Destination
+
+        args = self.args
+        if not args.output_dir or not args.hub_model_id:
+            raise UserError("push_to_hub needs --hub_model_id OWNER/NAME")
+        defaults = {"private": bool(args.hub_private_repo), "revision": args.hub_revision, "token": args.hub_token}
+        given = {name: value for name, value in options.items() if value is not None}
+        return Destination(args.hub_model_id, update=True, **defaults | given)
+
+    def push_to_hub(  # type: ignore[override] # returns more details
+        self,
+        commit_message: str | None = None,
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> "Published | None":
+        """Assemble, verify and upload the model to `args.hub_model_id`.
+
+        Args:
+            commit_message: ignored; commit messages are generated.
+            blocking: must be True.
+            token: overrides `args.hub_token`, which overrides the token of `hf auth login` or HF_TOKEN.
+            revision: branch; overrides `args.hub_revision`.
+            private: overrides `args.hub_private_repo`.
+            **kwargs: ignored; the card's metadata is read from the checkpoint's card.yaml.
+
+        Returns:
+            The published model; None except on the main process.
 
         Raises:
-            UserError: weights are not finite, or the checkpoint cannot be written; earlier checkpoints are kept.
+            UserError: `hub_model_id` is missing, a check fails or the upload fails.
         """
-        self.check_finite(self._failed("{what}"))
-        beside, name = output / INCOMPLETE, f"checkpoint-{self.state.global_step}"
-        try:
-            owns = folder_owners(output)[rank()] == rank()
-            if owns:
-                shutil.rmtree(beside, ignore_errors=True)
-            self.accelerator.wait_for_everyone()
-            on_all(lambda: write(beside))
-            # Every process writes its random state, and some formats its part of the weights, to its own node's disk.
-            copy_missing(beside / name, gives=owns, takes=self.args.should_save)
-            written = from_main(time.time)
-            on_all(lambda: self._publish(beside / name, output / name, written) if self.args.should_save else None)
-            if owns and not self.args.should_save:
-                shutil.rmtree(beside, ignore_errors=True)
-        except Exception as error:
-            shutil.rmtree(beside, ignore_errors=True)
-            if not is_file_error(error):
-                raise
-            good, _ = last_complete(output)
-            kept = f"; the last good checkpoint is {good}" if good else ""
-            raise UserError(f"cannot write {output / name}: {reason(error)}{kept}") from error
+        from revela_hub.hub_cards.assemble import Assembly
+        from revela_hub.hub_cards.upload import publish
 
-    def _publish(self, written: Path, folder: Path, when: float) -> None:
-        best = self.state.best_model_checkpoint
-        if best is not None and Path(best) == written:
-            self.state.best_model_checkpoint = str(folder)
-            self.state.save_to_json(str(written / TRAINER_STATE_NAME))
-        self.record.write(written, when)
-        publish_checkpoint(written, folder)
-        rotate(folder.parent, self.args.save_total_limit or 0, self.state.best_model_checkpoint)
+        destination = self._destination(token=token, revision=revision, private=private)
+        self.save_model(self.args.output_dir)
+        if not self.is_world_process_zero():
+            return None
+        methods = {self.method.name: self.method}
+        return publish(self.assemble, str(self.args.output_dir), destination, Assembly(), methods=methods)
 
 
 def _disable_evaluation(arguments: list[Any]) -> None:
@@ -562,11 +442,3 @@ def _disable_evaluation(arguments: list[Any]) -> None:
     for given in arguments:
         if isinstance(given, ProbeArguments):
             given.disable_evaluation()
-
-
-def tokens_in(batch: dict[str, Any]) -> Tensor:
-    """Return the number of tokens of a batch, without padding, as a tensor on its device."""
-    masks = [v.sum() for k, v in batch.items() if k.endswith("attention_mask") and isinstance(v, Tensor)]
-    # Inputs of static embeddings have no padding: the texts of a batch are concatenated.
-    masks += [v.new_tensor(v.numel()) for k, v in batch.items() if k.endswith("input_ids") and v.dim() == 1]
-    return torch.stack(masks).sum() if masks else torch.zeros((), dtype=torch.long)

@@ -13,8 +13,6 @@ from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConf
 
 from revela_hub.errors import UserError
 from revela_hub.pickles import model_json, pretrained, refuse_pickles
-from revela_hub.trainers.base.processes import copy_from_main
-from revela_hub.trainers.base.sharding import is_sharded
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -58,20 +56,13 @@ def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
 
 
 def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -> bool:
-    """Load weights from safetensors files into a model; return whether they are its own, and all that are `expected`.
-
-    If the weights are sharded, all processes must call it.
-    """
+    """Load weights from safetensors files into a model; return whether they are its own, and all that are `expected`."""
     own = model.state_dict()
     for file in sorted(files):
         weights = load_file(file)
         if weights.keys() - own.keys():
             return False
-        if is_sharded(model):
-            for name, value in weights.items():
-                copy_from_main(own[name], value)
-        else:
-            model.load_state_dict(weights, strict=False)
+        model.load_state_dict(weights, strict=False)
         expected = expected - weights.keys()
     return not expected
 

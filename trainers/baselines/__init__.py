@@ -65,7 +65,6 @@ REPLUG = Method(
         )
     },
     models=("retriever", "lm"),
-    neutral_settings=frozenset({"lm_batch_size"}),
 )
 RA_IT = Method(
     name="ra_it",
@@ -81,8 +80,6 @@ RA_IT = Method(
     parts=("model",),
     folders={"model": "model"},
     models=("backbone",),
-    data=("data", "plain_text"),
-    files=("corpus", "pseudo_labels"),
 )
 RA_DIT = Method(
     name="ra_dit",
@@ -95,8 +92,4 @@ RA_DIT = Method(
         )
     },
     models=("retriever", "backbone", "reader"),
-    data=("data", "plain_text"),
-    files=("corpus", "pseudo_labels"),
-    neutral_settings=frozenset({"likelihood_batch_size"}),
-    computed_settings=frozenset({"likelihoods"}),
 )

@@ -34,10 +34,10 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
-from revela_hub.trainers.base.epochs import SharedEpoch
-from revela_hub.trainers.base.inputs import ModelLike, default_arguments, prepare_datasets, prepared_rows
+from revela_hub.trainers.base.callbacks import SharedEpoch
+from revela_hub.trainers.base.distributed import is_distributed, rank
 from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
-from revela_hub.trainers.base.processes import is_distributed, rank
+from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.query_route import refuse_frozen_documents
 from revela_hub.trainers.base.retriever import (
     WrappedRetriever,
@@ -46,6 +46,7 @@ from revela_hub.trainers.base.retriever import (
     load_retriever,
     with_adapters,
 )
+from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
 from revela_hub.trainers.baselines import CONTRIEVER
 
 View = Literal["cropping", "inverse_cloze", "both"]
@@ -285,9 +286,4 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
                 matryoshka_dims=args.checked_dims(retriever.get_embedding_dimension(), similarity_of(retriever)),
             )
         super().__init__(model=contrastive, args=args, data_collator=ViewCollator(retriever, args), **kwargs)
-        if args.queue_size and self.is_fsdp_enabled:
-            raise UserError(
-                "Contriever's momentum encoder cannot follow weights that FSDP has sharded: use in-batch negatives"
-                " (--queue_size 0), accelerate launch --multi_gpu, or ZeRO-2"
-            )
         self.add_callback(_UpdateOncePerStep(contrastive))

@@ -14,15 +14,15 @@ Examples:
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.data.text.passages import build_passages
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.base.arguments import ProbeArguments, StreamedTextArguments, text_rows
-from revela_hub.trainers.base.measuring import BestWeights
 from revela_hub.trainers.base.retriever import RetrieverArguments, load_retriever, print_retriever
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
@@ -49,19 +49,25 @@ def run(arguments: Arguments) -> None:
     print_retriever(train(arguments), arguments)
 
 
-@in_run(CONTRIEVER)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `ContrieverTrainer`, such as `callbacks`."""
-    held_out = hold_out_text(arguments, resumed=run.resumed)
-    cut: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
-    rows, report = run.read("reading the text", lambda: text_rows(arguments, build_passages, held_out.folder, **cut))
-    model = load_retriever(
-        arguments.retriever,
-        max_length=arguments.max_length,
-        trust_remote_code=arguments.trust_remote_code,
-        **arguments.loading(),
-    )
-    trainer = ContrieverTrainer(model, arguments, train_dataset=rows, retrieval_task=held_out.task, **trainer_options)
-    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
-    run.export(trainer, summary=report, sources=arguments.data)
-    run.report(trainer)
+    with open_run(CONTRIEVER, arguments) as run:
+        if run.finished:
+            return run.output
+        held_out = hold_out_text(arguments)
+        cut: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
+        rows, report = run.read(
+            "reading the text", lambda: text_rows(arguments, build_passages, held_out.folder, **cut)
+        )
+        model = load_retriever(
+            arguments.retriever,
+            max_length=arguments.max_length,
+            trust_remote_code=arguments.trust_remote_code,
+            **arguments.loading(),
+        )
+        trainer = ContrieverTrainer(
+            model, arguments, train_dataset=rows, retrieval_task=held_out.task, **trainer_options
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=arguments.data)
+        return run.output

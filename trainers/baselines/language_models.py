@@ -9,7 +9,7 @@ from revela_hub.errors import UserError, loading
 from revela_hub.modeling.backbones import check_mask, checking, load_backbone
 from revela_hub.modeling.reading_checks import check_backbone
 from revela_hub.pickles import refuse_pickles
-from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import is_encoder
 
 
@@ -29,7 +29,6 @@ def load_lm(
     Raises:
         UserError: the model cannot be loaded, or is an encoder.
     """
-    lm = model_of_run(lm)
     given, name = unwrapped(lm), name_of(lm)
     with loading(f"cannot load the language model {name!r}", name):
         _refuse_encoder(given, name, trust_remote_code)
@@ -73,7 +72,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     Raises:
         UserError: it cannot be loaded or has no EOS token, or the model is an encoder.
     """
-    name = name_of(model_of_run(name))
+    name = name_of(name)
     with loading(f"cannot load the tokenizer of {name!r}", name):
         _refuse_encoder(name, name, trust_remote_code)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)

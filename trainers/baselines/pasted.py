@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
-from peft import PeftConfig, PeftModel
+from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from trl import SFTTrainer
 
 from revela_hub.data.sources.report import counted
@@ -22,14 +22,23 @@ from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
-from revela_hub.trainers.base.inputs import ModelLike, default_arguments, prepare_datasets
-from revela_hub.trainers.base.passages import PassageTokens, token_rows, tokenize_passages
-from revela_hub.trainers.base.prompts import as_prompts, as_texts, pair_tokens, tokenize_prompts
-from revela_hub.trainers.base.pseudo_labels import rank_passages
+from revela_hub.trainers.base.distributed import is_sharded
+from revela_hub.trainers.base.models import ModelLike, default_arguments
+from revela_hub.trainers.base.rows import prepare_datasets
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
+from revela_hub.trainers.imprag.data import (
+    PassageTokens,
+    as_prompts,
+    as_texts,
+    pair_tokens,
+    token_rows,
+    tokenize_passages,
+    tokenize_prompts,
+)
+from revela_hub.trainers.imprag.retrieval import rank_passages
 from revela_hub.whole_files import whole_path
 
 READER_FOLDER = "model"  # folder of the reader
@@ -105,7 +114,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     """
 
     method = RA_IT
-    saves_copy = True
+    can_be_sharded = True
     smooths_labels = True
 
     args: RAITTrainingArguments
@@ -168,24 +177,31 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `model/`, the reader; must be called by all processes."""
-        target = local_path(output) / READER_FOLDER
-        with self.whole_model():
-            if not self.args.should_save:
-                return []
-            with whole_path(target, "--output_dir", only_writer=True) as folder:
-                self.export(folder)
-                keep_other_files(target, folder)
-            return [target]
-
-    def export(self, folder: Path) -> Path:
-        """Write the reader as a plain decoder, adapters merged, with its tokenizer."""
+        output, target = local_path(output), local_path(output) / READER_FOLDER
         model: Any = self.accelerator.unwrap_model(self.model)
-        tokenizer: Any = self.processing_class
-        if isinstance(model, PeftModel):
+        sharded = is_sharded(model)
+        if sharded:
+            self.save_model(str(output))  # gathers the weights
+        if not self.args.should_save:
+            return []
+        if sharded:
+            model = load_saved(output)
+        elif isinstance(model, PeftModel):
             model = merged_copy(model.get_base_model(), model)
-        save_backbone(model, folder)
-        save_tokenizer(tokenizer, folder)
-        return folder
+        tokenizer: Any = self.processing_class
+        with whole_path(target, "--output_dir", only_writer=True) as folder:
+            save_backbone(model, folder)
+            save_tokenizer(tokenizer, folder)
+            keep_other_files(target, folder)
+        return [target]
+
+
+def load_saved(folder: Path) -> PreTrainedModel:
+    """Load a decoder that the Trainer saved, with its adapters merged."""
+    if not (folder / "adapter_config.json").is_file():
+        return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+    adapted: Any = AutoPeftModelForCausalLM.from_pretrained(str(folder))
+    return adapted.merge_and_unload()  # type: ignore[no-any-return]
 
 
 def _check_room(model: PreTrainedModel, longest: int) -> None:

@@ -6,7 +6,6 @@ The retriever is a sentence-transformers model (RA-DIT), or the first b + 1 laye
 the ImpRAG paper). The latter computes vectors as ImpRAG does, but does not share weights with the reader.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,6 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -38,26 +36,30 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating, load_backbone
 from revela_hub.pickles import refuse_pickles
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.base.adapters import freeze_pooler
-from revela_hub.trainers.base.inputs import ModelLike, default_arguments, model_of_run, name_of, unwrapped
-from revela_hub.trainers.base.passages import PassageTokens, tokenize_passages
-from revela_hub.trainers.base.prompts import (
-    as_prompts,
-    as_texts,
-    refuse_eval_dataset,
-    refuse_excluded_prompts,
-    tokenize_prompts,
-)
-from revela_hub.trainers.base.pseudo_labels import rank_passages, top_rows
+from revela_hub.trainers.base.models import ModelLike, default_arguments, name_of, unwrapped
 from revela_hub.trainers.base.query_route import refuse_routes
-from revela_hub.trainers.base.retrieval_loss import kl_from_retrieval, multi_label_nce
-from revela_hub.trainers.base.retriever import RetrieverTrainer, WrappedRetriever, load_retriever, with_adapters
+from revela_hub.trainers.base.retriever import (
+    RetrieverTrainer,
+    WrappedRetriever,
+    load_retriever,
+    refuse_excluded_prompts,
+    with_adapters,
+)
 from revela_hub.trainers.base.weights import load_whole
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
 from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
-from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
+from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
+from revela_hub.trainers.imprag.data import (
+    PassageTokens,
+    as_prompts,
+    as_texts,
+    refuse_eval_dataset,
+    tokenize_passages,
+    tokenize_prompts,
+)
+from revela_hub.trainers.imprag.retrieval import kl_from_retrieval, multi_label_nce, rank_passages, top_rows
 
 MASKED_SCORE = -1e30
 """Score of a missing candidate; finite, so that its gradient is not NaN."""
@@ -129,7 +131,7 @@ def decoder_retriever(
     Raises:
         UserError: the decoder does not have this layer, or ImpRAG does not support it.
     """
-    backbone = name_of(model_of_run(backbone))
+    backbone = name_of(backbone)
     try:
         whole = AutoConfig.from_pretrained(backbone)
         layers = whole.num_hidden_layers
@@ -303,13 +305,6 @@ class RADITTrainer(RetrieverTrainer):
                 args.log(f"{tokens.cut:,} of {len(tokens):,} {name} are truncated to {tokens.max_length} tokens")
         data = Dataset.from_dict({"row": rows, "prompt": [found.prompts["prompt"][row] for row in rows]})
         super().__init__(model=model, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
-        if self.is_fsdp_enabled:
-            if model.decoder:
-                raise UserError(
-                    "RA-DIT-Llama uses the projections of a decoder's last layer alone, which FSDP cannot shard: use"
-                    " accelerate launch --multi_gpu, or ZeRO-2"
-                )
-            freeze_pooler(model)  # without a gradient, its optimizer state could not be resumed
 
     def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Return `row` (B,), `query_*` (B, L), `input_ids` and `attention_mask` (B, C, P)."""
@@ -351,20 +346,10 @@ class RADITTrainer(RetrieverTrainer):
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return sqrt((config.num_key_value_heads or config.num_attention_heads) * width)
 
-    def retrieval_encoder(self) -> Any:
+    def retriever_now(self) -> Any:
         """Return the retriever; that of a decoder encodes as an ImpRAG model does."""
         inner = self.accelerator.unwrap_model(self.model)
         return ImpRAGEncoder(inner.retriever, inner.tokenizer) if inner.decoder else inner.retriever
-
-    def trained_config(self) -> PreTrainedConfig:
-        """Return the configuration of the transformers model."""
-        inner = self.retriever
-        return inner.config if isinstance(inner, PreTrainedModel) else super().trained_config()
-
-    def settings(self) -> dict[str, Any]:
-        """Add a digest of the reader's likelihoods to the settings."""
-        digest = hashlib.sha256(self.log_likelihoods.numpy().tobytes() + self.candidates.tobytes()).hexdigest()[:12]
-        return super().settings() | {"likelihoods": digest}
 
     def write_retriever(self, folder: Path) -> None:
         """Write the retriever: a sentence-transformers folder, or an ImpRAG model to use for its vectors."""

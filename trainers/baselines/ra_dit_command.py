@@ -16,6 +16,7 @@ Examples:
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from revela_hub.errors import UserError
@@ -23,11 +24,11 @@ from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.base.retriever import RETRIEVER
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer
-from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
+from revela_hub.trainers.imprag.data import ImpRAGDataArguments, load_data
 
 
 @dataclass(kw_only=True)
@@ -69,23 +70,25 @@ def run(arguments: Arguments) -> None:
         print("next: ", command_line(*words, "--corpus", *arguments.corpus))
 
 
-@in_run(RA_DIT)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `RADITTrainer`, such as `callbacks`."""
-    data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
-    trainer = RADITTrainer(
-        arguments.retriever or arguments.backbone or "",
-        arguments,
-        train_dataset=data.prompts,
-        passages=data.passages,
-        reader=arguments.reader,
-        pseudo_labels=arguments.pseudo_labels,
-        retrieval_layer=arguments.retrieval_layer,
-        max_length=arguments.max_length,
-        max_passage_length=arguments.max_passage_length,
-        model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
-        **trainer_options,
-    )
-    run.train(trainer)
-    run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
-    run.report(trainer)
+    with open_run(RA_DIT, arguments) as run:
+        if run.finished:
+            return run.output
+        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
+        trainer = RADITTrainer(
+            arguments.retriever or arguments.backbone or "",
+            arguments,
+            train_dataset=data.prompts,
+            passages=data.passages,
+            reader=arguments.reader,
+            pseudo_labels=arguments.pseudo_labels,
+            retrieval_layer=arguments.retrieval_layer,
+            max_length=arguments.max_length,
+            max_passage_length=arguments.max_passage_length,
+            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+        return run.output

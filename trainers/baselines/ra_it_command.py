@@ -12,17 +12,18 @@ Examples:
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import PositiveInt
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.pasted import READER_FOLDER, RAITTrainer
-from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, load_data
+from revela_hub.trainers.imprag.data import ImpRAGDataArguments, load_data
 
 
 @dataclass(kw_only=True)
@@ -53,22 +54,24 @@ def run(arguments: Arguments) -> None:
         print("next: ", command_line(*words, "--corpus", "PATH"))
 
 
-@in_run(RA_IT)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `RAITTrainer`, such as `callbacks`."""
-    data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
-    trainer = RAITTrainer(
-        arguments.backbone,
-        arguments,
-        train_dataset=data.prompts,
-        passages=data.passages,
-        pseudo_labels=arguments.pseudo_labels,
-        num_passages=arguments.num_passages,
-        max_passage_length=arguments.max_passage_length,
-        max_length=arguments.max_length,
-        model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
-        **trainer_options,
-    )
-    run.train(trainer)
-    run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
-    run.report(trainer)
+    with open_run(RA_IT, arguments) as run:
+        if run.finished:
+            return run.output
+        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
+        trainer = RAITTrainer(
+            arguments.backbone,
+            arguments,
+            train_dataset=data.prompts,
+            passages=data.passages,
+            pseudo_labels=arguments.pseudo_labels,
+            num_passages=arguments.num_passages,
+            max_passage_length=arguments.max_passage_length,
+            max_length=arguments.max_length,
+            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+        return run.output

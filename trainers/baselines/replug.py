@@ -34,9 +34,7 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import text_positions, truncates
 from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
-from revela_hub.trainers.base.inputs import ModelLike, default_arguments, name_of, prepare_datasets, prepared_rows
-from revela_hub.trainers.base.passages import token_rows
-from revela_hub.trainers.base.processes import gathered
+from revela_hub.trainers.base.models import ModelLike, default_arguments, name_of
 from revela_hub.trainers.base.query_route import refuse_routes
 from revela_hub.trainers.base.retriever import (
     WrappedRetriever,
@@ -45,9 +43,10 @@ from revela_hub.trainers.base.retriever import (
     load_retriever,
     with_adapters,
 )
-from revela_hub.trainers.base.sharding import is_sharded
+from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
+from revela_hub.trainers.imprag.data import token_rows
 
 
 @dataclass
@@ -201,9 +200,6 @@ class Replug(WrappedRetriever):
         # Sort by length to reduce padding.
         pairs.sort(key=lambda pair: lengths[pair[0] * size + pair[1]] + lengths[pair[0] * size + pair[2]])
         blocks = [pairs[start : start + self.lm_batch_size] for start in range(0, len(pairs), self.lm_batch_size)]
-        if is_sharded(self.lm):  # all processes take part in each forward pass: those with fewer pairs repeat some
-            most = max(gathered(len(blocks)))
-            blocks += (blocks[:1] or [[(0, 0, 0)]]) * (most - len(blocks))
         for block in blocks:
             values_P = self._read([(g * size + j, g * size + i) for g, i, j in block], tokens_NL, lengths)
             index = torch.tensor(block, device=tokens_NL.device).unbind(1)

@@ -14,15 +14,15 @@ Examples:
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.options import option, required
 from revela_hub.ranges import GroupSize, PositiveInt, TextLength
 from revela_hub.trainers.base.arguments import ProbeArguments, StreamedTextArguments, text_rows
-from revela_hub.trainers.base.measuring import BestWeights
 from revela_hub.trainers.base.retriever import RetrieverArguments, print_retriever
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
@@ -50,31 +50,33 @@ def run(arguments: Arguments) -> None:
     print_retriever(train(arguments), arguments)
 
 
-@in_run(REPLUG)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `ReplugTrainer`, such as `callbacks`."""
-    held_out = hold_out_text(arguments, resumed=run.resumed)
-    cut = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
-    groups, report = run.read(
-        "reading and grouping the text", lambda: text_rows(arguments, build_groups, held_out.folder, settings=cut)
-    )
-    model = load_chunk_encoder(
-        arguments.retriever,
-        arguments.max_length,
-        trust_remote_code=arguments.trust_remote_code,
-        **arguments.loading(),
-    )
-    lm = load_lm(arguments.lm, trust_remote_code=arguments.trust_remote_code)
-    trainer = ReplugTrainer(
-        model,
-        arguments,
-        lm=lm.model,
-        lm_tokenizer=lm.tokenizer,
-        max_length=arguments.max_length,
-        train_dataset=groups,
-        retrieval_task=held_out.task,
-        **trainer_options,
-    )
-    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
-    run.export(trainer, summary=report, sources=arguments.data)
-    run.report(trainer)
+    with open_run(REPLUG, arguments) as run:
+        if run.finished:
+            return run.output
+        held_out = hold_out_text(arguments)
+        cut = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
+        groups, report = run.read(
+            "reading and grouping the text", lambda: text_rows(arguments, build_groups, held_out.folder, settings=cut)
+        )
+        model = load_chunk_encoder(
+            arguments.retriever,
+            arguments.max_length,
+            trust_remote_code=arguments.trust_remote_code,
+            **arguments.loading(),
+        )
+        lm = load_lm(arguments.lm, trust_remote_code=arguments.trust_remote_code)
+        trainer = ReplugTrainer(
+            model,
+            arguments,
+            lm=lm.model,
+            lm_tokenizer=lm.tokenizer,
+            max_length=arguments.max_length,
+            train_dataset=groups,
+            retrieval_task=held_out.task,
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=arguments.data)
+        return run.output

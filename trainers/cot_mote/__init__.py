@@ -32,10 +32,8 @@ COT_MOTE = Method(
     parts=("retriever", "sparse", "model"),
     folders={"dense": "retriever", "sparse": "sparse", "model": "model"},
     loader="revela_hub.trainers.cot_mote.checkpoint.load_cot_mote_checkpoint",
-    assembler="revela_hub.trainers.cot_mote.export.assemble_cot_mote",
+    assembler="revela_hub.trainers.cot_mote.checkpoint.assemble_cot_mote",
     usage=Path(__file__).with_name("usage.md.j2"),
     vectors=Path(__file__).with_name("verification.py"),
     models=("encoder", "query_encoder"),
-    data=("data", "pairs"),
-    files=("query_generator",),
 )

@@ -1,20 +1,36 @@
-"""Load the model and tokenizer that a CoT-MoTE run starts from, or that it saved."""
+"""Load the model that a CoT-MoTE run starts from or that it saved, and export it as a dense and a sparse encoder."""
 
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import InputModule, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
+from sentence_transformers.sparse_encoder.modules import SpladePooling
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
+from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer, with_pooler
+from revela_hub.hub_cards.tokenizers import padding_right
+from revela_hub.hub_cards.verify import probe_texts
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
+from revela_hub.scratch import scratch_folder
+from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import check_fields, checkpoint_config, config_fields, load_whole
+from revela_hub.trainers.cot_mote import COT_MOTE
+from revela_hub.trainers.cot_mote.verification import EXPERTS, vectors
 
 PRE_TRAINING = CoTMoTEForPreTraining.__name__
 
@@ -61,8 +77,7 @@ def load_cot_mote_start(
     """
     check_fields(config, *config_fields(CoTMoTEConfig))
     config = {field: value for field, value in config.items() if value is not None}
-    start = model_of_run(start, CoTMoTEConfig.model_type)
-    query_encoder = name_of(model_of_run(query_encoder)) if query_encoder else None
+    query_encoder = name_of(query_encoder) if query_encoder else None
     given, name = unwrapped(start), name_of(start)
     with loading(f"cannot load the encoder {name!r}", name):
         fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}
@@ -134,3 +149,179 @@ def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
         model = load_whole(kind, folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     return CoTMoTECheckpoint(model.eval(), tokenizer)
+
+
+def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Write one of the three forms of a checkpoint's encoder."""
+    model, tokenizer = loaded.encoder, loaded.tokenizer
+    base = model.config.encoder.name_or_path
+    length = assembly.max_length or model.config.max_seq_length
+    if assembly.part == "model":
+        save_backbone(model, folder, dtype=assembly.dtype)
+        forget_origins(folder, "encoder")
+        save_tokenizer(padding_right(tokenizer), folder, max_length=min(length, model.max_length))
+    else:
+        sparse = assembly.part == "sparse"
+        export_routes(model, tokenizer, folder, sparse=sparse, max_length=length, dtype=assembly.dtype)
+    reference = _save_reference(model, tokenizer, folder, assembly.part, min(length, model.max_length))
+    return Assembled(folder, COT_MOTE, base, reference, remote_code=assembly.part == "model")
+
+
+def _save_reference(
+    model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, folder: Path, part: str, length: int
+) -> Path:
+    """Write the checkpoint's vectors of the probe texts, with which the verification compares those of the folder."""
+    texts, tokenizer = probe_texts(length), padding_right(tokenizer)
+    tokenizer.model_max_length = length
+    dimension = model.config.get_text_config().hidden_size
+    kept = {"retriever": slice(dimension), "sparse": slice(dimension, None)}.get(part, slice(None))
+    batches = (texts[:-1], texts[-1:])  # separately, because the last text is very long
+    found = {
+        task: torch.cat([vectors(model, tokenizer, task, batch)[:, kept] for batch in batches]) for task in EXPERTS
+    }
+    return write_reference(folder, found, length)
+
+
+def export_routes(
+    model: CoTMoTEModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    sparse: bool,
+    max_length: int,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Write a folder that needs no remote code: `SentenceTransformer(folder)`, or with `sparse` `SparseEncoder(folder)`."""
+    tokenizer, length = padding_right(tokenizer), min(max_length, model.max_length)
+    vocabulary = model.config.get_text_config().vocab_size
+    if len(tokenizer) > vocabulary:
+        raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model's {vocabulary}")
+    with scratch_folder("export") as scratch:
+        routes: dict[str, list[Any]] = {}
+        for task, expert in EXPERTS.items():
+            own = Path(scratch, task)
+            route: Any = model.route(expert)
+            save_backbone(route if sparse else with_pooler(route.base_model), own, dtype=dtype)
+            save_tokenizer(tokenizer, own, max_length=length)
+            transformer = Transformer(
+                str(own),
+                transformer_task="fill-mask" if sparse else "feature-extraction",
+                max_seq_length=length,
+                model_kwargs={"dtype": "auto", "use_safetensors": True},
+            )
+            dense_head = [Pooling(model.config.get_text_config().hidden_size, pooling_mode="cls")]
+            routes[task] = [transformer, *(_sparse_head(model, tokenizer) if sparse else dense_head)]
+        # No default route: without a task, the Router raises an error, because it cannot choose an expert.
+        router = Router.for_query_document(
+            routes["query"], routes["document"], default_route=None, allow_empty_key=False
+        )
+        kind: Any = SparseEncoder if sparse else SentenceTransformer
+        prompts = {"query": "", "document": ""}
+        encoder = kind(modules=[router], prompts=prompts, similarity_fn_name=SIMILARITY, device="cpu")
+        encoder.save_pretrained(str(folder), create_model_card=False)
+    make_readable(folder)
+    for config in sorted(folder.rglob("config.json")):
+        if "architectures" in json.loads(config.read_text(encoding="utf-8")):
+            forget_origins(config.parent)
+    return folder
+
+
+def _sparse_head(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    vocabulary, own = model.config.get_text_config().vocab_size, model.config.special_token_ids
+    around = tokenizer("")["input_ids"]
+    special = dict.fromkeys([*around, *own])
+    # Words are identified by their ids: names may be missing, and the module would confuse <S> with <s>.
+    numbers = [str(token) for token in range(vocabulary)]
+    weights = WordWeights(numbers, {str(token): 0.0 for token in special}, unknown_word_weight=1)
+    return [weights, SpladePooling("max", embedding_dimension=vocabulary)]
+
+
+SIMILARITY: Literal["dot"] = "dot"
+"""How dense, sparse and hybrid vectors are compared: only dot products of both parts add up to that of the whole."""
+
+
+class HybridEncoder(InputModule):
+    """Sentence-transformers module around a `CoTMoTEModel`; `task` ("query" or "document") selects the expert.
+
+    Args:
+        model: model, which is not copied.
+        tokenizer: its tokenizer.
+        query_max_length: maximum tokens of a query, special tokens included.
+        max_length: maximum tokens of a passage, special tokens included.
+        scores: `"hybrid"` for vectors of D + V dimensions, `"dense"` for D, `"sparse"` for V.
+        switch_experts: ablation that encodes queries with the passage expert and passages with the query expert.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    forward_kwargs = {"task"}  # noqa: RUF012 (sentence-transformers' own convention)
+
+    def __init__(
+        self,
+        model: CoTMoTEModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        query_max_length: int = 32,
+        max_length: int = 144,
+        scores: Literal["hybrid", "dense", "sparse"] = "hybrid",
+        switch_experts: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_lengths = {"query": query_max_length, "document": max_length}
+        self.max_seq_length = max_length
+        self.scores, self.switch_experts = scores, switch_experts
+
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None, **_: Any
+    ) -> dict[str, Any]:
+        """Tokenize texts, with the maximum length of queries or passages."""
+        texts = [(prompt or "") + text for text in inputs]
+        length = self.max_lengths.get(task or "document", self.max_seq_length)
+        encoding = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        return {"input_ids": encoding["input_ids"], "attention_mask": encoding["attention_mask"]}
+
+    def forward(self, features: dict[str, Any], task: str | None = None, **_: Any) -> dict[str, Any]:
+        """Add `sentence_embedding`: (B, D + V), (B, D) or (B, V).
+
+        Raises:
+            UserError: the task is missing.
+        """
+        task = task or features.get("task")
+        if task not in EXPERTS:
+            raise UserError(
+                f"no expert given (task is {task!r}): use encode_query for queries and encode_document for passages"
+            )
+        kind = ("document" if task == "query" else "query") if self.switch_experts else task
+        output = self.model(
+            features["input_ids"],
+            features["attention_mask"],
+            expert=EXPERTS[kind],
+            return_sparse=self.scores != "dense",
+        )
+        parts = [output.pooler_output] if self.scores != "sparse" else []
+        parts += [output.sparse] if self.scores != "dense" else []
+        features["sentence_embedding"] = torch.cat([part.float() for part in parts], dim=-1)
+        return features
+
+    def sparse_part(self, embeddings: Tensor) -> Tensor:
+        """Return the sparse (B, V) part of vectors from `forward`."""
+        dense = self.model.config.get_text_config().hidden_size if self.scores == "hybrid" else 0
+        return embeddings[:, dense:]
+
+    def get_embedding_dimension(self) -> int:
+        """Return D + V, D or V."""
+        config = self.model.config.get_text_config()
+        sizes = {"dense": config.hidden_size, "sparse": config.vocab_size}
+        return sum(size for name, size in sizes.items() if self.scores in (name, "hybrid"))
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Write the whole model, whichever vectors are returned."""
+        self.model.save_pretrained(Path(output_path))
+        self.tokenizer.save_pretrained(output_path)
+
+
+def hybrid_encoder(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> SentenceTransformer:
+    """Return a sentence-transformers model around a CoT-MoTE model, for dot products; arguments as in `HybridEncoder`."""
+    module = HybridEncoder(model, tokenizer, **settings)
+    return SentenceTransformer(modules=[module], similarity_fn_name=SIMILARITY, device=str(model.device))

@@ -22,6 +22,7 @@ Examples:
 """
 
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset, IterableDataset
@@ -32,17 +33,16 @@ from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
 from revela_hub.trainers.base.arguments import check_positions
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import Run, open_run
 from revela_hub.trainers.cot_mote import COT_MOTE
-from revela_hub.trainers.cot_mote.arguments import (
+from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
+from revela_hub.trainers.cot_mote.data import (
     CoTMoTEDataArguments,
     CoTMoTETrainingArguments,
     load_contexts,
     load_pairs,
 )
-from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
-from revela_hub.trainers.cot_mote.finetuning import CoTMoTEFinetuner
-from revela_hub.trainers.cot_mote.trainer import CoTMoTETrainer
+from revela_hub.trainers.cot_mote.trainer import CoTMoTEFinetuner, CoTMoTETrainer
 
 # What one stage alone reads.
 STAGE_OPTIONS = {
@@ -110,15 +110,17 @@ def run(arguments: Arguments) -> None:
             print("next: ", command_line(*words))
 
 
-@in_run(COT_MOTE)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of the trainer, such as `callbacks`."""
-    start = _load(arguments)
-    rows, summary = _read(run, arguments, start.tokenizer)
-    trainer = _trainer(arguments, start, rows, **trainer_options)
-    run.train(trainer)
-    run.export(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
-    run.report(trainer)
+    with open_run(COT_MOTE, arguments) as run:
+        if run.finished:
+            return run.output
+        start = _load(arguments)
+        rows, summary = _read(run, arguments, start.tokenizer)
+        trainer = _trainer(arguments, start, rows, **trainer_options)
+        run.train(trainer)
+        run.export(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
+        return run.output
 
 
 def _load(arguments: Arguments) -> CoTMoTECheckpoint:

@@ -1,22 +1,36 @@
-"""Trainer that pre-trains an encoder with a query and a passage expert (CoT-MoTE, arXiv 2304.10195)."""
+"""Trainers of CoT-MoTE (arXiv 2304.10195): pre-training with a query and a passage expert, and fine-tuning as a hybrid retriever.
 
+The loss of fine-tuning is `MultipleNegativesRankingLoss` over the sum of dense and sparse scores, with the row's hard negatives and the
+passages of the other rows on all devices, and optionally sentence-transformers' FLOPs regulariser on the sparse vectors.
+"""
+
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from sentence_transformers import SentenceTransformer
+from datasets import Dataset, IterableDataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sparse_encoder.losses import FlopsLoss, SpladeLoss
+from sentence_transformers.util import dot_score
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.errors import UserError
-from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
-from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
+from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
+from revela_hub.trainers.base.adapters import merged_copy
 from revela_hub.trainers.base.masked import MaskedTrainer
+from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
+from revela_hub.trainers.base.rows import as_dataset, pair_columns, prepare_datasets, refuse_single_pair
+from revela_hub.trainers.base.trainer import MethodTrainer
+from revela_hub.trainers.base.weights import load_in_place
 from revela_hub.trainers.cot_mote import COT_MOTE
-from revela_hub.trainers.cot_mote.arguments import CoTMoTETrainingArguments
-from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
-from revela_hub.trainers.cot_mote.collator import CoTMoTECollator
-from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
+from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, hybrid_encoder, load_cot_mote_start
+from revela_hub.trainers.cot_mote.data import CoTMoTECollator, CoTMoTETrainingArguments
 
 
 class CoTMoTETrainer(MaskedTrainer):
@@ -83,8 +97,191 @@ class CoTMoTETrainer(MaskedTrainer):
         collating["switch_experts"] = switch_experts
         super().__init__(model, args, tokenizer, build, max_length=max_length, collating=collating, **kwargs)
 
-    def retrieval_encoder(self) -> SentenceTransformer:
+    def retriever_now(self) -> SentenceTransformer:
         """Return the current encoder, which returns the dense and the sparse vector as one."""
         model: Any = self.accelerator.unwrap_model(self.model)
         tokenizer: Any = self.processing_class
         return hybrid_encoder(model.encoder, tokenizer, max_length=min(model.config.max_seq_length, model.max_length))
+
+
+class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
+    """Trainer of a `CoTMoTEModel`.
+
+        trainer = CoTMoTEFinetuner("outputs", train_dataset=pairs)  # the output folder of a pre-training
+        trainer.train()
+        vectors = trainer.retriever.encode_query(["a query"])  # dense and sparse
+        trainer.write_models("tuned")  # for SentenceTransformer("tuned/dense"), SparseEncoder("tuned/sparse")
+
+    Args:
+        model: folder or Hub id of a CoT-MoTE model or an encoder, a loaded encoder with its masked-LM head, or a
+            `CoTMoTEModel` or the model of a `CoTMoTETrainer`, which is trained in place.
+        args: training arguments with `stage="finetune"`; by default the paper's, with an output folder named after the model.
+        processing_class: tokenizer of the model, by default its own; saved with every checkpoint.
+        train_dataset: columns anchor, positive, and for hard negatives negative, or negative_1 to negative_N; others are ignored.
+        query_max_length: maximum tokens of a query, special tokens included.
+        max_length: maximum tokens of a passage, special tokens included.
+        model_init_kwargs: arguments of `load_cot_mote_start`: `variant`, `fresh_head`, ...
+        **kwargs: arguments of `SentenceTransformerTrainer`: `callbacks`, ...
+
+    Raises:
+        UserError: the model cannot be loaded, a column is missing, a value is not text, a length leaves no room for text, or all negatives are equal
+            to their positives.
+    """
+
+    method = COT_MOTE
+
+    def __init__(
+        self,
+        model: ModelLike | CoTMoTEModel | CoTMoTEForPreTraining,
+        args: CoTMoTETrainingArguments | None = None,
+        *,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        train_dataset: Dataset | IterableDataset,
+        query_max_length: int = 32,
+        max_length: int = 144,
+        model_init_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # The expert of each column; sentence-transformers passes it to the module as its task.
+        experts: dict[str, str] = {}
+
+        def prepared(rows: Dataset | IterableDataset) -> Dataset:
+            pairs = _pairs(rows)
+            experts.update((name, "query" if name == "anchor" else "document") for name in pairs.column_names)
+            return pairs
+
+        kwargs["train_dataset"] = train_dataset
+        prepare_datasets(kwargs, prepared)
+        train_dataset = kwargs.pop("train_dataset")
+        refuse_single_pair(train_dataset)
+        args = args or default_arguments(CoTMoTETrainingArguments, model, self.method, stage="finetune")
+        self.args: CoTMoTETrainingArguments
+        if isinstance(model, CoTMoTEForPreTraining):
+            model = model.encoder
+        if not isinstance(model, CoTMoTEModel):
+            set_seed(args.seed)  # as the Trainer does, but before new weights are initialised
+            own = {"tokenizer": processing_class} | (model_init_kwargs or {})
+            start = load_cot_mote_start(model, pre_training=False, **own)
+            model, processing_class = start.encoder, start.tokenizer
+            max_length = min(max_length, model.max_length)
+            model.config.max_seq_length = max_length  # the published model reads texts as long as those in training
+        tokenizer = tokenizer_of(model, processing_class)
+        self.cot_mote = model
+        if len(train_dataset.column_names) == 2 and args.per_device_train_batch_size * args.world_size < 2:
+            raise UserError("a batch of one pair has no negatives: raise per_device_train_batch_size or num_negatives")
+        _check_lengths(tokenizer, query_max_length=query_max_length, max_length=max_length)
+        _check_negatives(train_dataset, tokenizer, max_length)
+        args.router_mapping = experts
+        encoder = hybrid_encoder(
+            model,
+            tokenizer,
+            query_max_length=query_max_length,
+            max_length=max_length,
+            scores=args.scores,
+            switch_experts=args.switch_experts,
+        )
+        if args.ddp_find_unused_parameters is None:
+            # Columns are encoded one after another. Each of them uses one expert only, but all columns together use all weights.
+            args.ddp_find_unused_parameters = False
+        loss = hybrid_loss(encoder, args)
+        super().__init__(model=encoder, args=args, train_dataset=train_dataset, loss=loss, **kwargs)
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train; see `MethodTrainer.train`. With `scores="dense"`, the masked-LM heads are frozen until training ends."""
+        # They get no gradient without sparse vectors; DDP would raise an error.
+        frozen = [weight for weight in _heads(self.cot_mote) if weight.requires_grad and self.args.scores == "dense"]
+        for weight in frozen:
+            weight.requires_grad_(False)
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            for weight in frozen:
+                weight.requires_grad_(True)
+
+    def retriever_now(self) -> SentenceTransformer:
+        """Return the current model, which returns the dense and the sparse vector as one."""
+        return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
+
+    def exportable(self) -> CoTMoTECheckpoint:
+        """Return the model, as `load_cot_mote_checkpoint` does."""
+        return CoTMoTECheckpoint(merged_copy(self.cot_mote), self.model.tokenizer)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Save the model, which `CoTMoTEModel.from_pretrained` loads, and the tokenizer."""
+        module: Any = self.model[0]
+        module.save(str(output_dir or self.args.output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load the weights in place; sentence-transformers would load the model a second time."""
+        folder = Path(resume_from_checkpoint)
+        expected = set(self.cot_mote.state_dict()) - set(self.cot_mote.all_tied_weights_keys)
+        if not load_in_place(self.cot_mote, folder.glob("model*.safetensors"), expected):
+            raise UserError(f"{folder} is not a checkpoint of this run: use the same encoder and --variant")
+
+
+def _pairs(rows: Dataset | IterableDataset) -> Dataset:
+    """Return the text columns of a data set: every column of a row is encoded."""
+    rows = as_dataset(rows)
+    columns = pair_columns(rows)
+    pairs: Dataset = rows.select_columns(columns)
+    return pairs
+
+
+def _check_lengths(tokenizer: PreTrainedTokenizerBase, **lengths: int) -> None:
+    special = tokenizer.num_special_tokens_to_add()
+    for name, length in lengths.items():
+        if length <= special:
+            raise UserError(
+                f"{name} {length} leaves no room for text: each text has {special} special tokens; raise it to"
+                f" {special + 1} or more"
+            )
+
+
+def _check_negatives(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Raise an error if the tokens of all negatives are equal to those of their positives."""
+    negatives = [name for name in rows.column_names if name not in ("anchor", "positive")]
+    for row in rows if negatives else ():
+        texts = [row["positive"], *(row[name] for name in negatives)]
+        positive, *others = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
+        if any(tokens != positive for tokens in others):
+            return
+    if negatives:
+        raise UserError(
+            f"in every row the negatives are equal to the positive within max_length {max_length}: mine other negatives, or"
+            " raise max_length"
+        )
+
+
+def _heads(model: CoTMoTEModel) -> Iterator[nn.Parameter]:
+    """Return the weights of the masked-LM heads that are not shared with the encoders."""
+    for route in (model.route("query"), model.route("passage")):
+        for name, weight in route.named_parameters():
+            if not name.startswith(f"{route.base_model_prefix}."):
+                yield weight
+
+
+def hybrid_loss(encoder: Any, args: CoTMoTETrainingArguments) -> nn.Module:
+    """Return the contrastive loss over dot products, with the FLOPs regulariser if it has a weight."""
+    contrastive = MultipleNegativesRankingLoss(
+        encoder, scale=1.0, similarity_fct=dot_score, gather_across_devices=args.world_size > 1
+    )
+    if not args.query_flops_weight and not args.passage_flops_weight:
+        return contrastive
+    regulariser = _SparseFlops(encoder)
+    return SpladeLoss(
+        encoder,
+        contrastive,
+        document_regularizer_weight=args.passage_flops_weight,
+        query_regularizer_weight=args.query_flops_weight,
+        document_regularizer=regulariser,
+        query_regularizer=regulariser,
+    )
+
+
+class _SparseFlops(FlopsLoss):
+    """FLOPs regulariser of the sparse part of hybrid vectors."""
+
+    def compute_loss_from_embeddings(self, embeddings: Tensor) -> Tensor:
+        module: Any = self.model[0]  # a HybridEncoder
+        loss: Tensor = super().compute_loss_from_embeddings(module.sparse_part(embeddings))
+        return loss

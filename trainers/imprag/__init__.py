@@ -23,7 +23,7 @@ IMPRAG = Method(
             "revela_hub.trainers.imprag.command", "teach a decoder to retrieve, read and answer with ImpRAG"
         ),
         "answer": Command(
-            "revela_hub.trainers.imprag.inference.answer_command",
+            "revela_hub.trainers.imprag.answer_command",
             "answer prompts with an ImpRAG model from the passages of an index",
         ),
     },
@@ -31,14 +31,11 @@ IMPRAG = Method(
     parts=("model",),
     folders={"model": "model"},
     loader="revela_hub.trainers.imprag.checkpoint.load_imprag_checkpoint",
-    assembler="revela_hub.trainers.imprag.export.assemble_imprag",
+    assembler="revela_hub.trainers.imprag.checkpoint.assemble_imprag",
     usage=Path(__file__).with_name("usage.md.j2"),
     vectors=Path(__file__).with_name("verification.py"),
-    encoder="revela_hub.trainers.imprag.inference.encoder.load_imprag_encoder",
-    states="revela_hub.trainers.imprag.inference.stored_states",
-    answerer="revela_hub.trainers.imprag.inference.answering.open_answerer",
+    encoder="revela_hub.trainers.imprag.checkpoint.load_imprag_encoder",
+    states="revela_hub.trainers.imprag.stored_states",
+    answerer="revela_hub.trainers.imprag.answering.open_answerer",
     models=("backbone",),
-    data=("data", "plain_text"),
-    files=("corpus", "pseudo_labels"),
-    neutral_settings=frozenset({"likelihood_batch_size", "encode_batch_size"}),
 )

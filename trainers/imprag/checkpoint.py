@@ -1,4 +1,4 @@
-"""Load the model and tokenizer that an ImpRAG run starts from, or that it saved."""
+"""Load the model that an ImpRAG run starts from or that it saved, export it, and encode with it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +8,20 @@ import torch
 from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError, loading
-from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
+from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.hub_cards.verify import probe_texts, text_limit
+from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM, ImpRAGModel
+from revela_hub.modeling.backbones import evaluating
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
+from revela_hub.precision import in_fast_precision
+from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import check_fields, config_fields, is_encoder, load_adapters, load_whole
+from revela_hub.trainers.imprag import IMPRAG, verification
+from revela_hub.trainers.imprag.data import token_rows, tokenize_passages
 
 OPTIONS = {
     "b": "retrieval_layer",
@@ -74,7 +82,6 @@ def load_imprag(
     check_fields(further, *config_fields(ImpRAGConfig), "attn_implementation", "dtype", *OPTIONS.values())
     fields = dict(zip(OPTIONS, named, strict=True)) | further
     given = {key: value for key, value in fields.items() if value is not None}
-    backbone = model_of_run(backbone, ImpRAGConfig.model_type)
     given_model, name = unwrapped(backbone), name_of(backbone)
     with loading(f"cannot make an ImpRAG model of {name!r}", name):
         if isinstance(given_model, str) and is_imprag(name):
@@ -137,3 +144,83 @@ def _complete(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> PreTraine
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {name} has no EOS token, which ends passages and answers: set one")
     return tokenizer
+
+
+def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Write the whole model, which is retriever and reader in one, with adapters merged.
+
+    Raises:
+        UserError: the passages leave no positions for a prompt, or `max_length` is given.
+    """
+    backbone = loaded.model.config.backbone
+    base = None if backbone is None else backbone.name_or_path
+    save_backbone(loaded.model, folder, dtype=assembly.dtype)
+    forget_origins(folder, "backbone")
+    save_tokenizer(loaded.tokenizer, folder)
+    return Assembled(folder, IMPRAG, base, _save_reference(loaded, checkpoint, folder), remote_code=True)
+
+
+def _save_reference(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path) -> Path:
+    """Write the checkpoint's vectors of the probe texts and states that read them, for the verification of the folder."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    length = text_limit(model, tokenizer)
+    tokenizer.model_max_length = length
+    texts = [text or "a" for text in probe_texts(length)]  # as in the verification: an empty text has no vector
+    kinds = ("query", "document")
+    try:
+        vectors = {
+            kind: torch.cat([verification.vectors(model, tokenizer, kind, [text]) for text in texts]) for kind in kinds
+        }
+    except ValueError as error:  # the passages leave no positions for a prompt
+        raise UserError(f"{checkpoint} cannot read passages: {error}") from error
+    return write_reference(folder, vectors, length)
+
+
+class ImpRAGEncoder:
+    """Encoder of texts: prompts are queries, passages are documents, and the similarity is the dot product."""
+
+    similarity_fn_name = "dot"
+
+    def __init__(self, model: ImpRAGModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.device = model.device
+        self.cut = 0  # number of passages so far that were longer than l_max
+
+    def encode_query(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
+        """Return the (N, E) vectors of N prompts."""
+        rows = [ids or [self.tokenizer.eos_token_id] for ids in self.tokenizer(inputs)["input_ids"]]
+        with evaluating(self.model):
+            return token_rows(rows).encode(self.model.embed_queries, self.model.device, batch_size)
+
+    def encode_document(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
+        """Return the (N, E) vectors of N passages, cut at the model's l_max tokens."""
+        tokens = tokenize_passages(self.tokenizer, inputs, self.model.config.l_max)
+        self.cut += tokens.cut
+        with evaluating(self.model):
+            return tokens.encode(self.model.embed_passages, self.model.device, batch_size)
+
+    def warnings(self) -> list[str]:
+        """Return warnings about the texts encoded so far."""
+        if not self.cut:
+            return []
+        limit = self.model.config.l_max
+        are = "is" if self.cut == 1 else "are"
+        return [
+            f"{counted(self.cut, 'passage')} {are} longer than the model's {limit} tokens and {are} cut: lower --max_words"
+        ]
+
+
+def load_imprag_encoder(name: str, device: str | None = None) -> ImpRAGEncoder:
+    """Load the encoder of a model, given as folder or Hub id."""
+    from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
+
+    loaded = load_imprag_checkpoint(name, dtype="auto")
+    return ImpRAGEncoder(on_device(loaded.model, device), loaded.tokenizer)
+
+
+def on_device(model: ImpRAGForCausalLM, device: str | None) -> ImpRAGForCausalLM:
+    """Move a model to a device, by default the fastest one, with a dtype that is fast there."""
+    if device is None and torch.accelerator.is_available():
+        device = str(torch.accelerator.current_accelerator())
+    model.to(torch.device(device or "cpu"))  # type: ignore[arg-type]  # its decorator hides the argument types
+    return in_fast_precision(model)

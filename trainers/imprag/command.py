@@ -16,14 +16,15 @@ Examples:
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.options import option, required
 from revela_hub.output import command_line
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.imprag import IMPRAG
-from revela_hub.trainers.imprag.arguments import ImpRAGDataArguments, ImpRAGTrainingArguments, load_data
 from revela_hub.trainers.imprag.checkpoint import OPTIONS, load_imprag
+from revela_hub.trainers.imprag.data import ImpRAGDataArguments, ImpRAGTrainingArguments, load_data
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 MODEL_FOLDER = "model"
@@ -58,28 +59,30 @@ def run(arguments: Arguments) -> None:
         print("then: ", command_line("answer", model, "your prompt", "--index", "my-index"))
 
 
-@in_run(IMPRAG)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `ImpRAGTrainer`, such as `callbacks`."""
-    data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
-    loaded = load_imprag(
-        arguments.backbone,
-        trust_remote_code=arguments.trust_remote_code,
-        **{name: getattr(arguments, name) for name in OPTIONS.values()},
-    )
-    trainer = ImpRAGTrainer(
-        loaded.model,
-        arguments,
-        processing_class=loaded.tokenizer,
-        train_dataset=data.prompts,
-        passages=data.passages,
-        pseudo_labels=arguments.pseudo_labels,
-        max_length=arguments.max_length,
-        model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
-        **trainer_options,
-    )
-    if trainer.tokens.cut:
-        arguments.log(trainer.tokens.truncation_note)
-    run.train(trainer)
-    run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
-    run.report(trainer)
+    with open_run(IMPRAG, arguments) as run:
+        if run.finished:
+            return run.output
+        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
+        loaded = load_imprag(
+            arguments.backbone,
+            trust_remote_code=arguments.trust_remote_code,
+            **{name: getattr(arguments, name) for name in OPTIONS.values()},
+        )
+        trainer = ImpRAGTrainer(
+            loaded.model,
+            arguments,
+            processing_class=loaded.tokenizer,
+            train_dataset=data.prompts,
+            passages=data.passages,
+            pseudo_labels=arguments.pseudo_labels,
+            max_length=arguments.max_length,
+            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+            **trainer_options,
+        )
+        if trainer.tokens.cut:
+            arguments.log(trainer.tokens.truncation_note)
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+        return run.output

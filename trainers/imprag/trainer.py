@@ -30,25 +30,26 @@ from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.hub_cards.export import save_config
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating
-from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.encoding import divided
-from revela_hub.retrieval.milvus import MilvusIndex
-from revela_hub.retrieval.vectors import VectorsInMemory
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
-from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
-from revela_hub.trainers.base.passages import PassageTokens, token_rows, tokenize_passages
-from revela_hub.trainers.base.processes import from_main
-from revela_hub.trainers.base.prompts import as_prompts, as_texts, refuse_eval_dataset, tokenize_prompts
-from revela_hub.trainers.base.pseudo_labels import rank_passages
-from revela_hub.trainers.base.retrieval_loss import gather_rows, kl_to_retrieval, multi_label_nce
-from revela_hub.trainers.base.settings import rows_digest
+from revela_hub.trainers.base.distributed import from_main
+from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.imprag import IMPRAG
-from revela_hub.trainers.imprag.arguments import ImpRAGTrainingArguments
-from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, load_imprag
-from revela_hub.trainers.imprag.collator import ImpRAGCollator
-from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
+from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, ImpRAGEncoder, load_imprag
+from revela_hub.trainers.imprag.data import (
+    ImpRAGCollator,
+    ImpRAGTrainingArguments,
+    PassageTokens,
+    as_prompts,
+    as_texts,
+    refuse_eval_dataset,
+    token_rows,
+    tokenize_passages,
+    tokenize_prompts,
+)
+from revela_hub.trainers.imprag.retrieval import gather_rows, kl_to_retrieval, multi_label_nce, rank_passages, top_rows
 
 CANDIDATES = "candidates.safetensors"
 
@@ -142,15 +143,10 @@ class ImpRAGTrainer(MethodTrainer):
             processing_class=tokenizer,
             **kwargs,
         )
-        if self.is_fsdp_enabled:
-            raise UserError(
-                "ImpRAG uses parts of a decoder's layers alone, which FSDP cannot shard: use accelerate launch --multi_gpu, or"
-                " ZeRO-2"
-            )
         self.loss_is_scaled_for_ga = True
         self.add_callback(_Schedule(self))
 
-    def retrieval_encoder(self) -> ImpRAGEncoder:
+    def retriever_now(self) -> ImpRAGEncoder:
         """Return the encoder of the current model."""
         tokenizer: Any = self.processing_class
         return ImpRAGEncoder(self.imprag, tokenizer)
@@ -274,24 +270,8 @@ class ImpRAGTrainer(MethodTrainer):
             queries_NE = token_rows(data["prompt_ids"]).encode(self.imprag.embed_queries, *where)
             passages_ME = self.tokens.encode(self.imprag.embed_passages, *where)
         depth = max(self.args.num_candidates, self.imprag.config.k)
-        # One process searches, because only one may write to a server.
-        self.ranking, self._held = from_main(lambda: self._search(queries_NE, passages_ME, depth)), None
+        self.ranking, self._held = from_main(lambda: top_rows(queries_NE, passages_ME, depth)), None
         self.built_at = self.state.global_step
-
-    def _search(
-        self, queries_NE: NDArray[np.float32], passages_ME: NDArray[np.float32], depth: int
-    ) -> NDArray[np.int32]:
-        """Return the (N, depth) numbers of the best passages, from a new index of type `--index_type`."""
-        options, vectors = self.args.index_options(), VectorsInMemory(passages_ME)
-        folder = Path(self.args.output_dir or ".") if options.type == "milvus" else None
-        index = open_index(vectors, options, folder=folder)
-        rows_NK = index.search(queries_NE, depth).rows_QK
-        if isinstance(index, MilvusIndex):
-            index.drop()
-        few = (rows_NK < 0).any(1)  # an approximate index may return fewer passages than requested
-        if few.any():
-            rows_NK[few] = open_index(vectors).search(queries_NE[few], depth).rows_QK
-        return rows_NK.astype(np.int32)
 
     def _keep_statistics(self, generation: Tensor, retrieval: Tensor, rows: NDArray[np.int64]) -> None:
         """Keep both losses, and the fraction of prompts whose passages contain an answer, for the next log."""
@@ -314,38 +294,36 @@ class ImpRAGTrainer(MethodTrainer):
             self._held = np.array([holds_answer(t, a) for t, a in zip(texts, data["answers"], strict=True)])
         return self._held
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that determine the result, including the passages."""
-        return super().settings() | {"passages": rows_digest(self.passages)}
-
-    def model_names(self) -> str:
-        """Return the name of the backbone and the layers."""
+    def describe_run(self) -> str:
+        """Return a line on the run, with the layers."""
         config = self.imprag.config
-        layers = f"layers {config.b} to {config.t} read {counted(config.k, 'passage')}"
-        return f"{super().model_names()}, {layers}"
+        return f"{super().describe_run()}; layers {config.b} to {config.t} read {counted(config.k, 'passage')}"
 
-    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write the weights or adapters, the configuration, and the rankings of the index."""
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Save the weights or adapters, the configuration, and the rankings of the index."""
         if isinstance(model := self.model, PeftModel):
             config = self.imprag.config
             assert config.backbone is not None
             # The base of the adapters: an ImpRAG model, or the decoder it was made of.
             model.peft_config["default"].base_model_name_or_path = config.name_or_path or config.backbone.name_or_path
-        super().write_weights(folder, state_dict)
+        super()._save(output_dir, state_dict)
+        if not self.args.should_save:
+            return
+        folder = Path(output_dir or self.args.output_dir or ".")
         save_config(self.imprag.config, folder)
         if self.ranking is not None:
             kept = {"ranking": torch.from_numpy(self.ranking), "built_at": torch.tensor(self.built_at)}
             save_file(kept, folder / CANDIDATES)
 
-    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the weights and the rankings."""
-        super().read_weights(folder, model)
-        file = folder / CANDIDATES
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        file = Path(resume_from_checkpoint) / CANDIDATES
         if file.is_file():
             saved = load_file(file)
             self.ranking, self.built_at = saved["ranking"].numpy(), int(saved["built_at"])
             if len(self.ranking) != len(self.train_dataset):  # type: ignore[arg-type]
-                raise UserError(f"{folder} belongs to a run on other data: give the same --data, or start again")
+                raise UserError(f"{file.parent} belongs to a run on other data: give the same --data, or start again")
 
 
 class _Schedule(TrainerCallback):

@@ -30,8 +30,6 @@ NVEMBED = Method(
     folders={EMBEDDER: "retriever"},
     checkpoint_files=("prompts.json",),
     loader="revela_hub.trainers.nvembed.checkpoint.load_nvembed",
-    assembler="revela_hub.trainers.nvembed.export.assemble_nvembed",
+    assembler="revela_hub.trainers.nvembed.checkpoint.assemble_nvembed",
     models=("backbone",),
-    data=("mixture",),
-    neutral_settings=frozenset({"mini_batch_size", "mini_batch_num_tokens"}),
 )

@@ -19,6 +19,7 @@ Examples:
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -30,13 +31,11 @@ from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.arguments import ProbeArguments, check_positions
-from revela_hub.trainers.base.measuring import BestWeights
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_rows
 from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
-from revela_hub.trainers.nvembed.arguments import QUERY_INSTRUCTION, NVEmbedTrainingArguments
-from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart, load_nvembed
-from revela_hub.trainers.nvembed.export import nvembed_encoder
+from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart, load_nvembed, nvembed_encoder
+from revela_hub.trainers.nvembed.data import QUERY_INSTRUCTION, NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 
 LEARNING_RATES = {1: 2e-5, 2: 1.5e-5, None: 2e-5}
@@ -103,27 +102,29 @@ def run(arguments: Arguments) -> None:
         print("try it: ", command_line(*words))
 
 
-@in_run(NVEMBED)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `NVEmbedTrainer`, such as `callbacks`."""
-    mixture, report = run.read("reading the mixture", lambda: _read(arguments))
-    rows, task = hold_out_rows(arguments, mixture.dataset, mixture.retrieval)
-    if len(rows) < len(mixture.dataset):
-        report = f"{len(rows):,} of {report}"
-    start = _load(arguments)
-    # Of `encode_query` and `encode_document`, of the run before, and of this run's tasks.
-    prompts = start.encoding_prompts(arguments.query_instruction)
-    prompts |= {task.name: query_prompt(task.instruction) for task in mixture.tasks}
-    trainer = NVEmbedTrainer(
-        nvembed_encoder(start.model, start.tokenizer, max_length=arguments.max_length, prompts=prompts),
-        arguments,
-        train_dataset=rows,
-        retrieval_task=task,
-        **trainer_options,
-    )
-    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
-    run.export(trainer, summary=report, sources=[task.source.path for task in mixture.tasks])
-    run.report(trainer)
+    with open_run(NVEMBED, arguments) as run:
+        if run.finished:
+            return run.output
+        mixture, report = run.read("reading the mixture", lambda: _read(arguments))
+        rows, task = hold_out_rows(arguments, mixture.dataset, mixture.retrieval)
+        if len(rows) < len(mixture.dataset):
+            report = f"{len(rows):,} of {report}"
+        start = _load(arguments)
+        # Of `encode_query` and `encode_document`, of the run before, and of this run's tasks.
+        prompts = start.encoding_prompts(arguments.query_instruction)
+        prompts |= {task.name: query_prompt(task.instruction) for task in mixture.tasks}
+        trainer = NVEmbedTrainer(
+            nvembed_encoder(start.model, start.tokenizer, max_length=arguments.max_length, prompts=prompts),
+            arguments,
+            train_dataset=rows,
+            retrieval_task=task,
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=[task.source.path for task in mixture.tasks])
+        return run.output
 
 
 def _read(arguments: Arguments) -> tuple[Mixture, MixtureReport]:

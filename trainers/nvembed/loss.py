@@ -28,8 +28,7 @@ from sentence_transformers.util import all_gather, all_gather_with_grad
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 
-from revela_hub.trainers.base.processes import gathered, is_distributed, rank
-from revela_hub.trainers.base.sharding import is_sharded
+from revela_hub.trainers.base.distributed import is_distributed, rank
 
 SIMILAR_LENGTH = 0.75
 """Texts of at least this fraction of the longest text's length are embedded in the same batch."""
@@ -73,8 +72,6 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
             labels: (B, C, 2).
         """
         [features] = sentence_features
-        if is_sharded(self.model):
-            features = _as_many_on_all_processes(features)
         if self._fits(features["lengths"]):  # into one mini-batch, so there is nothing to cache
             return self.calculate_loss([[self._embed(features, 0, len(features["input_ids"]))]], labels)
         loss: Tensor = self.forward_cached([features], labels)
@@ -102,10 +99,9 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
     def _embed(self, features: dict[str, Any], begin: int, end: int) -> Tensor:
         """Return the (end - begin, D) embeddings of texts, which are sorted by length and padded on the right."""
         length_T, parts = features["lengths"], []
-        similar = 0 if is_sharded(self.model) else SIMILAR_LENGTH  # every process calls a sharded model equally often
         while begin < end:
             longest = length_T[begin]
-            after = next((at for at in range(begin, end) if length_T[at] < similar * longest), end)
+            after = next((at for at in range(begin, end) if length_T[at] < SIMILAR_LENGTH * longest), end)
             part = {k: v[begin:after, :longest] if isinstance(v, Tensor) else v for k, v in features.items()}
             del part["lengths"]
             parts.append(self.model(part)["sentence_embedding"])
@@ -163,15 +159,6 @@ def _false_negatives(text_BC: Tensor, all_text_BC: Tensor) -> Tensor:
     same_query_BW = all_text_BC[:, 0] == query_B1  # W is the rows of all processes here
     right_BN[:, :: all_text_BC.shape[1] - 1] |= same_query_BW
     return right_BN
-
-
-def _as_many_on_all_processes(features: dict[str, Any]) -> dict[str, Any]:
-    """Repeat the last text, whose copies no row reads, until each process has as many texts, and so as many mini-batches."""
-    texts = len(features["input_ids"])
-    missing = max(gathered(texts)) - texts
-    row_T = [*range(texts), *[texts - 1] * missing]
-    repeated = {name: value[row_T] if isinstance(value, Tensor) else value for name, value in features.items()}
-    return repeated | {"lengths": [features["lengths"][row] for row in row_T]}
 
 
 def _pool_by_row(pooling: nn.Module, arguments: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:

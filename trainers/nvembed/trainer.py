@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from packaging.version import Version
-from peft import PeftConfig
+from peft import PeftConfig, PeftModel
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from torch import Tensor, nn
@@ -34,24 +34,21 @@ from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder, text_positions
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy, refuse_frozen, saving_merged
-from revela_hub.trainers.base.inputs import (
-    ModelLike,
-    as_dataset,
-    default_arguments,
-    in_order,
-    pair_columns,
-    prepare_datasets,
-    refuse_single_pair,
-)
+from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.query_route import trained_backbone
-from revela_hub.trainers.base.sharding import is_sharded
+from revela_hub.trainers.base.rows import as_dataset, in_order, pair_columns, prepare_datasets, refuse_single_pair
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.base.weights import load_in_place
 from revela_hub.trainers.nvembed import NVEMBED
-from revela_hub.trainers.nvembed.arguments import NVEmbedTrainingArguments
-from revela_hub.trainers.nvembed.checkpoint import PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed
-from revela_hub.trainers.nvembed.collator import ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK, NVEmbedCollator, text_columns
-from revela_hub.trainers.nvembed.export import nvembed_encoder
+from revela_hub.trainers.nvembed.checkpoint import PROMPTS, TRAINED_WEIGHTS, NVEmbedStart, load_nvembed, nvembed_encoder
+from revela_hub.trainers.nvembed.data import (
+    ANCHOR_PROMPT,
+    DOCUMENT_PROMPT,
+    TASK,
+    NVEmbedCollator,
+    NVEmbedTrainingArguments,
+    text_columns,
+)
 from revela_hub.trainers.nvembed.loss import NVEmbedLoss
 
 
@@ -88,6 +85,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     """
 
     method = NVEMBED
+    adapters: PeftModel | None = None
 
     def __init__(
         self,
@@ -156,18 +154,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             data_collator=collator,  # also read for its label columns
             **kwargs,
         )
-        zero = self.accelerator.state.deepspeed_plugin
-        if args.mini_batch_num_tokens and (self.is_fsdp_enabled or (zero is not None and zero.zero_stage == 3)):
-            raise UserError(
-                "--mini_batch_num_tokens gives each process another number of mini-batches, for which sharded weights cannot be"
-                " gathered: use --mini_batch_size"
-            )
 
-    def trained_config(self) -> NVEmbedConfig:
-        """Return the configuration of the model inside the sentence-transformers model."""
-        return self.nvembed.config
-
-    def retrieval_encoder(self) -> Encoder:
+    def retriever_now(self) -> Encoder:
         """Return the current model, which encodes under the autocast of training, because dtypes may be mixed."""
         return _EncoderInTraining(self.accelerator.unwrap_model(self.model), self.accelerator.autocast)
 
@@ -181,13 +169,11 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         return NVEmbedStart(model, self.model.tokenizer, prompts)
 
     def write_models(self, output: str | Path) -> list[Path]:
-        """Write `embedder/`; other files are only written if the weights are sharded and have to be gathered."""
+        """Write `embedder/` only; checkpoints are for resuming."""
         output = local_path(output)
-        if is_sharded(self.model):
-            return super().write_models(output)
         if not self.args.should_save:
             return []
-        return export_parts(self.method, output, output, self.exported_folders(), loaded=self.exportable())
+        return export_parts(self.method, output, output, self.folders, loaded=self.exportable())
 
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Return the sampler of the base class; `--batch_sampler no_duplicates` compares texts without task and instruction."""
@@ -196,16 +182,14 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         )
         return sampler
 
-    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write the trained weights (adapters and pooling, or all), the configuration and the tokenizer."""
-        if state_dict is None:
-            weights = self.nvembed.state_dict()
-        else:  # gathered from shards, with the names of the sentence-transformers model
-            prefix = next(name for name, module in self.model.named_modules() if module is self.nvembed)
-            weights = {name.removeprefix(f"{prefix}."): value for name, value in state_dict.items()}
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Save the trained weights (adapters and pooling, or all), the configuration and the tokenizer."""
+        folder = Path(output_dir or self.args.output_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
         if self.adapters is None:
-            self.nvembed.save_pretrained(folder, state_dict=weights)
+            self.nvembed.save_pretrained(folder)
         else:
+            weights = self.nvembed.state_dict()
             trained = {name: weights[name].detach().contiguous() for name in self._trained}
             save_file(trained, folder / TRAINED_WEIGHTS, metadata={"format": "pt"})
             save_config(self.nvembed.config, folder)
@@ -217,8 +201,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         prompts = json.dumps({"prompts": self.model.prompts}, ensure_ascii=False, indent=2)
         (folder / PROMPTS).write_text(prompts + "\n", encoding="utf-8")
 
-    def read_weights(self, folder: Path, model: nn.Module | None = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the weights in place; sentence-transformers would load the model a second time."""
+        folder = Path(resume_from_checkpoint)
         expected = {name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad}
         files = folder.glob("model*.safetensors" if self.adapters is None else TRAINED_WEIGHTS)
         if not load_in_place(self.nvembed, files, expected):

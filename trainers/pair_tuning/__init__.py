@@ -22,6 +22,4 @@ PAIR_TUNING = Method(
         )
     },
     models=("retriever",),
-    data=("data", "pairs"),
-    neutral_settings=frozenset({"mini_batch_size"}),
 )

@@ -20,6 +20,7 @@ Examples:
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
@@ -31,10 +32,9 @@ from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeInt, TextLength
 from revela_hub.trainers.base.arguments import ProbeArguments, TextArguments
-from revela_hub.trainers.base.measuring import BestWeights
-from revela_hub.trainers.base.processes import from_main
+from revela_hub.trainers.base.distributed import from_main
 from revela_hub.trainers.base.retriever import load_retriever, print_retriever
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import Run, open_run
 from revela_hub.trainers.base.run_probe import HeldOutText, hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
@@ -73,22 +73,24 @@ def run(arguments: Arguments) -> None:
     print_retriever(train(arguments), arguments)
 
 
-@in_run(PAIR_TUNING)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `PairsTrainer`, such as `callbacks`."""
-    rows, task, report = _read(arguments, run)
-    trainer = PairsTrainer(
-        arguments.retriever,
-        arguments,
-        train_dataset=_with_negatives(rows, arguments),
-        retrieval_task=task,
-        max_length=arguments.max_length,
-        model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
-        **trainer_options,
-    )
-    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
-    run.export(trainer, summary=report, sources=[arguments.pairs] if arguments.pairs else arguments.data)
-    run.report(trainer)
+    with open_run(PAIR_TUNING, arguments) as run:
+        if run.finished:
+            return run.output
+        rows, task, report = _read(arguments, run)
+        trainer = PairsTrainer(
+            arguments.retriever,
+            arguments,
+            train_dataset=_with_negatives(rows, arguments),
+            retrieval_task=task,
+            max_length=arguments.max_length,
+            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=[arguments.pairs] if arguments.pairs else arguments.data)
+        return run.output
 
 
 def _read(arguments: Arguments, run: Run) -> tuple[Dataset, RetrievalTask | None, str]:
@@ -113,7 +115,7 @@ def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> HeldOutTe
     """Return the task to measure on; a probe of the text takes at most half of its pairs."""
     most = None
     if arguments.probe == "auto" and not arguments.eval_corpus:
-        with arguments.main_process_first(desc="reading the text"):
+        with arguments.preparing("reading the text"):
             available = len(build_text_pairs(arguments.sources(), **kept))
         if available < 2 * MIN_QUERIES:
             arguments.log(
@@ -121,7 +123,7 @@ def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> HeldOutTe
             )
             return HeldOutText()
         most = available // 2
-    return hold_out_text(arguments, resumed=run.resumed, max_queries=most)
+    return hold_out_text(arguments, max_queries=most)
 
 
 def _with_negatives(rows: Dataset, arguments: Arguments) -> Dataset:

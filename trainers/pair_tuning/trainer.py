@@ -35,17 +35,8 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.base.adapters import add_adapters, freeze_pooler, lora_config
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
-from revela_hub.trainers.base.inputs import (
-    ModelLike,
-    checked_stream,
-    default_arguments,
-    in_order,
-    pair_columns,
-    prepare_datasets,
-    refuse_single_pair,
-    training_rows,
-)
 from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
+from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.query_route import (
     DOCUMENT,
     QUERY,
@@ -57,6 +48,14 @@ from revela_hub.trainers.base.query_route import (
     with_query_route,
 )
 from revela_hub.trainers.base.retriever import RetrieverTrainer, adapted_backbone, load_retriever
+from revela_hub.trainers.base.rows import (
+    checked_stream,
+    in_order,
+    pair_columns,
+    prepare_datasets,
+    refuse_single_pair,
+    training_rows,
+)
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 
 LABELS = ("label", "labels", "score", "scores")

@@ -25,6 +25,6 @@ RETROMAE = Method(
     parts=("retriever", "model"),
     folders={"encoder": "retriever"},
     loader="revela_hub.trainers.retromae.checkpoint.load_retromae_checkpoint",
-    assembler="revela_hub.trainers.retromae.export.assemble_retromae",
+    assembler="revela_hub.trainers.retromae.checkpoint.assemble_retromae",
     models=("encoder",),
 )

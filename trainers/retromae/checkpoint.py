@@ -1,4 +1,4 @@
-"""Load the model and tokenizer that a RetroMAE run starts from, or that it saved."""
+"""Load the model that a RetroMAE run starts from or that it saved, and export it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,13 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
+from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer, with_pooler
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.trainers.base.inputs import ModelLike, model_of_run, name_of, tokenizer_of, unwrapped
+from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import (
     check_fields,
     checkpoint_config,
@@ -22,6 +24,7 @@ from revela_hub.trainers.base.weights import (
     refuse_fused,
     refuse_remote_code,
 )
+from revela_hub.trainers.retromae import RETROMAE
 
 
 @dataclass
@@ -54,7 +57,6 @@ def load_retromae_encoder(
             model whose decoder differs from `config`.
     """
     check_fields(config, *config_fields(RetroMAEConfig))
-    encoder = model_of_run(encoder, RetroMAEConfig.model_type)
     given, name = unwrapped(encoder), name_of(encoder)
     with loading(f"cannot load the encoder {name!r}", name):
         fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}
@@ -94,3 +96,31 @@ def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
         model = load_whole(RetroMAEForPreTraining, folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     return RetroMAECheckpoint(model.eval(), tokenizer)
+
+
+def encoder_settings(model: RetroMAEForPreTraining, max_length: int | None = None) -> RetrieverSettings:
+    """Return how the encoder of a model embeds texts: with the state of the first token, without prompts, compared by cosine."""
+    length = min(max_length or model.config.max_seq_length, model.max_length)
+    return RetrieverSettings("cls", {"query": "", "document": ""}, length, similarity_fn_name="cosine")
+
+
+def assemble_retromae(loaded: RetroMAECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Write the encoder with [CLS] pooling, or the whole model with its decoder for further pre-training."""
+    base = loaded.model.config.encoder.name_or_path
+    if assembly.part == "model":
+        save_backbone(loaded.model, folder, dtype=assembly.dtype)
+        forget_origins(folder, "encoder")
+        save_tokenizer(loaded.tokenizer, folder)
+        return Assembled(folder, RETROMAE, base, remote_code=True)
+    encoder = with_pooler(loaded.model.encoder)
+    settings = encoder_settings(loaded.model, assembly.max_length)
+    tokenizer = settings.tokenizer(loaded.tokenizer)
+    save_backbone(encoder, folder, dtype=assembly.dtype)
+    save_settings(settings, tokenizer, encoder.config, folder)
+
+    def embed(input_ids: torch.Tensor, attention_mask: torch.Tensor, _: str) -> torch.Tensor:
+        hidden = encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return torch.nn.functional.normalize(hidden[:, 0], dim=-1)
+
+    reference = save_reference(embed, tokenizer, settings.prompts, folder)
+    return Assembled(folder, RETROMAE, base, reference)

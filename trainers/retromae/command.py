@@ -14,17 +14,17 @@ Examples:
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.options import option, required
 from revela_hub.ranges import Layers, NonNegativeFloat
 from revela_hub.trainers.base.arguments import ProbeArguments, check_positions
-from revela_hub.trainers.base.measuring import BestWeights
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.retromae import RETROMAE
-from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, RetroMAETrainingArguments, load_spans
 from revela_hub.trainers.retromae.checkpoint import load_retromae_encoder
+from revela_hub.trainers.retromae.data import RetroMAEDataArguments, RetroMAETrainingArguments, load_spans
 from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 
 
@@ -62,35 +62,37 @@ def run(arguments: Arguments) -> None:
         print("next: fine-tune the encoder with sentence-transformers, as examples/retromae does")
 
 
-@in_run(RETROMAE)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `RetroMAETrainer`, such as `callbacks`."""
-    held_out = hold_out_text(arguments, resumed=run.resumed)
-    loaded = load_retromae_encoder(
-        arguments.encoder,
-        trust_remote_code=arguments.trust_remote_code,
-        attn_implementation=arguments.attn_implementation,
-        decoder=arguments.decoder,
-        decoder_layers=arguments.decoder_layers,
-        bag_of_words=arguments.bag_of_words,
-        bag_of_words_weight=arguments.bag_of_words_weight,
-    )
-    check_positions(arguments.encoder, loaded.model.max_length, arguments.max_length)
-    # The published model keeps the length that it was trained with.
-    loaded.model.config.max_seq_length = arguments.max_length
-    spans, report = run.read(
-        "reading and packing the text", lambda: load_spans(arguments, loaded.tokenizer, held_out.folder)
-    )
-    trainer = RetroMAETrainer(
-        loaded.model,
-        arguments,
-        processing_class=loaded.tokenizer,
-        encoder_mask_ratio=arguments.encoder_mask_ratio,
-        decoder_mask_ratio=arguments.decoder_mask_ratio,
-        train_dataset=spans,
-        retrieval_task=held_out.task,
-        **trainer_options,
-    )
-    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
-    run.export(trainer, summary=report, sources=arguments.data)
-    run.report(trainer)
+    with open_run(RETROMAE, arguments) as run:
+        if run.finished:
+            return run.output
+        held_out = hold_out_text(arguments)
+        loaded = load_retromae_encoder(
+            arguments.encoder,
+            trust_remote_code=arguments.trust_remote_code,
+            attn_implementation=arguments.attn_implementation,
+            decoder=arguments.decoder,
+            decoder_layers=arguments.decoder_layers,
+            bag_of_words=arguments.bag_of_words,
+            bag_of_words_weight=arguments.bag_of_words_weight,
+        )
+        check_positions(arguments.encoder, loaded.model.max_length, arguments.max_length)
+        # The published model keeps the length that it was trained with.
+        loaded.model.config.max_seq_length = arguments.max_length
+        spans, report = run.read(
+            "reading and packing the text", lambda: load_spans(arguments, loaded.tokenizer, held_out.folder)
+        )
+        trainer = RetroMAETrainer(
+            loaded.model,
+            arguments,
+            processing_class=loaded.tokenizer,
+            encoder_mask_ratio=arguments.encoder_mask_ratio,
+            decoder_mask_ratio=arguments.decoder_mask_ratio,
+            train_dataset=spans,
+            retrieval_task=held_out.task,
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=arguments.data)
+        return run.output

@@ -8,13 +8,11 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.base.inputs import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.masked import MaskedTrainer
+from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.retromae import RETROMAE
-from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
-from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, load_retromae_encoder
-from revela_hub.trainers.retromae.collator import RetroMAECollator
-from revela_hub.trainers.retromae.export import encoder_settings
+from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, encoder_settings, load_retromae_encoder
+from revela_hub.trainers.retromae.data import RetroMAECollator, RetroMAETrainingArguments
 
 
 class RetroMAETrainer(MaskedTrainer):
@@ -70,7 +68,7 @@ class RetroMAETrainer(MaskedTrainer):
         collating = {"encoder_mask_ratio": encoder_mask_ratio, "decoder_mask_ratio": decoder_mask_ratio}
         super().__init__(model, args, tokenizer, build_spans, max_length=max_length, collating=collating, **kwargs)
 
-    def retrieval_encoder(self) -> EncoderInTraining:
+    def retriever_now(self) -> EncoderInTraining:
         """Return the current encoder, which embeds texts with the state of the first token, as the published one does."""
         model: Any = self.accelerator.unwrap_model(self.model)
 
@@ -83,7 +81,3 @@ class RetroMAETrainer(MaskedTrainer):
         return EncoderInTraining(
             model, embed, tokenizer, settings.prompts, settings.max_length, settings.similarity_fn_name
         )
-
-    def model_names(self) -> str:
-        """Return the encoder's name."""
-        return str(self.trained_config().encoder.name_or_path or "an encoder")

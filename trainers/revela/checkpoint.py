@@ -19,15 +19,8 @@ from revela_hub.modeling.backbones import load_backbone
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
 from revela_hub.trainers.base.adapters import refuse_adapters
-from revela_hub.trainers.base.inputs import (
-    ModelLike,
-    model_of_run,
-    name_of,
-    retriever_of_run,
-    tokenizer_of,
-    unwrapped,
-)
-from revela_hub.trainers.base.prompts import refuse_excluded_prompts
+from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in, tokenizer_of, unwrapped
+from revela_hub.trainers.base.retriever import refuse_excluded_prompts
 from revela_hub.trainers.base.weights import (
     check_fields,
     checkpoint_config,
@@ -85,7 +78,7 @@ def load_backbones(
         UserError: a model cannot be loaded, the retriever has modules or a pooling that Revela does not support.
     """
     check_fields(config, *config_fields(RevelaConfig), "attn_implementation", "dtype")
-    retriever, lm = retriever_of_run(retriever), model_of_run(lm)
+    retriever = retriever_in(retriever)
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
     for called, given in ((name, retriever), (lm_name, lm)):
         if isinstance(given, nn.Module):

@@ -6,6 +6,7 @@ The retriever and the language model may have different tokenizers, so each chun
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
 from revela_hub.internals import fingerprint
-from revela_hub.trainers.base.epochs import SharedEpoch
+from revela_hub.trainers.base.callbacks import SharedEpoch
 
 Tokens: TypeAlias = NDArray[np.int64]
 SPAN = "similarity_span"
@@ -280,12 +281,13 @@ def _first_half(start: int, ids: list[int], offsets: list[tuple[int, int]], spec
     return [token for token, own, count in zip(ids, of_chunk, counts, strict=True) if not own or count <= kept]
 
 
-def tokenize_groups(groups: Dataset, collator: RevelaCollator) -> Dataset:
+def tokenize_groups(groups: Dataset, collator: RevelaCollator, num_proc: int | None = None) -> Dataset:
     """Tokenize all groups once, into the cache of `datasets`.
 
     Args:
         groups: data set of `build_groups`.
         collator: collator that makes batches of the result.
+        num_proc: number of processes; by default one for each CPU, with at least 1,000 groups each.
 
     Returns:
         A data set with `group` and `document`, and for each chunk its `lm_tokens`, `retriever_tokens` and, in the form with
@@ -293,6 +295,8 @@ def tokenize_groups(groups: Dataset, collator: RevelaCollator) -> Dataset:
     """
     import datasets
 
+    if num_proc is None:
+        num_proc = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(groups) // 1000)
     tokens = datasets.List(datasets.List(datasets.Value("int32")))
     kept = {name: groups.features[name] for name in ("group", "document")}
 
@@ -309,4 +313,5 @@ def tokenize_groups(groups: Dataset, collator: RevelaCollator) -> Dataset:
         features=datasets.Features(kept | dict.fromkeys((LM_TOKENS, *collator.sides), tokens)),
         new_fingerprint=hashlib.sha256((fingerprint(groups) + collator.fingerprint()).encode()).hexdigest()[:16],
         desc="Tokenizing groups",
+        num_proc=num_proc if num_proc > 1 else None,
     )

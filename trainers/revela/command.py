@@ -24,6 +24,7 @@ Examples:
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -34,8 +35,7 @@ from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones, load_groups
 from revela_hub.trainers.base.arguments import ProbeArguments
-from revela_hub.trainers.base.measuring import BestWeights
-from revela_hub.trainers.base.run import Run, in_run
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.revela import REVELA
 
@@ -117,30 +117,32 @@ def run(arguments: Arguments) -> None:
         print("try it: ", command_line("search", folder / "retriever", "your query", "--corpus", "PATH"))
 
 
-@in_run(REVELA)
-def train(run: Run, arguments: Arguments, **trainer_options: Any) -> None:
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `RevelaTrainer`, such as `callbacks`."""
-    held_out = hold_out_text(arguments, resumed=run.resumed)
-    groups, report = run.read("reading and grouping the text", lambda: load_groups(arguments, held_out.folder))
-    backbones = load_backbones(
-        arguments.retriever,
-        arguments.lm,
-        trust_remote_code=arguments.trust_remote_code,
-        **_model_settings(arguments),
-    )
-    trainer = RevelaTrainer(
-        backbones.model,
-        arguments,
-        retriever_tokenizer=backbones.retriever_tokenizer,
-        lm_tokenizer=backbones.lm_tokenizer,
-        max_length=arguments.max_length,
-        retrieval_task=held_out.task,
-        train_dataset=groups,
-        **trainer_options,
-    )
-    run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
-    run.export(trainer, summary=report, sources=arguments.data)
-    run.report(trainer)
+    with open_run(REVELA, arguments) as run:
+        if run.finished:
+            return run.output
+        held_out = hold_out_text(arguments)
+        groups, report = run.read("reading and grouping the text", lambda: load_groups(arguments, held_out.folder))
+        backbones = load_backbones(
+            arguments.retriever,
+            arguments.lm,
+            trust_remote_code=arguments.trust_remote_code,
+            **_model_settings(arguments),
+        )
+        trainer = RevelaTrainer(
+            backbones.model,
+            arguments,
+            retriever_tokenizer=backbones.retriever_tokenizer,
+            lm_tokenizer=backbones.lm_tokenizer,
+            max_length=arguments.max_length,
+            retrieval_task=held_out.task,
+            train_dataset=groups,
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=arguments.data)
+        return run.output
 
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:

@@ -27,16 +27,10 @@ from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.adapters import add_adapters, freeze_pooler, lora_config, merged_copy, refuse_frozen
 from revela_hub.trainers.base.arguments import check_positions
+from revela_hub.trainers.base.distributed import is_sharded
 from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
-from revela_hub.trainers.base.inputs import (
-    ModelLike,
-    default_arguments,
-    prepare_datasets,
-    prepared_rows,
-    tokenizer_of,
-    training_rows,
-)
-from revela_hub.trainers.base.sharding import is_sharded
+from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
+from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows, training_rows
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
@@ -78,7 +72,7 @@ class RevelaTrainer(MethodTrainer):
     """
 
     method = REVELA
-    adapts_retriever = True
+    can_be_sharded = True
 
     def __init__(
         self,
@@ -155,14 +149,15 @@ class RevelaTrainer(MethodTrainer):
         drawn = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         if not isinstance(groups, Dataset) or "text" not in groups.column_names or 0 < drawn < len(groups):
             return groups
-        with args.main_process_first(desc="tokenising"):
+        with args.preparing("tokenising"):
             return tokenize_groups(groups, self.collator)
 
-    def exported_folders(self) -> Mapping[str, str]:
-        """Return the retriever's folder, and that of the language model if it is trained."""
+    @property
+    def folders(self) -> Mapping[str, str]:
+        """The retriever's folder, and that of the language model if it is trained."""
         return ({"lm": "lm"} if self.lm_trained else {}) | {**self.method.folders}
 
-    def left_out(self, weight: str) -> bool:
+    def _left_out(self, weight: str) -> bool:
         """Return whether this is a weight of a frozen language model, which `load_checkpoint` loads from where it came from."""
         config = self.revela.config.lm
         adapted = isinstance(self.accelerator.unwrap_model(self.model), PeftModel)
@@ -173,11 +168,6 @@ class RevelaTrainer(MethodTrainer):
         """Return a line on the run, with the form of reading and whether the language model is trained."""
         trained = "trained" if self.lm_trained else "frozen"
         return f"{super().describe_run()}; {self.revela.config.reading} reading, LM {trained}"
-
-    def model_names(self) -> str:
-        """Return the names of both models."""
-        parts = (self.revela.config.retriever, self.revela.config.lm)
-        return " with ".join(str(getattr(part, "name_or_path", "")) or "a model" for part in parts)
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train; see `MethodTrainer.train`. However training ends, the temperature is the configured one again, and nothing is frozen."""
@@ -210,7 +200,7 @@ class RevelaTrainer(MethodTrainer):
                 logs["reading_bias"] = biases[0].detach().mean().item()
         super().log(logs, start_time)
 
-    def retrieval_encoder(self) -> EncoderInTraining:
+    def retriever_now(self) -> EncoderInTraining:
         """Return the current retriever, with the maximum length of the exported one."""
         model, tokenizer = self.revela, self.retriever_tokenizer
         config = model.config
@@ -263,15 +253,17 @@ class RevelaTrainer(MethodTrainer):
                     group["lr"] = group["initial_lr"] * factor(0)
         return scheduler
 
-    def write_weights(self, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write weights or adapters, the configuration and both tokenizers."""
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Save weights or adapters, the configuration and both tokenizers."""
         weights = self.revela.state_dict() if state_dict is None else state_dict
-        if any(map(self.left_out, weights)):
-            state_dict = {name: weight for name, weight in weights.items() if not self.left_out(name)}
-        super().write_weights(folder, state_dict)
-        save_config(self.revela.config, folder)
-        self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
-        self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
+        if any(map(self._left_out, weights)):
+            state_dict = {name: weight for name, weight in weights.items() if not self._left_out(name)}
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir or ".")
+            save_config(self.revela.config, folder)
+            self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
+            self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
 
 
 def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftConfig | None:

@@ -150,7 +150,6 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
     """Learn the base hybrid's scores of made queries."""
     from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_loss, distillation_rows
     from revela_hub.evaluation.probe_folder import read_probe_task
-    from revela_hub.trainers.base.measuring import BestWeights
     from revela_hub.trainers.base.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
     from revela_hub.trainers.pair_tuning.command import Arguments
@@ -160,7 +159,7 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
     arguments = Arguments(data=inputs.data, **inputs.common("distillation"), **inputs.options, **DISTILLATION)
     arguments.max_length = inputs.length
     with open_run(PAIR_TUNING, arguments) as run:
-        if run.nothing_to_do:
+        if run.finished:
             return run.output / RETRIEVER
         trust = arguments.trust_remote_code
         model = load_retriever(inputs.retriever, max_length=inputs.max_length, trust_remote_code=trust)
@@ -189,9 +188,8 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
             retrieval_task=read_probe_task(inputs.probe),
             callbacks=[TimeLimit(run.output, seconds)],
         )
-        run.train(trainer, BestWeights.of_trainer(trainer, run.output, resumed=run.resumed))
+        run.train(trainer)
         run.export(trainer, summary=f"{counted(len(rows), 'made query')}", sources=inputs.data)
-        run.report(trainer)
         return run.output / RETRIEVER
 
 

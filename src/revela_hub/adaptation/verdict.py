@@ -13,9 +13,9 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.significance import PairedDifference
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.retrieval.bm25 import BM25Settings
-from revela_hub.trainers.base.cost import hardware
-from revela_hub.trainers.base.progress import clock
+from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.retriever import load_retriever
+from revela_hub.trainers.base.run import hardware
 from revela_hub.whole_files import whole_path
 
 

@@ -16,7 +16,7 @@ from revela_hub.data.text import spans as spans_module
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.data.text.spans import build_spans
 from revela_hub.errors import UserError
-from revela_hub.trainers.retromae.arguments import RetroMAEDataArguments, load_spans
+from revela_hub.trainers.retromae.data import RetroMAEDataArguments, load_spans
 
 SPECIAL = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 

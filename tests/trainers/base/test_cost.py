@@ -13,8 +13,8 @@ from huggingface_hub import ModelCard
 from transformers.integrations import CodeCarbonCallback
 
 from revela_hub.cli.main import main
-from revela_hub.trainers.base.cost import co2_emissions, describe_cost, hardware
-from revela_hub.trainers.base.progress import clock
+from revela_hub.trainers.base.callbacks import clock
+from revela_hub.trainers.base.run import co2_emissions, describe_cost, hardware
 
 
 @pytest.fixture

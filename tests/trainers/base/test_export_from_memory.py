@@ -118,7 +118,7 @@ def test_the_export_from_memory_is_that_of_the_checkpoint(
         trainer.write_models(tmp_path / "live")
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()) and model.training
 
-    parts = trainer.exported_folders()
+    parts = trainer.folders
     export_checkpoint(tmp_path / "out" / "checkpoint-1", tmp_path / "exported", lm="lm" in parts)
     for part in parts:
         one, other = tmp_path / "live" / part, tmp_path / "exported" / part

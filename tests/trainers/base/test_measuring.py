@@ -1,5 +1,6 @@
 """A run is measured, its best weights are exported, and never weights worse than the base model's."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig
 from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fit_weight, fuse_runs, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
-from revela_hub.trainers.base.adapters import add_adapters
 from revela_hub.trainers.base.measuring import BestWeights
 from revela_hub.trainers.base.outcome import RETRIEVAL_CURVE
 
@@ -52,12 +51,25 @@ class Model(nn.Module):
     encode_query = encode_document = _encode
 
 
-def measuring(model: Model, task: RetrievalTask, folder: Path, **options: Any) -> BestWeights:
+def measuring(
+    model: Model, task: RetrievalTask, folder: Path, log: Callable[[str], None] = lambda line: None, **options: Any
+) -> BestWeights:
     def latest() -> tuple[RetrievalScores, Rankings]:
         run = retrieval_run(model, task)
         return score_run(run, task), run
 
-    return BestWeights(model, model, task, latest, folder, **options)
+    trainer: Any = SimpleNamespace(
+        model=model,
+        retrieval_task=task,
+        args=SimpleNamespace(should_save=True, log=log),
+        accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+        retriever_now=lambda: model,
+        last_measurement=latest,
+    )
+    measured = BestWeights(trainer, folder, **options)
+    if not options.get("resumed"):
+        measured._store("base")
+    return measured
 
 
 def test_the_hits_of_what_is_kept_are_not_searched_again(task: RetrievalTask, tmp_path: Path) -> None:
@@ -93,17 +105,19 @@ def run(
     folder: Path,
     *,
     every: int = 10,
+    last: bool = False,
     **options: Any,
 ) -> Any:
     """Update -> skill: what the training does to the model."""
     model = Model(skills[0])
     measured = measuring(model, task, folder, **options)
+    measured.last = last
     evaluate(measured, 0)
-    last = max(skills)
-    for step in range(1, last + 1):
+    end = max(skills)
+    for step in range(1, end + 1):
         with torch.no_grad():
             model.skill.copy_(torch.tensor(float(skills.get(step, float(model.skill)))))
-        if (step % every == 0 or step == last) and evaluate(measured, step):
+        if (step % every == 0 or step == end) and evaluate(measured, step):
             break
     return model, measured.finish(step), step
 
@@ -115,7 +129,7 @@ def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: P
     assert outcome.sentence().startswith("Training improved nDCG@10 by 0.")
     assert "30 queries of the probe" in outcome.sentence()
     assert list(outcome.curve) == [0, 10, 20, 30] and outcome.curve[10] == max(outcome.curve.values())
-    assert outcome.start.ndcg_at_10 == outcome.curve[0] and outcome.chosen.ndcg_at_10 == outcome.curve[10]
+    assert outcome.base.ndcg_at_10 == outcome.curve[0] and outcome.chosen.ndcg_at_10 == outcome.curve[10]
     table = outcome.table()
     assert "trained (step 10 of 30)" in table and "BM25" in table and "hybrid (" in table
     weight = outcome.hybrid.weight
@@ -135,19 +149,10 @@ def test_what_is_worse_than_the_start_is_not_handed_out(task: RetrievalTask, tmp
     model, outcome, _ = run(skills, task, tmp_path / "a", every=1000)
     assert float(model.skill) == 50 and outcome.step == 0
     assert "lowered nDCG@10 by 0." in outcome.sentence() and "Exported: the base model." in outcome.sentence()
-    assert outcome.chosen.ndcg_at_10 == outcome.start.ndcg_at_10
+    assert outcome.chosen.ndcg_at_10 == outcome.base.ndcg_at_10
     model, outcome, _ = run(skills, task, tmp_path / "b", every=1000, last=True)
     assert float(model.skill) == 10 and outcome.step == 30
     assert outcome.sentence().endswith("Exported: step 30 of 30 (--export last).")
-
-
-def test_the_last_step_is_exported_whatever_the_scores(task: RetrievalTask, tmp_path: Path) -> None:
-    """Also after evaluations that would stop a run; they are measured."""
-    skills = {0: 40, 10: 50, 20: 12, 30: 11, 40: 10, 50: 20}
-    model, outcome, step = run(skills, task, tmp_path, averages=True, last=True)
-    assert (float(model.skill), outcome.step, step) == (20, 50, 50)
-    assert outcome.difference.verdict == "worse" and list(outcome.curve) == [0, 10, 20, 30, 40, 50]
-    assert outcome.chosen.ndcg_at_10 == outcome.curve[50]
 
 
 def test_chance_is_called_chance(task: RetrievalTask, tmp_path: Path) -> None:
@@ -158,68 +163,11 @@ def test_chance_is_called_chance(task: RetrievalTask, tmp_path: Path) -> None:
     assert "Exported: the base model." in outcome.sentence() and outcome.difference.difference == 0
 
 
-def test_the_mean_with_the_start_is_handed_out_unless_the_best_is_better(task: RetrievalTask, tmp_path: Path) -> None:
-    """A model of 40.5 tells the same 41 words apart as one of 41; one of 35 fewer than one of 50."""
-    model, outcome, _ = run({0: 40, 10: 41}, task, tmp_path / "a", averages=True)
-    assert (float(model.skill), outcome.step, outcome.averaged) == (40.5, 10, True)
-    assert outcome.chosen == score_run(retrieval_run(model, task), task)
-    assert outcome.sentence().endswith("Exported: the average of the base model and step 10 of 10.")
-    assert "trained (the average of the base model and step 10 of 10)" in outcome.table()
-    model, outcome, _ = run({0: 20, 10: 50}, task, tmp_path / "b", averages=True)
-    assert (float(model.skill), outcome.step, outcome.averaged) == (50, 10, False)
-    assert outcome.chosen == score_run(retrieval_run(model, task), task)
-    model, outcome, _ = run({0: 50, 10: 10}, task, tmp_path / "c", averages=True)  # 30 is worse, too
-    assert (float(model.skill), outcome.step, outcome.averaged) == (50, 0, False)
-    assert outcome.chosen == score_run(retrieval_run(model, task), task)
-    model, outcome, _ = run({0: 50, 10: 10}, task, tmp_path / "d", averages=True, last=True)
-    assert (float(model.skill), outcome.step, outcome.averaged) == (10, 10, False)
-    model, outcome, _ = run({0: 20, 10: 50}, task, tmp_path / "e")
-    outcome = replace(outcome, averaged=True)
-    assert "improved nDCG@10 by 0." in outcome.sentence() and outcome.sentence().endswith("step 10 of 10.")
-
-
-def test_the_mean_of_adapters_is_that_of_the_whole_weights(task: RetrievalTask, tmp_path: Path) -> None:
-    layer: Any = nn.Sequential(nn.Linear(5, 4))
-    adapted = add_adapters(layer, LoraConfig(r=2, target_modules=["0"]))
-    measured = BestWeights(adapted, Model(1), task, lambda: None, tmp_path, averages=True)  # type: ignore[arg-type, return-value]
-    measured._store("start")
-    start = layer[0].weight.detach().clone()
-    assert not layer[0].get_delta_weight("default").any()
-    for parameter in filter(lambda p: p.requires_grad, adapted.parameters()):
-        nn.init.normal_(parameter)
-    measured._store("best")
-    end = start + layer[0].get_delta_weight("default").detach()
-    measured._load("start", "best")
-    torch.testing.assert_close(start + layer[0].get_delta_weight("default").detach(), (start + end) / 2)
-    measured._load("best")
-    torch.testing.assert_close(start + layer[0].get_delta_weight("default").detach(), end)
-
-
-def test_one_standard_error_of_the_half_that_chooses(task: RetrievalTask, tmp_path: Path) -> None:
-    model = Model(40)
-    measured = measuring(model, task, tmp_path, averages=True)
-    evaluate(measured, 0)
-    own = measured._scores(0)
-    chosen = sorted(measured.dev)
-
-    def better(by: list[float]) -> RetrievalScores:
-        values = dict(own.per_query["ndcg_at_10"])
-        for query, more in zip(chosen, by, strict=False):
-            values[query] += more
-        return replace(own, per_query={**own.per_query, "ndcg_at_10": values})
-
-    for by in ([0.3], [0.3] * 2, [0.3] * 4, [0.3, -0.3, 0.3], [-0.3] * 9):
-        lost = np.array(by + [0.0] * (len(chosen) - len(by)))
-        error = (((lost - lost.mean()) ** 2).sum() / (len(lost) - 1) / len(lost)) ** 0.5
-        assert measured._as_good(own, better(by)) == (lost.mean() <= error)
-    assert not measured._as_good(own, better([0.3] * 4)) and measured._as_good(own, better([0.3, -0.3]))
-
-
 def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: RetrievalTask, tmp_path: Path) -> None:
     model = Model(40)
     measured = measuring(model, task, tmp_path)
     evaluate(measured, 0)
-    own = measured.history.scores[0]
+    own = measured.scores[0]
     chosen, told = sorted(measured.dev)[0], sorted(measured.test)[:2]
     assert own["ndcg_at_10"][chosen] == own["ndcg_at_10"][told[0]] == own["ndcg_at_10"][told[1]] == 1
     for update, lost in (
@@ -228,21 +176,20 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
     ):  # a little more on the half that chooses, and less, or no less, on the other
         scores = {metric: dict(by_query) for metric, by_query in own.items()}
         scores["ndcg_at_10"] |= {query: 0.5 for query in lost} | {chosen: 1.1}
-        measured.history.scores[update], measured.history.best = scores, update
+        measured.scores = {0: own, update: scores}
         measured._store("best")
         outcome = measured.finish(update)
         assert outcome.difference.verdict == "no significant difference" and outcome.step == (0 if lost else update)
 
 
-def test_a_run_that_gets_clearly_worse_ends_and_says_why(task: RetrievalTask, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_run_that_no_longer_improves_ends(task: RetrievalTask, tmp_path: Path) -> None:
     skills = {0: 50, 10: 55, 20: 10, 30: 8, 40: 5, 90: 1}
-    model, outcome, step = run(skills, task, tmp_path / "a", log=said.append)
-    assert step == 30 and float(model.skill) == 55 and outcome.step == 10
-    run({0: 50, 80: 10, 90: 8}, task, tmp_path / "b", every=80, log=said.append)  # the last step
-    run({0: 50, 10: 10, 20: 8, 90: 1}, task, tmp_path / "c", log=said.append)
-    worse = "the last 2 evaluations are significantly worse than"
-    assert said == [f"stopped at step 30 of 90: {worse} step 10", f"stopped at step 20 of 90: {worse} the base model"]
+    lines: list[str] = []
+    model, outcome, step = run(skills, task, tmp_path / "a", log=lines.append)
+    assert step == 40 and float(model.skill) == 55 and outcome.step == 10 and len(lines) == 1
+    model, outcome, step = run(skills, task, tmp_path / "c", last=True)
+    assert step == 90 and float(model.skill) == 1 and outcome.step == 90
+    assert run({0: 50, 20: 40, 40: 45, 60: 47, 80: 60, 90: 65}, task, tmp_path / "b", every=30)[2] == 90
 
 
 def test_a_resumed_run_knows_its_start_and_its_best(task: RetrievalTask, tmp_path: Path) -> None:
@@ -260,7 +207,7 @@ def test_a_resumed_run_knows_its_start_and_its_best(task: RetrievalTask, tmp_pat
     outcome = resumed.finish(20)
     assert outcome.step == 10 and float(model.skill) == 50
     assert list(outcome.curve) == [0, 10, 20]
-    assert outcome.start.per_query == whole.history.scores[0]
+    assert outcome.base.per_query == whole.scores[0]
 
 
 @pytest.mark.parametrize("at", [4, 5, 10])
@@ -276,10 +223,10 @@ def test_a_run_resumed_from_an_older_checkpoint_chooses_the_best_again(
     model = Model(60 if at == 10 else 40)
     resumed = measuring(model, task, tmp_path, resumed=True)
     resume_at(resumed, at)
-    assert resumed.history.best == (0 if at == 4 else at)
+    assert resumed.best_step == (0 if at == 4 else at)
     resumed = measuring(model, task, tmp_path, resumed=True)  # killed again before its next evaluation
     resume_at(resumed, at)
-    assert sorted(resumed.history.scores) == [step for step in (0, 5, 10) if step <= at]
+    assert sorted(resumed.scores) == [step for step in (0, 5, 10) if step <= at]
     for step, skill in ((10, 45), (15, 30)):
         if step > at:
             model.skill.data.fill_(skill)
@@ -297,12 +244,12 @@ def test_scores_of_another_task_are_not_compared(task: RetrievalTask, tmp_path: 
     others = RetrievalTask(
         task.corpus, {query: f"{text} beta" for query, text in task.queries.items()}, task.qrels, "a"
     )
-    assert sorted(measuring(model, task, tmp_path, resumed=True).history.scores) == [0, 10]
+    assert sorted(measuring(model, task, tmp_path, resumed=True).scores) == [0, 10]
     for other in (fewer, others):
         resumed = measuring(model, other, tmp_path, resumed=True)
         resume_at(resumed, 10)
         assert not evaluate(resumed, 20) and not evaluate(resumed, 30)
-        assert sorted(resumed.history.scores) == [20, 30] and resumed.history.best == 20
+        assert sorted(resumed.scores) == [20, 30] and resumed.best_step == 20
 
 
 def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask) -> None:
@@ -335,26 +282,3 @@ def test_made_queries_must_support_a_larger_weight_by_more(task: RetrievalTask) 
     labelled, made = (RetrievalTask(known, task.queries, task.qrels, name) for name in ("labels", "probe"))
     assert fit_weight(dense, bm25, labelled) > BM25_WEIGHT  # 1.7 standard errors
     assert fit_weight(dense, bm25, made) == BM25_WEIGHT
-
-
-def test_adapters_that_start_as_something_have_no_mean(task: RetrievalTask, tmp_path: Path) -> None:
-    """PiSSA's begin with the largest part of the weights: half of them with half of others would be another model's."""
-    model, outcome, _ = run({0: 40, 10: 41}, task, tmp_path / "plain", averages=True)
-    assert outcome.averaged
-
-    class Adapted(Model):
-        def __init__(self, skill: int) -> None:
-            super().__init__(skill)
-            self.layer = nn.ModuleDict(
-                {"lora_A": nn.ModuleDict({"default": nn.Linear(2, 2)}), "lora_B": nn.Linear(2, 2)}
-            )
-
-    for filled, expected in ((0.0, True), (0.1, False)):
-        adapted = Adapted(40)
-        for parameter in adapted.layer["lora_B"].parameters():
-            parameter.data.fill_(filled)
-        measured = measuring(adapted, task, tmp_path / str(filled), averages=True)
-        evaluate(measured, 0)
-        adapted.skill.data.fill_(41)
-        evaluate(measured, 10)
-        assert measured.finish(10).averaged == expected

@@ -1,4 +1,4 @@
-"""A run writes to its own folders only, and every node has the same probe and the same weights."""
+"""A run writes to its own folders only, and all processes have the same probe and the same weights."""
 
 import json
 from pathlib import Path
@@ -13,9 +13,10 @@ from processes import launch
 from revela_hub.data.sources.beir import RetrievalTask, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
-from revela_hub.trainers.base.checkpoints import Record
+from revela_hub.evaluation.probe import ProbeSettings, build_probe
+from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.trainers.base.run import open_run
-from revela_hub.trainers.base.run_probe import hold_out_rows, hold_out_text
+from revela_hub.trainers.base.run_probe import hold_out_rows, hold_out_text, remove_run_probe
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines import contriever_command as train_contriever
 
@@ -41,46 +42,26 @@ def arguments(text: Path, output: Path, *more: str) -> Any:
 
 
 def test_a_probe_that_no_run_wrote_stays(text: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    (output / "probe").mkdir(parents=True)
-    (output / "probe" / "precious.txt").write_text("mine")
-    given = arguments(text, output)
-    task, folder = hold_out_text(given)
-    assert [path.name for path in (output / "probe").iterdir()] == ["precious.txt"]
-    assert folder == output / "run_probe" and len(task.queries) == 20
-    # It is the run's, so the next run may replace it; a file of the user's in it stays all the same.
-    (output / "run_probe" / "note.txt").write_text("mine, too")
-    assert hold_out_text(arguments(text, output)).task == task
-    assert hold_out_text(arguments(text, output), resumed=True).task == task
-    assert (output / "run_probe" / "note.txt").is_file()
-    (output / "run_probe" / ".of-a-run").unlink()
-    with pytest.raises(UserError, match="probe and run_probe, which were not written by a training run"):
-        hold_out_text(arguments(text, output))
-
-
-def test_a_probe_made_by_the_command_is_not_the_runs(text: Path, tmp_path: Path) -> None:
-    from revela_hub.evaluation.probe import ProbeSettings, build_probe
-    from revela_hub.evaluation.probe_folder import write_probe
-
     folder = write_probe(build_probe(str(text), ProbeSettings(30, 60)), tmp_path / "out" / "probe")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    given = arguments(text, tmp_path / "out")
-    options = dict(vars(given))
-    assert hold_out_text(given).folder == tmp_path / "out" / "run_probe" and vars(given) == options
+    with pytest.raises(UserError, match="was not written by a training run"):
+        hold_out_text(arguments(text, tmp_path / "out"))
+    remove_run_probe(tmp_path / "out")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     # Its purpose: a run that names it.
     named = arguments(text, tmp_path / "other", "--probe", str(folder))
     assert len(hold_out_text(named).task.queries) == 30 and hold_out_text(named).folder == folder
     (folder / HELD_OUT).unlink()
-    with pytest.raises(UserError, match="has no held_out.jsonl, so the run would train on its queries.*--eval_corpus"):
+    with pytest.raises(UserError, match="has no held_out.jsonl"):
         hold_out_text(named)
 
 
-def test_a_resumed_run_has_its_probe(text: Path, tmp_path: Path) -> None:
+def test_the_probe_is_made_once_and_a_resumed_run_has_it(text: Path, tmp_path: Path) -> None:
     found = hold_out_text(arguments(text, tmp_path / "out"))
-    text.write_text(text.read_text()[: len(text.read_text()) // 2])
-    given = arguments(text, tmp_path / "out")
-    assert hold_out_text(given, resumed=True) == found and found.folder == tmp_path / "out" / "probe"
+    text.write_text("".join(text.read_text().splitlines(keepends=True)[:30]))
+    assert hold_out_text(arguments(text, tmp_path / "out")) == found and found.folder == tmp_path / "out" / "probe"
+    remove_run_probe(tmp_path / "out")  # as a new run does
+    assert hold_out_text(arguments(text, tmp_path / "out")).task != found.task
 
 
 def test_a_run_does_not_write_into_its_data(text: Path, tmp_path: Path) -> None:
@@ -89,51 +70,50 @@ def test_a_run_does_not_write_into_its_data(text: Path, tmp_path: Path) -> None:
         pass
 
 
-FOREIGN = ["config.json", "model.safetensors", "retriever/a", "measured/a", "checkpoint-3/a"]
-FOREIGN += ["run.json", ".lock", ".incomplete/a", "training_curve.png"]
-
-
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "retriever/a", "measured/a", "checkpoint-3/a", "run.json"]
+)
 def test_files_that_no_run_wrote_are_not_overwritten(text: Path, tmp_path: Path, name: str) -> None:
     output = tmp_path / "out"
     (output / name).parent.mkdir(parents=True)
     (output / name).write_text("mine")
     (output / "notes.txt").write_text("unrelated")
-    with pytest.raises(UserError, match="not written by a training run"), open_run(CONTRIEVER, arguments(text, output)):
-        pass
-    with (
-        pytest.raises(UserError, match="not written by a training run"),
-        open_run(CONTRIEVER, arguments(text, output, "--overwrite", "true")),
-    ):
-        pass
+    for more in ((), ("--overwrite", "true")):
+        with pytest.raises(UserError, match="no training run"), open_run(CONTRIEVER, arguments(text, output, *more)):
+            pass
     assert (output / name).read_text() == "mine"
     assert {path.name for path in output.iterdir()} == {"notes.txt", Path(name).parts[0]}
-    Record({}).write(output)  # of a run of an earlier version
-    with pytest.raises(UserError, match="already contains a run"), open_run(CONTRIEVER, arguments(text, output)):
-        pass
 
 
 _PROCESS = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 from torch import distributed as dist
 sys.path.insert(0, {tests!r})
 import test_measuring
 from test_run_probe import arguments
-from revela_hub.trainers.base.processes import from_main
+from revela_hub.trainers.base.distributed import from_main, rank
+from revela_hub.trainers.base import run_probe
 from revela_hub.trainers.base.run_probe import hold_out_text
-rank = int(os.environ["RANK"])
-own = Path({folder!r}) / f"node-{{rank}}"
-task = hold_out_text(arguments(Path({text!r}), own)).task  # starts the process group
+out = Path({folder!r}) / "out"
+made = run_probe._make_probe
+def slowly(*args):
+    time.sleep(3)
+    Path({folder!r}, f"made-{{rank()}}").touch()
+    return made(*args)
+run_probe._make_probe = slowly
+task = hold_out_text(arguments(Path({text!r}), out)).task  # starts the process group
 model, words = test_measuring.Model(10), test_measuring.words_task()
-measured = test_measuring.measuring(model, words, own, averages=True, main=rank == 0)
+measured = test_measuring.measuring(model, words, out)
+measured.main = rank() == 0
+latest = measured.trainer.last_measurement
+measured.trainer.last_measurement = lambda: from_main(latest)  # as `rank_together`
 for step, skill in ((0, 10), (5, 60), (10, 50)):
-    model.skill.data.fill_(skill - 3 * rank)  # the main process's counts
-    measured.record(step, *from_main(measured.latest))
+    model.skill.data.fill_(skill - 3 * rank())  # the main process's counts
+    test_measuring.evaluate(measured, step)
 outcome = measured.finish(10)
-found = dict(queries=task.queries, held_out=(own / "probe" / "held_out.jsonl").read_text(), step=outcome.step,
-             skill=model.skill.item(), ndcg=outcome.chosen.ndcg_at_10, kept=(own / "measured").exists())
-Path({folder!r}, f"found-{{rank}}.json").write_text(json.dumps(found))
+found = dict(queries=task.queries, step=outcome.step, skill=model.skill.item(), ndcg=outcome.chosen.ndcg_at_10)
+Path({folder!r}, f"found-{{rank()}}.json").write_text(json.dumps(found))
 try:
     from_main(lambda: 1 / 0)
 except Exception as error:
@@ -144,13 +124,13 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_nodes_without_a_disk_in_common_have_one_probe_and_one_result(text: Path, tmp_path: Path) -> None:
+def test_two_processes_have_one_probe_and_one_result(text: Path, tmp_path: Path) -> None:
     script = tmp_path / "process.py"
     script.write_text(_PROCESS.format(tests=str(Path(__file__).parent), folder=str(tmp_path), text=str(text)))
-    launch(str(script), processes=2, environment={"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    launch(str(script), processes=2)
+    assert len(list(tmp_path.glob("made-*"))) == 1  # the other process waits for it, without a time limit
     first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
-    assert first.pop("kept") and not second.pop("kept")
-    assert first == second and first["skill"] == 60 and len(first["queries"]) == 20 and first["held_out"]
+    assert first == second and first["skill"] == 60 and len(first["queries"]) == 20
 
 
 def test_rows_whose_queries_are_evaluated_are_left_out_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from revela_hub.trainers.baselines.ra_dit import (
     open_retriever,
     reader_likelihoods,
 )
-from revela_hub.trainers.imprag.inference.encoder import load_imprag_encoder
+from revela_hub.trainers.imprag.checkpoint import load_imprag_encoder
 
 PASSAGES = ["The river Dart.", "The river Esk is long.", "A fox.", "Paris."]
 
@@ -80,7 +80,7 @@ def test_ra_it_learns_the_answers_alone(
     trainer.train()
     after = pasted_log_likelihoods(model, bpe_tokenizer, texts["prompt"], answers)
     assert (after > 0.9 * before[:-1]).all()
-    plain = AutoModelForCausalLM.from_pretrained(trainer.export(tmp_path / "model"))
+    plain = AutoModelForCausalLM.from_pretrained(trainer.write_models(tmp_path)[0])
     assert torch.equal(pasted_log_likelihoods(plain, bpe_tokenizer, texts["prompt"], answers), after)
 
 
@@ -189,7 +189,7 @@ def test_a_stopped_run_of_ra_dit_goes_on_bit_for_bit_and_is_exported(
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
     for name, value in straight.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], value), name
-    folder = str(whole.export(tmp_path / "out"))
+    folder = str(whole.write_models(tmp_path / "out")[0])
     encoder = load_imprag_encoder(folder, "cpu") if decoder else SentenceTransformer(folder, device="cpu")
     options = {} if decoder else {"normalize_embeddings": True}  # it is trained as it is searched with: by cosines
     tokens = whole.model.tokens(PASSAGES, 32, query=False)

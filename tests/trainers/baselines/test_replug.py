@@ -141,7 +141,7 @@ def test_models_of_which_a_part_would_not_be_trained_are_rejected(
     with pytest.raises(UserError, match="REPLUG trains a single encoder: use `revela-hub train pairs`"):
         ReplugTrainer(str(tmp_path / "routes"), "no such model", train_dataset=groups())
     args = ReplugTrainingArguments(output_dir=str(tmp_path / "run"), report_to=[])
-    with pytest.raises(UserError, match=r"has no weights to train: all are frozen, .* requires_grad_\(True\)"):
+    with pytest.raises(UserError, match="frozen"):
         ReplugTrainer(model.requires_grad_(False), str(llama_folder), args, max_length=32, train_dataset=groups())
 
 

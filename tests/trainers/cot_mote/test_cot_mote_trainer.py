@@ -20,13 +20,13 @@ from transformers import (
 from revela_hub.errors import UserError
 from revela_hub.modeling import CoTMoTEForPreTraining
 from revela_hub.trainers import CoTMoTECollator, CoTMoTEFinetuner, CoTMoTETrainer, CoTMoTETrainingArguments
-from revela_hub.trainers.cot_mote.arguments import CoTMoTEDataArguments, load_pairs, query_generator
 from revela_hub.trainers.cot_mote.checkpoint import (
     CoTMoTECheckpoint,
+    hybrid_encoder,
     load_cot_mote_checkpoint,
     load_cot_mote_start,
 )
-from revela_hub.trainers.cot_mote.hybrid import hybrid_encoder
+from revela_hub.trainers.cot_mote.data import CoTMoTEDataArguments, load_pairs, query_generator
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from revela_hub.cli.commands import evaluate
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.trainers.base.passages import tokenize_passages
-from revela_hub.trainers.base.pseudo_labels import top_rows
-from revela_hub.trainers.imprag.inference import answer_command
-from revela_hub.trainers.imprag.inference.answering import Answer, Answerer, PassageRead
-from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
-from revela_hub.trainers.imprag.inference.stored_states import StoredStates, store_states
+from revela_hub.trainers.imprag import answer_command
+from revela_hub.trainers.imprag.answering import Answer, Answerer, PassageRead
+from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
+from revela_hub.trainers.imprag.data import tokenize_passages
+from revela_hub.trainers.imprag.retrieval import top_rows
+from revela_hub.trainers.imprag.stored_states import StoredStates, store_states
 
 PROMPTS = ["Which town has the river Dart?", "Which town has the river Kenn?", "Where is Alba"]
 
@@ -195,9 +195,7 @@ def test_tasks_that_do_not_retrieve_are_answered_without_passages(
     task: str, retrieves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answerer = Recorder()
-    monkeypatch.setattr(
-        "revela_hub.trainers.imprag.inference.answering.open_answerer", lambda *given, **options: answerer
-    )
+    monkeypatch.setattr("revela_hub.trainers.imprag.answering.open_answerer", lambda *given, **options: answerer)
     answer_command.run(answer_command.Arguments(model="m", index="i", prompt="Where is Alba?", task=task))
     assert [has for has, _ in answerer.asked] == [retrieves]
 

@@ -46,7 +46,6 @@ def routed(static_folder: Path, retriever_folder: Path, tmp_path: Path) -> Path:
 
 def test_static_embeddings_are_trained_and_exported(static_folder: Path, tmp_path: Path) -> None:
     run = trainer(str(static_folder), tmp_path / "run")
-    assert run.tokens_per_row() > 1
     run.train()
     exported = SentenceTransformer(str(run.export(tmp_path / "out")), device="cpu")
     texts = ["the fox and the rivers"]

@@ -171,11 +171,7 @@ def test_retrieval_is_measured_once_next_to_the_loss(
 
 def test_resuming_without_a_usable_checkpoint_is_an_error(retriever_folder: Path, tmp_path: Path) -> None:
     run = trainer(tmp_path, retriever_folder, pairs(), max_steps=1)
-    with pytest.raises(UserError, match="has no complete checkpoint to resume from. Leave out resume_from_checkpoint"):
-        run.train(resume_from_checkpoint=True)
-    trainer(tmp_path, retriever_folder, pairs(), max_steps=1, save_strategy="steps", save_steps=1).train()
-    (tmp_path / "checkpoint-1" / "optimizer.pt").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"to resume from; checkpoint-1: optimizer.pt has 1 bytes of \d+\. Leave out"):
+    with pytest.raises(UserError, match="has no complete checkpoint to resume from"):
         run.train(resume_from_checkpoint=True)
 
 
@@ -276,8 +272,6 @@ def test_the_order_is_that_of_the_data_seed(sampler: str, retriever_folder: Path
         return list(run.get_train_dataloader().batch_sampler)
 
     assert order(seed=1, data_seed=7) == order(seed=2, data_seed=7) != order(seed=2)
-    with pytest.raises(UserError, match="PairsTrainer does not support --train_sampling_strategy sequential"):
-        order(train_sampling_strategy="sequential")
 
 
 def test_an_interrupted_export_leaves_no_folder(

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from revela_hub.data.text.masking import masked_tokens
 from revela_hub.errors import UserError
-from revela_hub.trainers.retromae.collator import MASK_SETS, RetroMAECollator
+from revela_hub.trainers.retromae.data import MASK_SETS, RetroMAECollator
 
 CLS, SEP, MASK, PAD, UNK = 2, 3, 4, 0, 1  # of wordpiece_tokenizer
 

@@ -11,12 +11,12 @@ from processes import launch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.errors import UserError
-from revela_hub.trainers.retromae.arguments import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.checkpoint import (
     RetroMAECheckpoint,
     load_retromae_checkpoint,
     load_retromae_encoder,
 )
+from revela_hub.trainers.retromae.data import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 
 WORDS = 12

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from test_revela_trainer import RevelaTrainer, losses, trainer
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.trainers.base.measuring import BestWeights
-from revela_hub.trainers.base.processes import full_weight
+from revela_hub.trainers.base.distributed import full_weight
 initialise = RevelaTrainer.create_accelerator_and_postprocess
 def with_cpus(self):  # accelerate shards on GPUs only; FSDP2 itself does not mind CPUs
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -41,25 +41,25 @@ run = trainer(Path({out!r}), Path({llama!r}), load_from_disk({data!r}), gradient
 texts = {{f"d{{n}}": f"river {{word}} sea" for n, word in enumerate({words!r})}}
 queries = {{f"q{{n}}": word for n, word in enumerate({words!r}[:8])}}
 run.retrieval_task = RetrievalTask(texts, queries, {{f"q{{n}}": {{f"d{{n}}": 1}} for n in range(8)}}, "words")
-best = BestWeights.of_trainer(run, Path({out!r}), resumed=False)
+best = BestWeights(run, Path({out!r}))
+best.last = True
+best._store("base")
 run.add_callback(best)
 run.eval_dataset = {{}}
 run.evaluate()
 run.train()
 run.evaluate()
-assert sorted(best.history.scores) == [0, run.state.global_step]
+assert sorted(best.scores) == [0, run.state.global_step]
 assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
 run.save_model({out!r})
-outcome = best.finish(run.state.global_step)  # loads the average or the best
+outcome = best.finish(run.state.global_step)
 exported = {{name: full_weight(p) for name, p in best._trainable()}}
 assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
-stored = [load_file(Path({out!r}, "measured", f"{{name}}.safetensors")) for name in ("start", "best")]
-kept = stored if outcome.averaged else stored[1:] if outcome.step else stored[:1]
+stored = [load_file(Path({out!r}, "measured", f"{{name}}.safetensors")) for name in ("base", "best")]
 for name, value in exported.items():
-    assert torch.equal(value, torch.stack([weights[name] for weights in kept]).mean(0)), name
+    assert torch.equal(value, stored[1][name]), name
 assert any(not torch.equal(stored[0][name], stored[1][name]) for name in stored[0])
 if run.is_world_process_zero():
-    Path({out!r}, "averaged").write_text(str(outcome.averaged))
     Path({out!r}, "losses.json").write_text(json.dumps(losses(run)))
 """
 

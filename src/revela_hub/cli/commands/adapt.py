@@ -199,14 +199,14 @@ def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
     """Return the settings; check that the output folder is not in the text, and that an earlier run in it had the same."""
     from revela_hub.data.own_folder import check_apart, is_ours
     from revela_hub.data.sources.source import parse_sources
-    from revela_hub.trainers.base.settings import content_identity
+    from revela_hub.digests import content_digest
 
     check_apart(parse_sources(arguments.data, **arguments.reading()), output, "--output_dir")
     file = output / SETTINGS
     free = ("output_dir", "cache_dir", "dry_run")
     settings = {name: value for name, value in vars(arguments).items() if name not in free}
     paths = {name: local_path(settings[name]) for name in MODELS_AND_FILES if settings[name]}
-    content = {name: content_identity(path) for name, path in paths.items() if path.exists()}
+    content = {name: f"{path.name} {content_digest(path)[:12]}" for name, path in paths.items() if path.exists()}
     if is_ours(output) and file.exists():
         # Folders of earlier versions lack the settings that did not exist: these had what is now the default.
         before = vars(Arguments(data=[])) | json.loads(file.read_text(encoding="utf-8"))

@@ -1,17 +1,21 @@
-"""Collator of NV-Embed: rows of a mixture to a batch of distinct texts, each with its own instruction."""
+"""Arguments and collator of NV-Embed: rows of a mixture to a batch of distinct texts, each with its own instruction."""
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import Tensor
 
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_nvembed import check_pool_mask, exclude_instruction
-from revela_hub.trainers.base.inputs import check_texts, in_order, pair_columns
+from revela_hub.options import option
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
+from revela_hub.trainers.base.arguments import WEIGHT_DECAY, AdapterArguments, RunArguments
+from revela_hub.trainers.base.rows import in_order, pair_columns
 
 ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK = "anchor_prompt", "document_prompt", "task"
 
@@ -24,7 +28,6 @@ def text_columns(dataset: Dataset) -> list[str]:
             f"the training data has no column {missing[0]!r}, only {', '.join(dataset.column_names)} (a mixture has task,"
             " anchor_prompt and document_prompt; pairs have none of the three)"
         )
-    check_texts(dataset, of_mixture)
     return pair_columns(dataset)
 
 
@@ -131,3 +134,54 @@ class NVEmbedCollator:
 def _hash(text: str) -> int:
     """Return a 63-bit hash of a text, equal in all processes."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+QUERY_INSTRUCTION = "Given a question, retrieve passages that answer the question"
+
+
+@dataclass
+class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransformerTrainingArguments):
+    """`SentenceTransformerTrainingArguments` for both stages of NV-Embed.
+
+    | | `in_batch_negatives` | `learning_rate` | data |
+    |---|---|---|---|
+    | stage one | true | 2e-5 | retrieval |
+    | stage two | false | 1.5e-5 | retrieval and all other tasks, blended |
+
+    A batch is `per_device_train_batch_size` rows on each device. `mini_batch_size` or `mini_batch_num_tokens` limits the texts in
+    memory at a time, without changing the result. `gradient_accumulation_steps` does change it, because batches do not share
+    negatives.
+    """
+
+    learning_rate: float = option(2e-5, "Peak learning rate.")
+    warmup_steps: float = option(
+        50, "Linear warm-up: number of steps, or a fraction below 1 of all steps; it is repeated in stage 2."
+    )
+    weight_decay: float = option(0.03, WEIGHT_DECAY)
+    per_device_train_batch_size: int = option(128, "Number of rows per device and batch (paper: 128 over all devices).")
+    in_batch_negatives: bool = option(
+        True, "Also use the passages of the other rows, on all devices, as negatives (stage 1)."
+    )
+    temperature: PositiveFloat = option(0.02, "Temperature that divides the cosine similarities.")
+    mini_batch_size: PositiveInt = option(
+        32, "Number of texts in memory at a time (GradCache); a whole batch at once is twice as fast."
+    )
+    mini_batch_num_tokens: PositiveInt | None = option(
+        None, "Number of tokens in memory at a time, instead of --mini_batch_size."
+    )
+    blend_tasks: bool = option(
+        True, "Mix rows of all tasks in a batch (as in the paper) instead of one task per batch."
+    )
+    lora_rank: NonNegativeInt = option(16, "Rank of the decoder's LoRA adapters; 0 trains all weights.")
+    lora_alpha: PositiveInt | None = option(None, "LoRA alpha (default: twice the rank).")
+    lora_dropout: Probability = option(0.1, "Dropout of the LoRA adapters.")
+
+    def __post_init__(self) -> None:
+        """Set defaults that depend on other fields; raise a `ValueError` if a value is out of range."""
+        super().__post_init__()
+        if self.prompts:
+            raise ValueError(
+                "prompts has no effect on NV-Embed: set query_instruction, and the instructions of the tasks in the mixture"
+            )
+        if self.lora_alpha is None and self.lora_rank:
+            self.lora_alpha = 2 * self.lora_rank

@@ -25,8 +25,8 @@ from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGModel, PassageStates
 from revela_hub.paths import local_path
 from revela_hub.retrieval.index import PassageStore
-from revela_hub.trainers.base.passages import PassageTokens, tokenize_passages
-from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder
+from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
+from revela_hub.trainers.imprag.data import PassageTokens, tokenize_passages
 from revela_hub.whole_files import whole_path, writing
 
 STATES_FOLDER = "states"

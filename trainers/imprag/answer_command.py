@@ -23,7 +23,7 @@ from revela_hub.output import is_utf8, typed_lines
 from revela_hub.ranges import PositiveInt
 
 if TYPE_CHECKING:
-    from revela_hub.trainers.imprag.inference.answering import Answer
+    from revela_hub.trainers.imprag.answering import Answer
 
 POSITIONALS = ("model", "prompt")
 WIDTH = 110
@@ -55,7 +55,7 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Opens the index, then answers the prompt, or those of standard input."""
     from revela_hub.data.prompts.rows import render, retrieves
-    from revela_hub.trainers.imprag.inference.answering import open_answerer
+    from revela_hub.trainers.imprag.answering import open_answerer
 
     if arguments.prompt is not None and not arguments.prompt.strip():
         raise UserError("the prompt is empty")

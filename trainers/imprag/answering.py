@@ -16,13 +16,13 @@ from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
-from revela_hub.trainers.base.passages import tokenize_passages
-from revela_hub.trainers.imprag.inference.encoder import ImpRAGEncoder, on_device
+from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder, on_device
+from revela_hub.trainers.imprag.data import tokenize_passages
 
 if TYPE_CHECKING:
     from revela_hub.retrieval.passages import Hit
     from revela_hub.retrieval.rerank import Reranker
-    from revela_hub.trainers.imprag.inference.stored_states import StoredStates
+    from revela_hub.trainers.imprag.stored_states import StoredStates
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def open_answerer(
     from revela_hub.hub_cards.hub_index import open_store
     from revela_hub.retrieval.encoder import model_identity
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
-    from revela_hub.trainers.imprag.inference.stored_states import STATES_FOLDER, StoredStates
+    from revela_hub.trainers.imprag.stored_states import STATES_FOLDER, StoredStates
 
     loaded = load_imprag_checkpoint(name, dtype="auto")
     model = on_device(loaded.model, device)

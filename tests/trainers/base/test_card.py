@@ -1,0 +1,62 @@
+"""The card's configuration of a run names no place on this machine, and no secret."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from revela_hub.trainers.base.checkpoints import RunRecord, run_settings
+from revela_hub.trainers.base.run import card_metadata, for_card
+from revela_hub.trainers.baselines import CONTRIEVER, RA_IT
+from revela_hub.trainers.baselines.contriever_command import Arguments
+
+
+def arguments(folder: Path, **options: Any) -> Arguments:
+    given = {"retriever": "owner/name", "output_dir": str(folder / "out"), "report_to": [], "use_cpu": True}
+    return Arguments(**(given | options))
+
+
+@pytest.mark.parametrize(
+    "name", ["dataloader_drop_last", "eval_split", "temperature", "seed", "data_seed", "optim_args"]
+)
+def test_what_can_change_the_result_is_recorded(tmp_path: Path, name: str) -> None:
+    assert name in run_settings(arguments(tmp_path))
+
+
+def test_what_cannot_is_not_recorded(tmp_path: Path) -> None:
+    settings = run_settings(arguments(tmp_path, hub_token="secret", save_steps=3, logging_steps=7))
+    assert not {"hub_token", "save_steps", "logging_steps", "output_dir"} & settings.keys()
+    assert "secret" not in json.dumps(settings)
+
+
+def test_a_card_names_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a/beir").mkdir(parents=True)
+    given = arguments(tmp_path, eval_corpus=str(tmp_path / "a" / "beir"), deepspeed=None, language="de")
+    config = card_metadata(given, method=CONTRIEVER, summary="", sources=()).config
+    assert str(tmp_path) not in config
+    assert yaml.safe_load(config) | {"eval_corpus": "beir", "language": "de"} == yaml.safe_load(config)
+    assert "accelerator_config" not in config and "output_dir" not in config
+
+
+def test_a_card_names_no_place_that_is_a_pattern_or_gone(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/private client"
+    given = [f"{folder}/*.txt", "~/client/gone.jsonl", "hf:owner/name", f"hf:{folder}/rows", "hf://datasets/owner/a"]
+    assert for_card("corpus", given) == ["*.txt", "gone.jsonl", "hf:owner/name", "hf:rows", "hf://datasets/owner/a"]
+    mapping = {"path": "hf:json", "data_files": given[0], "split": "/a", "text_column": "/b"}
+    assert for_card("corpus", [mapping]) == [mapping | {"data_files": "*.txt"}]
+    assert for_card("query_prompt", "/search: ") == "/search: "
+    assert for_card("exclude", [given[0], "~$*", "docs/old"]) == ["*.txt", "~$*", "docs/old"]  # ~$: lock files
+    record = RunRecord({}, changes=[{"step": 5, "corpus": [given[:1], given[1:2]]}])
+    method = replace(RA_IT, models=("retriever",))
+    config = card_metadata(arguments(tmp_path), method=method, summary="", sources=(), record=record).config
+    assert "# from step 5 on: corpus ['gone.jsonl'] (before: ['*.txt'])" in config
+    for gone in ("~/client/gone", f"{folder}/gone"):
+        card = card_metadata(
+            arguments(tmp_path, retriever=gone), method=CONTRIEVER, summary="", sources=[f"hf:{gone}", "hf:owner/name"]
+        )
+        assert (card.base_model, card.datasets) == (None, ["owner/name"])
+        assert yaml.safe_load(card.config)["retriever"] == "gone"

@@ -1,0 +1,186 @@
+"""Callbacks of every run: stop on a signal, log progress, set the collator's epoch, count the time."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from revela_hub.trainers.base.arguments import RunArguments
+
+
+class StopOnSignal(TrainerCallback):
+    """Save a checkpoint and stop after the step in which Ctrl-C or SIGTERM arrives; a second signal ends the process.
+
+    Attributes:
+        signum: signal received by any process of the run; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.signum = 0
+        self._previous: dict[int, Any] = {}
+        self._group: Any = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Install the signal handlers, which Python allows in the main thread only."""
+        self.signum = 0
+        if args.world_size > 1 and dist.is_initialized():
+            # A group of its own, so that the exchange does not wait for the devices.
+            self._group = self._group or dist.new_group(backend="gloo")
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {
+                number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)
+            }
+
+    def restore(self) -> None:
+        """Restore the previous signal handlers."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        self.restore()
+        sys.stderr.write(f"\n{signal.Signals(signum).name}: stopping after this step, with a checkpoint\n")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Stop all processes after the same step."""
+        if self._group is not None:
+            received = torch.tensor(self.signum)
+            dist.all_reduce(received, dist.ReduceOp.MAX, group=self._group)
+            self.signum = int(received)
+        if self.signum:
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Skip the evaluation and the checkpoint of an epoch's end: the run stops in the middle of it."""
+        if self.signum:
+            control.should_evaluate = control.should_save = False
+
+
+class SharedEpoch:
+    """Base of collators whose random numbers depend on the epoch; persistent workers see it in shared memory."""
+
+    def __init__(self, epoch: int = 0) -> None:
+        self._epoch = torch.tensor(epoch).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batches."""
+        return int(self._epoch)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+
+class NewEpoch(TrainerCallback):
+    """Set `collator.epoch` at the start of every epoch, also after a resume."""
+
+    def __init__(self, collator: SharedEpoch) -> None:
+        self.collator = collator
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Set the epoch."""
+        self.collator.epoch = int((state.epoch or 0.0) + 1e-6)
+
+
+class Progress(TrainerCallback):
+    """Log the run and the remaining time and, without a progress bar, one line per log entry."""
+
+    def __init__(self, arguments: RunArguments, describe: Callable[[], str]) -> None:
+        self.arguments, self.describe = arguments, describe
+        self._first: tuple[int, float] | None = None  # after the first step, which is slower
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Log the description of the run."""
+        self._first = None
+        if state.global_step < state.max_steps:
+            self.arguments.log(self.describe())
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Log the remaining time after two steps."""
+        if self._first is None:
+            self._first = (state.global_step, time.monotonic())
+        elif state.global_step == self._first[0] + 1:
+            seconds = time.monotonic() - self._first[1]
+            self.arguments.log(f"{seconds:.2f} s per step: about {self._left(state)} left")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Log the metrics in one line."""
+        if not args.disable_tqdm or not logs or not state.is_world_process_zero:
+            return
+        line = [f"step {state.global_step}/{state.max_steps}" if state.max_steps else "before training"]
+        line += [f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, (int, float))]
+        if "loss" in logs and self._first is not None and state.global_step > self._first[0]:
+            line.append(f"{self._left(state)} left")
+        self.arguments.log("  ".join(line))
+
+    def _left(self, state: TrainerState) -> str:
+        assert self._first is not None
+        step, since = self._first
+        per_step = (time.monotonic() - since) / (state.global_step - step)
+        return clock(per_step * (state.max_steps - state.global_step))
+
+
+class WallTime(TrainerCallback, ExportableState):
+    """Count the seconds of training and evaluation, over all parts of a resumed run."""
+
+    def __init__(self) -> None:
+        self.earlier = 0.0
+        self._began: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return self.earlier + (time.monotonic() - self._began if self._began is not None else 0)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"args": {}, "attributes": {"earlier": round(self.seconds, 1)}}
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Start with the checkpoint's seconds."""
+        kept = cast(dict[str, Any], state.stateful_callbacks)
+        self.earlier = kept.get(type(self).__name__, self.state())["attributes"]["earlier"]
+        self._began = time.monotonic()
+        kept[type(self).__name__] = self.state()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Stop counting."""
+        self.earlier, self._began = self.seconds, None
+
+
+def clock(seconds: float) -> str:
+    """Format a duration: `40 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def count(number: float) -> str:
+    """Format a count: `812`, `12.3 K`, `7.2 B`."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= size * (10 if unit == "K" else 1):
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"

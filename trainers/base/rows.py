@@ -1,0 +1,172 @@
+"""Rows of the trainers' data sets: raw text is prepared, labelled pairs are checked, streams are repeated."""
+
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pyarrow.compute as pc
+from datasets import Dataset, IterableDataset
+
+from revela_hub.data.sources.source import HUB_PREFIX, Source
+from revela_hub.errors import UserError
+from revela_hub.trainers.base.arguments import RunArguments
+
+NEGATIVE = re.compile(r"negative(_[0-9]+)?")
+
+
+def prepare_datasets(given: dict[str, Any], prepare: Callable[[Any], Any]) -> None:
+    """Prepare the `train_dataset` and the `eval_dataset` of a trainer, which also uses `prepare` in `evaluate` and `predict`."""
+    given["train_dataset"] = prepare(given.get("train_dataset"))
+    if given.get("eval_dataset") is not None:
+        given["eval_dataset"] = prepare_eval_dataset(given["eval_dataset"], prepare)
+    given["prepare"] = prepare
+
+
+def prepare_eval_dataset(rows: Any, prepare: Callable[[Any], Any]) -> Any:
+    """Prepare an `eval_dataset`, or each of a dict of them."""
+    return {name: prepare(part) for name, part in rows.items()} if isinstance(rows, dict) else prepare(rows)
+
+
+def prepared_rows(
+    rows: Any, columns: Sequence[str], args: RunArguments, build: Callable[..., Dataset | IterableDataset]
+) -> Any:
+    """Return rows for the collator: rows with these columns unchanged, and raw text prepared with `build`.
+
+    `build` is a function such as `build_passages`. A stream stays a stream if `max_steps` is set (`training_rows`).
+
+    Raises:
+        UserError: the rows have other columns, or `build` fails.
+    """
+    rows = training_rows(rows, args)
+    if rows is None or set(columns) <= set(rows.column_names):
+        return rows
+    if "text" not in rows.column_names:
+        raise wrong_columns(rows, f"text (raw text), or {', '.join(columns)} (prepared rows)")
+    source = Source(f"{HUB_PREFIX}train_dataset", rows=rows)
+    if isinstance(rows, IterableDataset):
+        return build(source, streaming=True)
+    with args.preparing("preparing the text"):
+        return build(source)
+
+
+def training_rows(rows: Any, args: RunArguments) -> Any:
+    """Return rows for trainers that need no length: a stream if `max_steps` is set, else as `as_dataset`."""
+    if not isinstance(rows, IterableDataset) or args.max_steps <= 0:
+        return as_dataset(rows)
+    if rows.features is None:
+        features = Dataset.from_list(list(rows.take(1))).features
+        if other := [name for name, kind in features.items() if getattr(kind, "dtype", None) != "string"]:
+            raise UserError(
+                f"train_dataset is a stream without features, and {other[0]!r} is not text: give it features"
+            )
+        rows = rows.cast(features)
+    # Every process reads the whole stream and trains on its own rows. By default, the first process would send batches to the
+    # others, which have to be of the same length.
+    config: Any = args.accelerator_config
+    if config.dispatch_batches is None:
+        config.dispatch_batches = False
+    return rows
+
+
+def as_dataset(rows: Any) -> Any:
+    """Return rows with a length: those of a stream are written to the cache of `datasets`."""
+    if isinstance(rows, dict):
+        raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
+    if isinstance(rows, IterableDataset):
+        # Rows may come from files that change: never those of an earlier run.
+        rows = Dataset.from_generator(partial(_read, rows), features=rows.features, fingerprint=uuid.uuid4().hex)
+    if isinstance(rows, Dataset) and not len(rows):
+        raise UserError("train_dataset has no rows")
+    return rows
+
+
+def _read(stream: IterableDataset) -> Iterator[dict[str, Any]]:
+    yield from stream
+
+
+def endless(rows: IterableDataset, seed: int, buffer_size: int) -> IterableDataset:
+    """Return a stream without end: after the last row it is read again, in another order.
+
+    If the first column is the number of the row, which seeds masks, crops and orders, it keeps counting, so that they differ.
+    `buffer_size` rows are shuffled together; 1 keeps the order.
+    """
+    shuffled = rows.shuffle(seed=seed, buffer_size=buffer_size) if buffer_size > 1 else rows
+    number = next(iter(rows.features))
+    numbered = getattr(rows.features[number], "dtype", None) == "int64"
+
+    def read() -> Iterator[dict[str, Any]]:
+        total = 0
+        for epoch in count():
+            shuffled.set_epoch(epoch)
+            earlier = total
+            for row in shuffled:
+                yield row | {number: row[number] + earlier} if numbered else row
+                total += 1
+
+    return IterableDataset.from_generator(read, features=rows.features)
+
+
+def pair_columns(rows: Dataset | IterableDataset) -> list[str]:
+    """Return the text columns of labelled pairs in order: anchor, positive, and negative, negative_1, ... if there are any.
+
+    Raises:
+        UserError: anchor or positive is missing, the name of another column begins with negative, or a text is null or empty
+            (in a stream, when the row is read: `checked_stream`).
+    """
+    if rows is None:
+        raise UserError("train_dataset is missing: give a data set with the columns anchor and positive")
+    if not {"anchor", "positive"} <= set(rows.column_names):
+        raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
+    if other := [name for name in rows.column_names if name.startswith("negative") and not NEGATIVE.fullmatch(name)]:
+        raise UserError(
+            f"train_dataset: hard negatives are in columns negative_1, negative_2, ...: rename {other[0]!r}"
+        )
+    columns = in_order(rows.column_names)
+    for name in columns:
+        if getattr(rows.features[name], "dtype", None) not in ("string", "large_string"):
+            raise UserError(f"train_dataset: the column {name!r} has the type {rows.features[name]}, not text")
+    if isinstance(rows, Dataset):
+        number = 0
+        for batch in rows.select_columns(columns).with_format("arrow").iter(batch_size=1024):
+            trimmed = [pc.utf8_trim_whitespace(batch[name]) for name in columns]
+            if any(column.null_count or pc.any(pc.equal(column, "")).as_py() for column in trimmed):
+                for place, row in enumerate(batch.to_pylist(), start=number):
+                    _check_pair(columns, row, place)
+            number += len(batch)
+    return columns
+
+
+def checked_stream(rows: IterableDataset, columns: Sequence[str]) -> IterableDataset:
+    """Return a stream of pairs that raises a `UserError` at a row with a text that is null or empty."""
+    return rows.map(partial(_check_pair, columns), with_indices=True, features=rows.features)
+
+
+def _check_pair(columns: Sequence[str], row: dict[str, Any], number: int) -> dict[str, Any]:
+    for name in columns:
+        if row[name] is None or not row[name].strip():
+            raise UserError(f"train_dataset:{number}: {name!r} is {'null' if row[name] is None else 'empty'}")
+    return row
+
+
+def refuse_single_pair(rows: Dataset | IterableDataset) -> None:
+    """Raise a `UserError` for one pair without hard negatives, whose loss is always 0."""
+    if isinstance(rows, Dataset) and len(rows) == 1 and len(in_order(rows.column_names)) == 2:
+        raise UserError("train_dataset has one pair: training needs at least 2, or hard negatives (negative_1, ...)")
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return the text columns of labelled pairs among these columns: anchor, positive, and negative, negative_1, ...
+
+    >>> in_order(["id", "negative_10", "negative_2", "positive", "anchor"])
+    ['anchor', 'positive', 'negative_2', 'negative_10']
+    """
+    negatives = filter(NEGATIVE.fullmatch, names)
+    return ["anchor", "positive", *sorted(negatives, key=lambda name: int(name.partition("_")[2] or 0))]
+
+
+def wrong_columns(rows: Dataset | IterableDataset, wanted: str) -> UserError:
+    """Return an error that lists the columns of a data set and those needed."""
+    return UserError(f"train_dataset has the columns {', '.join(rows.column_names)}; it needs {wanted}")

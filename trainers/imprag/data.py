@@ -1,0 +1,371 @@
+"""Arguments and data of ImpRAG (arXiv 2506.02279): prompts, passages and batches. Defaults are the paper's, or ours if it gives none."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from datasets import Dataset, IterableDataset
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from revela_hub.data.prompts.rows import COLUMNS, prompt_row, read_prompts
+from revela_hub.data.prompts.self_supervised import mix, text_prompts
+from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.report import ReadReport, counted
+from revela_hub.data.sources.rows import Row
+from revela_hub.data.sources.source import Source, parse_sources
+from revela_hub.data.text.chunks import chunk_document
+from revela_hub.errors import UserError
+from revela_hub.options import option
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
+from revela_hub.retrieval.encoding import batches, encode_batches
+from revela_hub.sdpa import varying_shapes
+from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
+from revela_hub.trainers.base.rows import as_dataset
+
+
+@dataclass
+class ImpRAGCollator:
+    """Make batches of rows of `tokenize_prompts`.
+
+    >>> rows = [
+    ...     {"prompt_ids": [5, 6, 7], "answer_ids": [8, 0], "row": 4, "retrieve": True},
+    ...     {"prompt_ids": [5], "answer_ids": [9, 9, 0], "row": 2, "retrieve": False},
+    ... ]
+    >>> batch = ImpRAGCollator()(rows)
+    >>> batch["input_ids"]
+    tensor([[5, 6, 7, 8, 0],
+            [5, 9, 9, 0, 0]])
+    >>> batch["attention_mask"]
+    tensor([[1, 1, 1, 1, 1],
+            [1, 1, 1, 1, 0]])
+    >>> batch["labels"]
+    tensor([[-100, -100, -100,    8,    0],
+            [-100,    9,    9,    0, -100]])
+    >>> batch["query_input_ids"], batch["query_attention_mask"]
+    (tensor([[5, 6, 7],
+            [5, 0, 0]]), tensor([[1, 1, 1],
+            [1, 0, 0]]))
+    >>> batch["row"], batch["retrieve"]
+    (tensor([4, 2]), tensor([ True, False]))
+    """
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Make a batch: `input_ids`, `attention_mask`, `labels` (B, L), `query_*` (B, M), `row` and `retrieve` (B,)."""
+        every = np.arange(len(rows))
+        query_ids, query_mask = token_rows([row["prompt_ids"] for row in rows]).batch(every)
+        ids, mask = token_rows([[*row["prompt_ids"], *row["answer_ids"]] for row in rows]).batch(every)
+        answer = (mask == 1) & (torch.arange(ids.shape[1]) >= query_mask.sum(1, keepdim=True))
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": ids.masked_fill(~answer, -100),
+            "query_input_ids": query_ids,
+            "query_attention_mask": query_mask,
+            "row": torch.tensor([row["row"] for row in rows]),
+            "retrieve": torch.tensor([bool(row["retrieve"]) for row in rows]),
+        }
+
+
+@dataclass
+class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
+    """`TrainingArguments` with the two stages of ImpRAG: warm-up by a retriever's rankings, then self-distillation."""
+
+    learning_rate: float = option(1e-5, "Peak learning rate.")
+    warmup_steps: float = option(100, WARMUP)
+    num_train_epochs: float = option(10, "Number of epochs, including the retrieval warm-up.")
+    per_device_train_batch_size: int = option(8, "Number of prompts per device and forward pass.")
+    retrieval_weight: NonNegativeFloat = option(1.0, "Weight of the retrieval loss (lambda in the paper).")
+    retrieval_warmup_epochs: NonNegativeFloat = option(
+        3, "Number of epochs with a retriever's rankings as labels, before self-distillation."
+    )
+    retrieval_only_steps: NonNegativeInt = option(
+        0, "Warm-up: Number of first steps that train retrieval alone, with the layers up to --retrieval_layer."
+    )
+    temperature: PositiveFloat | None = option(
+        None, "Temperature that divides the retrieval scores (default: square root of the vector dimension)."
+    )
+    likelihood_temperature: PositiveFloat = option(1.0, "Temperature that divides the answers' log-likelihoods.")
+    num_positives: PositiveInt = option(5, "Warm-up: Number of top-ranked passages that are positives.")
+    num_negatives: NonNegativeInt = option(5, "Warm-up: Number of hard negatives per prompt.")
+    first_negative_rank: Rank = option(10, "Warm-up: First rank from which hard negatives are drawn.")
+    last_negative_rank: Rank = option(50, "Warm-up: Last rank from which hard negatives are drawn.")
+    num_candidates: TwoOrMore = option(
+        10, "Self-distillation: Number of passages per prompt whose likelihoods are compared."
+    )
+    index_steps: NonNegativeInt = option(
+        0, "Self-distillation: Rebuild the index every N steps; 0 rebuilds it every epoch."
+    )
+    likelihood_batch_size: PositiveInt = option(
+        16, "Number of candidate passages in memory at a time while likelihoods are computed."
+    )
+    encode_batch_size: PositiveInt = option(32, "Number of texts per forward pass while the index is rebuilt.")
+    lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
+
+    def __post_init__(self) -> None:
+        """Raise a `ValueError` if a value is out of range, or ranks are not in order."""
+        super().__post_init__()
+        if self.retrieval_only_steps and not self.retrieval_weight:
+            raise ValueError("retrieval_only_steps would train nothing: set retrieval_weight above 0")
+        if not self.num_positives < self.first_negative_rank <= self.last_negative_rank:
+            raise ValueError(
+                f"ranks must be in this order: num_positives {self.num_positives} < first_negative_rank"
+                f" {self.first_negative_rank} <= last_negative_rank {self.last_negative_rank}"
+            )
+        ranks = self.last_negative_rank - self.first_negative_rank + 1
+        if self.num_negatives > ranks:
+            raise ValueError(
+                f"num_negatives {self.num_negatives} cannot be drawn from {ranks} ranks, {self.first_negative_rank} to"
+                f" {self.last_negative_rank}: lower it or raise last_negative_rank"
+            )
+
+
+@dataclass
+class ImpRAGDataArguments:
+    """Data of an ImpRAG run."""
+
+    option_group = "data"
+
+    data: list[str] = option(
+        [], "Prompts and answers: JSON lines in the format of SQuAD, NQ or KILT, or with prompt and answer."
+    )
+    corpus: list[str] = option(
+        [], "Passages to search: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
+    )
+    task: str = option("question_answering", "Prompt template for rows that do not name a task.")
+    max_words: PositiveInt = option(100, "Maximum number of words per passage.")
+    max_length: PositiveInt = option(256, "Maximum number of tokens of prompt and answer together.")
+    pseudo_labels: str = option(
+        "bm25", "Retriever that ranks the passages: Hub id or folder of a sentence-transformers model, or bm25."
+    )
+    plain_text: list[str] = option([], "Raw text for self-supervised rows (default: the documents of --corpus).")
+    plain_text_fraction: NonNegativeFloat = option(0.1, "Number of plain-text rows, as a fraction of the prompts.")
+    denoising_fraction: NonNegativeFloat = option(
+        0.0, "Number of rows with a phrase to fill in, as a fraction of the prompts."
+    )
+    sentence_fraction: NonNegativeFloat = option(
+        0.0, "Fraction of rows that ask for the next sentence, and the same for the previous one."
+    )
+
+    def sources(self) -> list[Source]:
+        """Return all sources."""
+        return parse_sources([*self.data, *self.corpus, *self.plain_text])
+
+
+class ImpRAGData(NamedTuple):
+    """Prompts and the collection."""
+
+    prompts: Dataset
+    passages: list[str]
+
+
+def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, str]:
+    """Read prompts and passages, make the self-supervised rows, and return them with a summary."""
+    if not arguments.data:
+        raise UserError("there are no prompts: give JSON lines with --data")
+    if not arguments.corpus:
+        raise UserError("there are no passages to retrieve: give a folder or file with --corpus")
+    prompts = read_prompts(arguments.data, arguments.task)
+    collection = read_documents(arguments.corpus)
+    chunks = (chunk for document in collection for chunk in chunk_document(document, arguments.max_words))
+    passages = list(dict.fromkeys(chunk.text for chunk in chunks))
+    fractions = {
+        "plain_text": arguments.plain_text_fraction,
+        "phrase_denoising": arguments.denoising_fraction,
+        "next_sentence": arguments.sentence_fraction,
+        "previous_sentence": arguments.sentence_fraction,
+    }
+    parts, skipped = [], ReadReport()
+    for kind, fraction in fractions.items():
+        if number := round(fraction * len(prompts)):
+            skipped = ReadReport()  # each kind reads the same text
+            documents = read_documents(arguments.plain_text or arguments.corpus, report=skipped)
+            parts.append(text_prompts(documents, kind, number, seed=seed))
+    made = sum(map(len, parts))
+    counts = f"{counted(len(prompts), 'prompt')}, {counted(made, 'row')} made from raw text, {counted(len(passages), 'passage')}"
+    report = "; ".join([counts, *skipped.remarks()])
+    return ImpRAGData(mix(prompts, parts, seed), passages), report
+
+
+def as_prompts(rows: Dataset | IterableDataset) -> Dataset:
+    """Return questions with answers as prompts; prompts as `read_prompts` returns them are not changed."""
+    if rows is None:
+        raise UserError("train_dataset is missing: give a data set with the columns question and answer")
+    rows = as_dataset(rows)
+    if set(COLUMNS) <= set(rows.column_names):
+        return rows
+    made = (prompt_row(Row(f"train_dataset:{number}", row), "question_answering") for number, row in enumerate(rows))
+    return Dataset.from_list(list(made))
+
+
+def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
+    """Return the texts of a collection: a sequence of texts, or a data set with a column `text`."""
+    texts = list(passages["text"]) if isinstance(passages, Dataset) else passages
+    if (wrong := next((number for number, text in enumerate(texts) if not isinstance(text, str)), None)) is not None:
+        raise UserError(f"passages:{wrong}: {type(texts[wrong]).__name__} instead of text")
+    return texts
+
+
+def refuse_eval_dataset(given: dict[str, Any], trainer: str) -> None:
+    """Raise a `UserError` for an `eval_dataset`: only the training questions have ranked passages."""
+    if given.get("eval_dataset"):
+        raise UserError(f"{trainer} has no loss on an eval_dataset: pass retrieval_task=RetrievalTask(...)")
+
+
+def pair_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], completions: Sequence[str]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the tokens of prompts, and of their completions (a space and the answer) with EOS.
+
+    An empty prompt (plain text) becomes the tokenizer's BOS token or EOS, because the model needs at least one token.
+    """
+    end = tokenizer.eos_token_id
+    completed = tokenizer(list(completions), add_special_tokens=False)["input_ids"]
+    return [ids or [end] for ids in tokenizer(list(prompts))["input_ids"]], [[*ids, end] for ids in completed]
+
+
+def tokenize_prompts(
+    prompts: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, log: Callable[[str], None]
+) -> Dataset:
+    """Add the columns `prompt_ids`, `answer_ids` (first accepted answer and EOS), `source_row` and `row` (old and new index).
+
+    Rows longer than `max_length` are dropped; their number and the location of the first are passed to `log`.
+
+    Raises:
+        UserError: an answer has no tokens, or all rows are too long.
+    """
+
+    def tokenized(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        completions = [f" {answers[0]}" for answers in rows["answers"]]
+        prompt_ids, answer_ids = pair_tokens(tokenizer, rows["prompt"], completions)
+        for ids, where in zip(answer_ids, rows["where"], strict=True):
+            if len(ids) < 2:
+                raise UserError(f"{where}: the answer has no tokens: change it or remove the line")
+        return {"prompt_ids": prompt_ids, "answer_ids": answer_ids}
+
+    data = prompts.map(tokenized, batched=True, desc="Tokenizing prompts")
+    lengths = [len(p) + len(a) for p, a in zip(data["prompt_ids"], data["answer_ids"], strict=True)]
+    long = [row for row, length in enumerate(lengths) if length > max_length]
+    kept = [row for row, length in enumerate(lengths) if length <= max_length]
+    if long:
+        first = prompts[long[0]]["where"]
+        what = (
+            f"{len(long)} of {len(data)} prompts have more than {max_length} tokens, answer included (first: {first})"
+        )
+        if not kept:
+            raise UserError(f"{what}: raise --max_length")
+        log(f"{what}: dropped; raise --max_length to keep them")
+        data = data.select(kept)
+    return data.add_column("source_row", kept).add_column("row", list(range(len(data))))
+
+
+BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class PassageTokens:
+    """Concatenated tokens of M passages.
+
+    Attributes:
+        tokens: all tokens.
+        starts: (M + 1,) start of each passage; the last entry is the end.
+        max_length: maximum number of tokens of a passage; None if none was truncated.
+        cut: number of truncated passages.
+    """
+
+    tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    max_length: int | None = None
+    cut: int = 0
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def truncation_note(self) -> str:
+        """Message about truncated passages."""
+        return (
+            f"{self.cut:,} of {len(self):,} passages are longer than {self.max_length} tokens and are truncated: lower"
+            " --max_words or raise --max_passage_length"
+        )
+
+    def batch(self, rows: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
+        """Return tokens and mask (..., P) of the passages with these indices, padded on the right; -1 gives an empty row.
+
+        >>> passages = PassageTokens(np.array([7, 8, 9], np.int32), np.array([0, 2, 3]))
+        >>> passages.batch(np.array([[1, 0], [-1, 1]]))[0]
+        tensor([[[9, 0],
+                 [7, 8]],
+        <BLANKLINE>
+                [[0, 0],
+                 [9, 0]]])
+        """
+        flat = rows.reshape(-1)
+        lengths = np.where(flat >= 0, self.starts[flat + 1] - self.starts[flat], 0)
+        longest = max(1, int(lengths.max(initial=0)))
+        ids = np.zeros((len(flat), longest), np.int64)
+        for place, (row, length) in enumerate(zip(flat, lengths, strict=True)):
+            ids[place, :length] = self.tokens[self.starts[row] : self.starts[row] + length]
+        mask = np.arange(longest) < lengths[:, None]
+        shape = (*rows.shape, longest)
+        return torch.from_numpy(ids).view(shape), torch.from_numpy(mask.astype(np.int64)).view(shape)
+
+    @varying_shapes()
+    @torch.no_grad()
+    def encode(
+        self, embed: Callable[[Tensor, Tensor], Tensor], device: torch.device, batch_size: int = 32
+    ) -> NDArray[np.float32]:
+        """Return the (M, E) vectors of the passages, in batches of similar length; within `divided`, on all processes together.
+
+        `embed` computes vectors from tokens and mask, both (B, P).
+        """
+
+        def encoded(rows: NDArray[np.int64]) -> Tensor:
+            ids, mask = self.batch(rows)
+            return embed(ids.to(device), mask.to(device)).float().cpu()
+
+        vectors: NDArray[np.float32] = encode_batches(
+            list(batches(np.diff(self.starts), sys.maxsize, batch_size)), encoded
+        ).numpy()
+        return vectors
+
+
+def token_rows(rows: Sequence[Sequence[int]]) -> PassageTokens:
+    """Return rows of token ids as `PassageTokens`."""
+    starts = np.cumsum([0, *map(len, rows)]).astype(np.int64)
+    return PassageTokens(np.concatenate([np.array(row, np.int32) for row in rows]), starts)
+
+
+def tokenize_passages(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, *, end: bool = True
+) -> PassageTokens:
+    """Tokenise passages to at most `max_length` tokens, and end each with EOS, the position of its vector.
+
+    With `end=False`, texts are tokenised and truncated by the tokenizer alone.
+
+    Raises:
+        UserError: the tokenizer has no EOS token, or the collection is empty.
+    """
+    if end and tokenizer.eos_token_id is None:
+        raise UserError("the tokenizer has no EOS token, which passages end with: set one")
+    if not texts:
+        raise UserError("there are no passages")
+    parts: list[NDArray[np.int32]] = []
+    cut = 0
+    last = [tokenizer.eos_token_id] if end else []
+    room = max_length - len(last)
+    for start in range(0, len(texts), BLOCK):
+        block = list(texts[start : start + BLOCK])
+        for text, ids in zip(block, tokenizer(block)["input_ids"], strict=True):
+            if end and ids and ids[-1] == tokenizer.eos_token_id:
+                ids = ids[:-1]
+            if len(ids) > room:
+                cut += 1
+                ids = ids[:room] if end else tokenizer(text, truncation=True, max_length=room)["input_ids"]
+            parts.append(np.array([*ids, *last], np.int32))
+    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+    return PassageTokens(np.concatenate(parts), starts, max_length, cut)

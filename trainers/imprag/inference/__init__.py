@@ -1,1 +1,0 @@
-"""ImpRAG at inference time: vectors of prompts and passages, stored passage states, and answers over an index."""
