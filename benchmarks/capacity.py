@@ -54,18 +54,18 @@ class Run:
 
 def papers() -> list[Run]:
     """Return the runs of examples/*/*.yaml."""
-    llama, llama_lora, large, large_lora = 1.24e9, 0.18e9, 8.0e9, 0.67e9
+    llama, llama_lora, large, large_lora = 1.24e9, 0.18e9, 3.2e9, 0.39e9
     mistral, mistral_lora, bert, layer, head = 7.1e9, 42e6, 86e6, 7e6, 24e6
     groups = 320_000 * 16 * 157
     spans = 8 * 4.4e9  # eight epochs of Wikipedia and BookCorpus, 3.3 billion words
     texts = 38_000 * 128 * (1 + 8) * 512
     pairs = 80_000 * 2048 * 144
-    stated = "44 hours on four A100 (with models of 3B to 8B)"
+    stated = "44 hours on four A100 (4.1)"
     return [
-        # The retriever reads half of each chunk; the language model computes two streams. Adapters on both.
-        Run("Revela, Wikipedia: 1B retriever", groups, 4 * llama * 2.5, 2 * llama, 2 * llama_lora, "not noted"),
-        Run("Revela, Wikipedia: 8B retriever", groups, 4 * (large / 2 + 2 * llama), large + llama, large_lora + llama_lora,
-            stated),
+        # The retriever reads each chunk and half of it; the language model computes two streams. Adapters on both.
+        Run("Revela, Wikipedia: 1B retriever", groups, 4 * llama * 3.5, 2 * llama, 2 * llama_lora, stated),
+        Run("Revela, Wikipedia: 3B retriever", groups, 4 * (1.5 * large + 2 * llama), large + llama,
+            large_lora + llama_lora, "not stated"),
         Run("RetroMAE: BERT base", spans, 6 * (bert + layer + 2 * head), 0, bert + layer + head,
             "eight GPUs, time not noted"),
         Run("CoT-MoTE, pre-training: BERT base", pairs, 6 * (bert + 2 * layer + 3 * head), 0, 1.66 * bert + head,

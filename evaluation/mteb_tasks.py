@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 BM25_BASELINE = "mteb/baseline-bm25s"
 """mteb's name for its BM25; its settings (k1 = 1.5, b = 0.75, Snowball stemmer) are not those of `evaluate_bm25`."""
 
+PAPERS_TASKS = {
+    "BEIR13": ("BEIR", ("MSMARCO", "CQADupstackRetrieval")),
+    "BRIGHT12": ("BRIGHT(v1.1)", ("Long",)),
+}
+"""Sets of Revela's paper: a benchmark of mteb, and parts of the names of the tasks that it leaves out."""
+
 
 def evaluate_mteb(
     model: "SentenceTransformer | str",
@@ -30,7 +36,8 @@ def evaluate_mteb(
 
     Args:
         model: A SentenceTransformer, or "bm25" for mteb's own BM25.
-        tasks: Names of tasks ("SciFact") or of benchmarks ("BEIR", "CoIR", "BRIGHT(v1.1)"), or task objects of mteb.
+        tasks: Names of tasks ("SciFact") or of benchmarks ("BEIR", "CoIR"), of the sets "BEIR13" and "BRIGHT12" of
+            Revela's paper, or task objects of mteb.
         batch_size: Texts per forward pass.
         show_progress_bar: Whether to show progress bars on standard error.
 
@@ -69,6 +76,10 @@ def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
 
 
 def _lookup(mteb: Any, name: str) -> "list[AbsTask]":
+    if name in PAPERS_TASKS:
+        benchmark, dropped = PAPERS_TASKS[name]
+        tasks = mteb.get_benchmark(benchmark).tasks
+        return [task for task in tasks if not any(part in task.metadata.name for part in dropped)]
     with contextlib.suppress(KeyError):
         return list(mteb.get_benchmark(name).tasks)
     try:
@@ -103,6 +114,12 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
         if not was_loaded:
             task.unload_data()
     return _mean(name, [subset for split in result.task_results[0].scores.values() for subset in split], *sizes)
+
+
+def mean_of(scores: Sequence[RetrievalScores]) -> RetrievalScores:
+    """Return the mean over tasks, with the total number of queries and documents."""
+    sizes = [sum(each.queries for each in scores), sum(each.documents for each in scores)]
+    return _mean(f"mean of {len(scores)} tasks", [each.to_dict() for each in scores], *sizes)
 
 
 def _mean(name: str, scores: Sequence[Mapping[str, Any]], queries: int, documents: int) -> RetrievalScores:

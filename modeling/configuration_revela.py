@@ -10,7 +10,7 @@ SimilaritySides = Literal["query_passage", "symmetric"]
 SimilarityDtype = Literal["float32", "bfloat16"]
 Reading = Literal["added", "joint"]
 TEMPERATURE = 0.05
-"""Not the paper's 1e-4, at which a retriever that starts from a language model got worse in 200 groups (benchmarks/gpu.md)."""
+"""Not the paper's 1e-4, at which symmetric float32 similarities lowered a retriever in 200 groups (benchmarks/gpu.md)."""
 
 
 class RevelaConfig(PreTrainedConfig):

@@ -12,7 +12,7 @@ from revela_hub.cli.main import main
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_bm25, evaluate_mteb, evaluate_retrieval
-from revela_hub.evaluation.mteb_tasks import resolve_tasks
+from revela_hub.evaluation.mteb_tasks import mean_of, resolve_tasks
 from revela_hub.retrieval.encoder import load_encoder
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ def test_names_of_tasks_and_benchmarks_are_resolved() -> None:
     assert names[0] == "SciFact"
     assert {"AppsRetrieval", "BrightBiologyRetrieval"} < set(names)
     assert "CQADupstackRetrieval" in {task.metadata.name for task in resolve_tasks(["BEIR"])}
+
+
+def test_the_sets_of_revelas_paper() -> None:
+    """Tables 7, 8 and 10 of arXiv 2506.16552v3."""
+    beir, bright = ([task.metadata.name for task in resolve_tasks([name])] for name in ("BEIR13", "BRIGHT12"))
+    rows = "ArguAna ClimateFEVER DBPedia FEVER FiQA2018 HotpotQA NFCorpus NQ QuoraRetrieval SCIDOCS SciFact TRECCOVID"
+    assert sorted(beir) == sorted([*rows.split(), "Touche2020"])
+    assert len(bright) == 12 and "BrightPonyRetrieval" in bright
 
 
 @pytest.mark.parametrize(
@@ -106,6 +114,9 @@ def test_a_task_of_tasks_is_their_mean(retriever_folder: Path, tmp_path: Path, t
     ours = [evaluate_retrieval(model, each) for each in (first, task)]
     assert (scores.name, scores.queries, scores.documents) == ("Both", 27, 800)
     assert scores.ndcg_at_10 == pytest.approx((ours[0].ndcg_at_10 + ours[1].ndcg_at_10) / 2, abs=1e-5)
+    mean = mean_of(ours)
+    assert (mean.name, mean.queries, mean.documents) == ("mean of 2 tasks", 27, 800)
+    assert mean.ndcg_at_10 == pytest.approx(scores.ndcg_at_10, abs=1e-5)
 
 
 def test_bm25_by_mteb(tmp_path: Path, texts: list[str]) -> None:

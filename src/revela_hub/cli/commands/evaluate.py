@@ -20,6 +20,7 @@ Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96 --precision float32 int8 binary
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
   revela-hub evaluate my-retriever --tasks CoIR
+  revela-hub evaluate my-retriever --tasks BEIR13
   revela-hub evaluate outputs/reader/model --task qa --data dev.jsonl --index my-index
 """
 
@@ -75,7 +76,9 @@ class Arguments(RankerOptions):
 
     models: list[str] = required("Sentence-transformers folders or Hub ids, or bm25.")
     corpus: str | None = option(None, "BEIR folder to evaluate on.")
-    tasks: list[str] = option([], "Names of mteb tasks or benchmarks, e.g. SciFact, BEIR, CoIR or BRIGHT(v1.1).")
+    tasks: list[str] = option(
+        [], "Names of mteb tasks or benchmarks, e.g. SciFact, CoIR, or BEIR13 and BRIGHT12 of Revela's paper."
+    )
     split: str = option("test", "Split of the BEIR folder to evaluate on.")
     mode: list[str] = option([], "One or more of dense, sparse, bm25 and hybrid (default: dense, or bm25 for bm25).")
     dims: list[PositiveInt] = option(
@@ -209,7 +212,7 @@ def _on_folder(
 
 
 def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
-    from revela_hub.evaluation.mteb_tasks import evaluate_mteb, resolve_tasks
+    from revela_hub.evaluation.mteb_tasks import evaluate_mteb, mean_of, resolve_tasks
 
     tasks = resolve_tasks(arguments.tasks)  # before a model is loaded
     for name in arguments.models:
@@ -217,7 +220,8 @@ def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
         given_prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
         if name != "bm25" and any(prompt is not None for prompt in given_prompts.values()):
             model.prompts = model.prompts | {kind: text for kind, text in given_prompts.items() if text is not None}
-        for scores in evaluate_mteb(model, tasks, batch_size=arguments.batch_size):
+        found = evaluate_mteb(model, tasks, batch_size=arguments.batch_size)
+        for scores in (*found, mean_of(found)) if len(found) > 1 else found:
             yield name, scores
 
 
