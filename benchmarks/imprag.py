@@ -43,9 +43,14 @@ from transformers.utils import logging as transformers_logging
 
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.precision import bf16_is_fast
-from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
-from revela_hub.trainers.baselines.pasted import RAITTrainer, shortened
-from revela_hub.trainers.baselines.ra_dit import RADITTrainer, Retriever, decoder_retriever, reader_likelihoods
+from revela_hub.trainers.baselines.ra_dit import (
+    RADITTrainer,
+    RADITTrainingArguments,
+    Retriever,
+    decoder_retriever,
+    reader_likelihoods,
+)
+from revela_hub.trainers.baselines.ra_it import RAITTrainer, RAITTrainingArguments, shortened
 from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, tokenize_passages
 from revela_hub.trainers.imprag.retrieval import multi_label_nce
 from revela_hub.trainers.imprag.stored_states import store_states

@@ -18,7 +18,7 @@ from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.rerank import Reranker
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
-from revela_hub.trainers.baselines.pasted import pasted_log_likelihoods
+from revela_hub.trainers.baselines.ra_it import pasted_log_likelihoods
 from revela_hub.trainers.imprag.answering import Answerer
 from revela_hub.trainers.imprag.data import token_rows
 

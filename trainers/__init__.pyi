@@ -1,9 +1,9 @@
-from .baselines.arguments import RADITTrainingArguments as RADITTrainingArguments
-from .baselines.arguments import RAITTrainingArguments as RAITTrainingArguments
 from .baselines.contriever import ContrieverTrainer as ContrieverTrainer
 from .baselines.contriever import ContrieverTrainingArguments as ContrieverTrainingArguments
-from .baselines.pasted import RAITTrainer as RAITTrainer
 from .baselines.ra_dit import RADITTrainer as RADITTrainer
+from .baselines.ra_dit import RADITTrainingArguments as RADITTrainingArguments
+from .baselines.ra_it import RAITTrainer as RAITTrainer
+from .baselines.ra_it import RAITTrainingArguments as RAITTrainingArguments
 from .baselines.replug import ReplugTrainer as ReplugTrainer
 from .baselines.replug import ReplugTrainingArguments as ReplugTrainingArguments
 from .cot_mote.checkpoint import CoTMoTECheckpoint as CoTMoTECheckpoint

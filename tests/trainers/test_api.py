@@ -41,10 +41,9 @@ from revela_hub.trainers import (
 )
 from revela_hub.trainers.base.models import default_arguments, tokenizer_of
 from revela_hub.trainers.base.trainer import MethodTrainer
-from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.baselines.pasted import RAITTrainer
-from revela_hub.trainers.baselines.ra_dit import RADITTrainer
+from revela_hub.trainers.baselines.ra_dit import RADITTrainer, RADITTrainingArguments
+from revela_hub.trainers.baselines.ra_it import RAITTrainer, RAITTrainingArguments
 from revela_hub.trainers.baselines.replug import ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.cot_mote.checkpoint import load_cot_mote_start
 from revela_hub.trainers.imprag.checkpoint import load_imprag

@@ -22,10 +22,9 @@ from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining, RevelaForC
 from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.trainers import ImpRAGTrainer, ImpRAGTrainingArguments, load_backbones
 from revela_hub.trainers.base.retriever import load_retriever
-from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.baselines.pasted import RAITTrainer
-from revela_hub.trainers.baselines.ra_dit import RADITTrainer
+from revela_hub.trainers.baselines.ra_dit import RADITTrainer, RADITTrainingArguments
+from revela_hub.trainers.baselines.ra_it import RAITTrainer, RAITTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import export_nvembed
 
 
@@ -165,7 +164,7 @@ def test_the_retriever_that_ranks_passages_may_have_code_of_its_own(
     init = {"b": 0, "t": 1, "k": 1, "l_max": 16}
     args = ImpRAGTrainingArguments(**settings, **ranks, num_candidates=2, retrieval_warmup_epochs=1)
     for train in (ra_it, ra_dit):
-        train(trust_remote_code=True)
+        train(model_init_kwargs={"trust_remote_code": True})
         with pytest.raises(UserError, match="trust_remote_code"):
             train()
     ImpRAGTrainer(str(llama_folder), args, model_init_kwargs=init | {"trust_remote_code": True}, **given)

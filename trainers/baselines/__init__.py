@@ -74,7 +74,7 @@ RA_IT = Method(
     ),
     commands={
         "train ra-it": Command(
-            "revela_hub.trainers.baselines.ra_it_command", "tune a decoder to answer from pasted passages (baseline)"
+            "revela_hub.trainers.baselines.ra_it", "tune a decoder to answer from pasted passages (baseline)"
         )
     },
     parts=("model",),
@@ -87,7 +87,7 @@ RA_DIT = Method(
     paper=RA_DIT_PAPER,
     commands={
         "train ra-dit": Command(
-            "revela_hub.trainers.baselines.ra_dit_command",
+            "revela_hub.trainers.baselines.ra_dit",
             "tune a retriever with the likelihoods of a frozen reader (baseline)",
         )
     },

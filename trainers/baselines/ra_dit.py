@@ -1,11 +1,23 @@
-"""RA-DIT (arXiv 2310.01352): fine-tunes a retriever on the likelihoods of RA-IT's reader (equation 6).
+r"""Tune a retriever with the likelihoods of a reader: RA-DIT (arXiv 2310.01352, equation 6), a baseline.
 
-    loss = KL(P_R || P_LSR)      P_LSR(c) = softmax_c(p_LM(answer | c, prompt) / temperature), computed once by the reader
+The frozen reader of `revela-hub train ra-it` computes how likely the answer is after each of the best passages of
+--pseudo_labels, and the retriever's scores are trained to match. --retriever is a sentence-transformers model. With
+--backbone instead, the retriever is the first layers of a decoder, up to --retrieval_layer (RA-DIT-Llama in the
+ImpRAG paper); it needs --retrieval_warmup_epochs.
 
-The retriever is a sentence-transformers model (RA-DIT), or the first b + 1 layers of a decoder (RA-DIT-Llama, the baseline of
-the ImpRAG paper). The latter computes vectors as ImpRAG does, but does not share weights with the reader.
+The loss is KL(P_R || P_LSR) with P_LSR(c) = softmax_c(p_LM(answer | c, prompt) / temperature), computed once.
+
+Writes to --output_dir: retriever/ for SentenceTransformer(...), or with --backbone an ImpRAG model for `revela-hub
+index`; checkpoint-*/ (resume with --resume_from_checkpoint last).
+
+Examples:
+  revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model \
+      --retriever sentence-transformers/all-MiniLM-L6-v2
+  revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model \
+      --backbone Qwen/Qwen3-0.6B-Base --retrieval_layer 7 --retrieval_warmup_epochs 1
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,34 +39,40 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from revela_hub.data.sources.report import counted
-from revela_hub.errors import UserError, reason
+from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.tokenizers import uses_chat_template
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating, load_backbone
+from revela_hub.options import option, required
+from revela_hub.output import command_line
 from revela_hub.pickles import refuse_pickles
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.retrieval.encoder import text_positions
+from revela_hub.trainers.base.arguments import RunArguments
 from revela_hub.trainers.base.models import ModelLike, default_arguments, name_of, unwrapped
 from revela_hub.trainers.base.query_route import refuse_routes
 from revela_hub.trainers.base.retriever import (
+    RETRIEVER,
     RetrieverTrainer,
     WrappedRetriever,
     load_retriever,
     refuse_excluded_prompts,
     with_adapters,
 )
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.weights import load_whole
 from revela_hub.trainers.baselines import RA_DIT
-from revela_hub.trainers.baselines.arguments import RADITTrainingArguments
-from revela_hub.trainers.baselines.language_models import LanguageModel, load_reader, load_tokenizer
-from revela_hub.trainers.baselines.pasted import paste, pasted_log_likelihoods, shortened
+from revela_hub.trainers.baselines.language_models import load_reader, load_tokenizer
+from revela_hub.trainers.baselines.ra_it import paste, pasted_log_likelihoods, shortened
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
 from revela_hub.trainers.imprag.data import (
+    ImpRAGDataArguments,
     PassageTokens,
     as_prompts,
     as_texts,
+    load_data,
     refuse_eval_dataset,
     tokenize_passages,
     tokenize_prompts,
@@ -67,161 +85,94 @@ COSINE_TEMPERATURE = 0.05
 """Default for cosine similarities; at 1, their softmax is nearly uniform."""
 
 
-class Retriever(WrappedRetriever):
-    """Computes vectors of queries and passages with either kind of model; `forward` returns the scores of candidates."""
-
-    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, decoder: bool) -> None:
-        super().__init__(model)
-        self.tokenizer, self.decoder = tokenizer, decoder
-        self.config = getattr(model, "config", None)
-
-    def embed(self, input_ids: Tensor, attention_mask: Tensor, *, query: bool) -> Tensor:
-        """Return (N, E) vectors of (N, L) tokens."""
-        model = self.retriever
-        if self.decoder:
-            made: Tensor = (model.embed_queries if query else model.embed_passages)(input_ids, attention_mask)
-        else:
-            made = model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
-        return nn.functional.normalize(made, dim=-1) if self.cosine else made
-
-    def forward(
-        self, query_input_ids: Tensor, query_attention_mask: Tensor, input_ids: Tensor, attention_mask: Tensor
-    ) -> Tensor:
-        """Return (B, C) scores of candidates (B, C, P)."""
-        queries_BE = self.embed(query_input_ids, query_attention_mask, query=True)
-        passages_NE = self.embed(input_ids.flatten(0, 1), attention_mask.flatten(0, 1), query=False)
-        passages_BCE = passages_NE.view(*input_ids.shape[:2], -1)
-        with torch.autocast(queries_BE.device.type, enabled=False):
-            return torch.einsum("be,bce->bc", queries_BE.float(), passages_BCE.float())
-
-    def tokens(self, texts: Sequence[str], max_length: int, *, query: bool) -> PassageTokens:
-        """Tokenise texts for this model. A sentence-transformers model adds its own prompt.
-
-        Texts are truncated to `max_length` tokens, or to the limit of the sentence-transformers model if that is lower.
-        """
-        if self.decoder:
-            return tokenize_passages(self.tokenizer, texts, max_length, end=not query)
-        prompt = self.retriever.prompts.get("query" if query else "document") or ""
-        length = min(max_length, self.retriever.max_seq_length or max_length)
-        return tokenize_passages(self.tokenizer, [prompt + text for text in texts], length, end=False)
-
-    @torch.no_grad()
-    def encode(self, tokens: PassageTokens, *, query: bool, batch_size: int = 32) -> NDArray[np.float32]:
-        """Return (N, E) vectors."""
-        device = next(self.parameters()).device
-        with evaluating(self):
-            return tokens.encode(partial(self.embed, query=query), device, batch_size)
-
-    def rank(
-        self, queries: Sequence[str], passages: Sequence[str], depth: int, *, query_length: int, passage_length: int
-    ) -> NDArray[np.int32]:
-        """Return (Q, depth) indices of the best passages of each query."""
-        queries_QE = self.encode(self.tokens(queries, query_length, query=True), query=True)
-        passages_ME = self.encode(self.tokens(passages, passage_length, query=False), query=False)
-        return top_rows(queries_QE, passages_ME, min(depth, len(passages)))
-
-
-def decoder_retriever(
-    backbone: str, retrieval_layer: int, tokenizer: PreTrainedTokenizerBase, max_passage_length: int | None = None
-) -> Retriever:
-    """Load the layers of a decoder up to one as a retriever (RA-DIT-Llama): an ImpRAG model of which only the vectors are used.
-
-    The vectors are the queries and keys of the retrieval layer. `max_passage_length` is stored in the configuration.
-
-    Raises:
-        UserError: the decoder does not have this layer, or ImpRAG does not support it.
-    """
-    backbone = name_of(backbone)
-    try:
-        whole = AutoConfig.from_pretrained(backbone)
-        layers = whole.num_hidden_layers
-        if not 0 <= retrieval_layer < layers:
-            raise UserError(
-                f"--retrieval_layer {retrieval_layer} is beyond the last layer: {backbone} has layers 0 to {layers - 1}"
-            )
-        positions = text_positions(whole)
-        if max_passage_length is not None and positions is not None and max_passage_length > positions:
-            raise UserError(
-                f"--max_passage_length {max_passage_length} does not fit into {backbone}'s {positions} positions: lower it"
-            )
-        whole.num_hidden_layers = retrieval_layer + 1
-        if getattr(whole, "layer_types", None):  # one entry per layer
-            whole.layer_types = whole.layer_types[: retrieval_layer + 1]
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # suppress the warning about unused layers
-        try:
-            refuse_pickles(backbone)
-            cut = load_backbone(AutoModelForCausalLM, backbone, config=whole, dtype=torch.float32)
-        finally:
-            logging.set_verbosity(verbosity)
-        config: dict[str, Any] = {} if max_passage_length is None else {"l_max": max_passage_length}
-        model = ImpRAGForCausalLM.from_backbone(cut, b=retrieval_layer, t=retrieval_layer, k=1, **config)
-    except (OSError, ValueError, RuntimeError, AttributeError) as error:
-        raise UserError(f"cannot build a retriever from {backbone!r}: {reason(error, backbone)}") from error
-    return Retriever(model, tokenizer, decoder=True)
-
-
-def reader_likelihoods(
-    reader: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Dataset,
-    passages: Sequence[str],
-    candidates_NC: NDArray[np.int32],
-    batch_size: int = 16,
-    *,
-    show_progress_bar: bool = False,
-) -> Tensor:
-    """Return (N, C) log p(answer | candidate, prompt) of the reader, with each candidate in front of the prompt.
-
-    Missing candidates (-1) and prompts that do not retrieve get minus infinity.
-    """
-    pairs, places = [], []
-    for place, (row, numbers) in enumerate(zip(prompts, candidates_NC.tolist(), strict=True)):
-        for column, number in enumerate(numbers):
-            if number >= 0 and row["retrieve"]:
-                pairs.append((paste(row["prompt"], [passages[number]]), row["answers"][0]))
-                places.append((place, column))
-    likelihoods_NC = torch.full(candidates_NC.shape, -torch.inf)
-    if pairs:
-        texts, answers = zip(*pairs, strict=True)
-        likelihoods_NC[tuple(torch.tensor(places).T)] = pasted_log_likelihoods(
-            reader, tokenizer, texts, answers, batch_size, show_progress_bar=show_progress_bar
-        )
-    return likelihoods_NC
-
-
-def open_retriever(
-    model: ModelLike,
-    retrieval_layer: int | None = None,
-    max_passage_length: int | None = None,
-    *,
-    trust_remote_code: bool = False,
-) -> Retriever:
-    """Load the retriever to train: a sentence-transformers model, or the layers of a decoder up to `retrieval_layer`."""
-    if retrieval_layer is None:
-        loaded = load_retriever(model, trust_remote_code=trust_remote_code)
-        refuse_routes(loaded, name_of(model), "RA-DIT")
-        refuse_excluded_prompts(loaded, name_of(model), "RA-DIT")
-        unwrapped(loaded)  # raises an error for a model without a transformer
-        if uses_chat_template(loaded):
-            raise UserError(
-                f"{name_of(model)} puts texts into a chat template, which RA-DIT does not support: use"
-                " `revela-hub train pairs` or `train contriever`"
-            )
-        return Retriever(loaded, loaded.tokenizer, decoder=False)
-    if not isinstance(model, str | Path):
-        raise UserError(f"a decoder is cut when it is loaded: pass the Hub id or folder, not a {type(model).__name__}")
-    tokenizer = load_tokenizer(str(model), trust_remote_code=trust_remote_code)
-    return decoder_retriever(str(model), retrieval_layer, tokenizer, max_passage_length)
-
-
 @dataclass
-class _Candidates:
-    """Prompts with the passages to compare, and the reader's log-likelihoods of the answers under them."""
+class RADITTrainingArguments(RunArguments):
+    """`TrainingArguments` of RA-DIT's retriever (arXiv 2310.01352, section 2.3)."""
 
-    prompts: Dataset
-    passages_NC: NDArray[np.int32]
-    log_likelihoods_NC: Tensor
+    learning_rate: float = option(1e-5, "Peak learning rate.")
+    per_device_train_batch_size: int = option(16, "Number of prompts per device and forward pass.")
+    retrieval_warmup_epochs: NonNegativeFloat = option(
+        0, "Number of warm-up epochs with the ranking of --pseudo_labels as labels; needed with --backbone."
+    )
+    num_candidates: TwoOrMore = option(
+        10, "Number of top passages of --pseudo_labels whose likelihoods are compared for each prompt."
+    )
+    num_positives: PositiveInt = option(
+        5, "Warm-up: Number of top passages that are positives; the other candidates are negatives."
+    )
+    temperature: PositiveFloat | None = option(
+        None, "Temperature that divides the scores (default: 0.05 for cosine, else 1 or the root of the dimension)."
+    )
+    likelihood_temperature: PositiveFloat = option(0.01, "Temperature that divides the likelihoods (equation 4).")
+    likelihood_batch_size: PositiveInt = option(
+        16, "Number of prompts with a passage per forward pass of the reader; affects memory only."
+    )
+
+    def __post_init__(self) -> None:
+        """Raise a `ValueError` if a value is out of range, or the warm-up has no negatives."""
+        super().__post_init__()
+        if self.retrieval_warmup_epochs and self.num_positives >= self.num_candidates:
+            raise ValueError(
+                f"num_positives {self.num_positives} leaves no negatives among num_candidates {self.num_candidates}"
+            )
+
+
+@dataclass(kw_only=True)
+class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
+    """Arguments of `revela-hub train ra-dit`: the models, then the data's, then those of every transformers Trainer."""
+
+    reader: str = required("Frozen decoder that reads the passages: the output of `revela-hub train ra-it`.")
+    retriever: str | None = option(None, "Retriever to train: Hub id or folder of a sentence-transformers model.")
+    backbone: str | None = option(
+        None, "Decoder whose first layers, up to --retrieval_layer, are the retriever, instead of --retriever."
+    )
+    retrieval_layer: NonNegativeInt | None = option(None, "Index of the last layer of --backbone to use.")
+    output_dir: str = option("outputs/ra-dit", "Output folder.")
+    max_passage_length: PositiveInt = option(160, "Maximum number of tokens per passage.")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+
+    def __post_init__(self) -> None:
+        """Raise a `UserError` if options conflict; see also the base classes."""
+        super().__post_init__()
+        if self.push_to_hub:
+            raise UserError("this baseline has no --push_to_hub: publish its retriever folder with revela-hub publish")
+        if (self.retriever is None) == (self.backbone is None) or (self.backbone is None) != (
+            self.retrieval_layer is None
+        ):
+            raise UserError("give the model to train: either --retriever, or --backbone with --retrieval_layer")
+
+
+def run(arguments: Arguments) -> None:
+    """Train, export and print the next command."""
+    folder = train(arguments)
+    if arguments.should_save:
+        words = ["index", folder / RETRIEVER, "--max_words", arguments.max_words, "--output_dir", "my-index"]
+        following = command_line(*words, "--corpus", *arguments.corpus)
+        sys.stdout.write(f"\nretriever: {folder / RETRIEVER}\nnext:  {following}\n")
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Train and export. The options are further arguments of `RADITTrainer`, such as `callbacks`."""
+    with open_run(RA_DIT, arguments) as run:
+        if run.finished:
+            return run.output
+        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
+        trainer = RADITTrainer(
+            arguments.retriever or arguments.backbone or "",
+            arguments,
+            train_dataset=data.prompts,
+            passages=data.passages,
+            reader=arguments.reader,
+            pseudo_labels=arguments.pseudo_labels,
+            retrieval_layer=arguments.retrieval_layer,
+            max_length=arguments.max_length,
+            max_passage_length=arguments.max_passage_length,
+            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+        return run.output
 
 
 class RADITTrainer(RetrieverTrainer):
@@ -262,7 +213,7 @@ class RADITTrainer(RetrieverTrainer):
 
     def __init__(
         self,
-        model: Retriever | ModelLike,
+        model: "Retriever | ModelLike",
         args: RADITTrainingArguments | None = None,
         *,
         train_dataset: Dataset | IterableDataset,
@@ -285,25 +236,33 @@ class RADITTrainer(RetrieverTrainer):
         if not isinstance(model, Retriever):
             model = open_retriever(model, retrieval_layer, max_passage_length, **loading)
         prompts, texts = as_prompts(train_dataset), as_texts(passages)
+        if isinstance(pseudo_labels, str) and args.num_candidates > len(texts):
+            raise UserError(f"--num_candidates {args.num_candidates} is more than the {len(texts)} passages: lower it")
+        show = not args.disable_tqdm
+        self.candidates = rank_passages(
+            pseudo_labels, prompts["input"], texts, args.num_candidates, show_progress_bar=show, **loading
+        )
         if log_likelihoods is None:
             if reader is None:
                 raise UserError("RA-DIT needs a language model that answers the prompts: pass it as reader")
             loaded = load_reader(reader, tokenizer=reader_tokenizer, **loading)
-            ranked = _ranked(pseudo_labels, args, prompts, texts, loading)
-            found = _read_candidates(loaded, args, prompts, texts, ranked, max_length, max_passage_length)
-        else:
-            ranked = _ranked(pseudo_labels, args, prompts, texts, loading)
-            found = _Candidates(prompts, ranked, log_likelihoods)
-        self.candidates, self.log_likelihoods = found.passages_NC, found.log_likelihoods_NC
-        self.queries = model.tokens(found.prompts["prompt"], max_length, query=True)
+            kept = tokenize_prompts(prompts, loaded.tokenizer, max_length, args.log)["source_row"]
+            prompts, self.candidates = prompts.select(kept), self.candidates[np.array(kept)]
+            short = shortened(texts, loaded.tokenizer, max_passage_length, args.log)
+            read = loaded.model.to(args.device), loaded.tokenizer  # type: ignore[arg-type]  # its decorator hides the signature
+            size = args.likelihood_batch_size
+            log_likelihoods = reader_likelihoods(*read, prompts, short, self.candidates, size, show_progress_bar=show)
+            loaded.model.to("cpu")  # type: ignore[arg-type]
+        self.log_likelihoods = log_likelihoods
+        self.queries = model.tokens(prompts["prompt"], max_length, query=True)
         self.passages = model.tokens(texts, max_passage_length, query=False)
         self.adapters = with_adapters(model.retriever, peft_config, args.seed)
         args.ddp_find_unused_parameters = True  # a model may have parameters that its vectors do not use
-        rows = _usable_rows(found, args)
+        rows = _usable_rows(prompts, self.candidates, args)
         for name, tokens in (("prompts", self.queries), ("passages", self.passages)):
             if tokens.cut:
                 args.log(f"{tokens.cut:,} of {len(tokens):,} {name} are truncated to {tokens.max_length} tokens")
-        data = Dataset.from_dict({"row": rows, "prompt": [found.prompts["prompt"][row] for row in rows]})
+        data = Dataset.from_dict({"row": rows, "prompt": [prompts["prompt"][row] for row in rows]})
         super().__init__(model=model, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
 
     def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -368,58 +327,151 @@ class RADITTrainer(RetrieverTrainer):
         return super().saved_retriever(folder)
 
 
-def _read_candidates(
-    reader: LanguageModel,
-    args: RADITTrainingArguments,
-    prompts: Dataset,
-    passages: Sequence[str],
-    ranked: NDArray[np.int32],
-    max_length: int,
-    max_passage_length: int,
-) -> _Candidates:
-    """Score the ranked candidates of each prompt with the reader, which is moved to the device and back."""
-    kept = tokenize_prompts(prompts, reader.tokenizer, max_length, args.log)["source_row"]
-    prompts, candidates_NC = prompts.select(kept), ranked[np.array(kept)]
-    reader.model.to(args.device)  # type: ignore[arg-type]  # its decorator hides the signature
-    log_likelihoods_NC = reader_likelihoods(
-        reader.model,
-        reader.tokenizer,
-        prompts,
-        shortened(passages, reader.tokenizer, max_passage_length, args.log),
-        candidates_NC,
-        args.likelihood_batch_size,
-        show_progress_bar=not args.disable_tqdm,
-    )
-    reader.model.to("cpu")  # type: ignore[arg-type]
-    return _Candidates(prompts, candidates_NC, log_likelihoods_NC)
+class Retriever(WrappedRetriever):
+    """Computes vectors of queries and passages with either kind of model; `forward` returns the scores of candidates."""
+
+    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, decoder: bool) -> None:
+        super().__init__(model)
+        self.tokenizer, self.decoder = tokenizer, decoder
+        self.config = getattr(model, "config", None)
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor, *, query: bool) -> Tensor:
+        """Return (N, E) vectors of (N, L) tokens."""
+        model = self.retriever
+        if self.decoder:
+            made: Tensor = (model.embed_queries if query else model.embed_passages)(input_ids, attention_mask)
+        else:
+            made = model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
+        return nn.functional.normalize(made, dim=-1) if self.cosine else made
+
+    def forward(
+        self, query_input_ids: Tensor, query_attention_mask: Tensor, input_ids: Tensor, attention_mask: Tensor
+    ) -> Tensor:
+        """Return (B, C) scores of candidates (B, C, P)."""
+        queries_BE = self.embed(query_input_ids, query_attention_mask, query=True)
+        passages_NE = self.embed(input_ids.flatten(0, 1), attention_mask.flatten(0, 1), query=False)
+        passages_BCE = passages_NE.view(*input_ids.shape[:2], -1)
+        with torch.autocast(queries_BE.device.type, enabled=False):
+            return torch.einsum("be,bce->bc", queries_BE.float(), passages_BCE.float())
+
+    def tokens(self, texts: Sequence[str], max_length: int, *, query: bool) -> PassageTokens:
+        """Tokenise texts for this model. A sentence-transformers model adds its own prompt.
+
+        Texts are truncated to `max_length` tokens, or to the limit of the sentence-transformers model if that is lower.
+        """
+        if self.decoder:
+            return tokenize_passages(self.tokenizer, texts, max_length, end=not query)
+        prompt = self.retriever.prompts.get("query" if query else "document") or ""
+        length = min(max_length, self.retriever.max_seq_length or max_length)
+        return tokenize_passages(self.tokenizer, [prompt + text for text in texts], length, end=False)
+
+    @torch.no_grad()
+    def encode(self, tokens: PassageTokens, *, query: bool, batch_size: int = 32) -> NDArray[np.float32]:
+        """Return (N, E) vectors."""
+        device = next(self.parameters()).device
+        with evaluating(self):
+            return tokens.encode(partial(self.embed, query=query), device, batch_size)
+
+    def rank(
+        self, queries: Sequence[str], passages: Sequence[str], depth: int, *, query_length: int, passage_length: int
+    ) -> NDArray[np.int32]:
+        """Return (Q, depth) indices of the best passages of each query."""
+        queries_QE = self.encode(self.tokens(queries, query_length, query=True), query=True)
+        passages_ME = self.encode(self.tokens(passages, passage_length, query=False), query=False)
+        return top_rows(queries_QE, passages_ME, min(depth, len(passages)))
 
 
-def _ranked(
-    pseudo_labels: NDArray[np.int32] | str,
-    args: RADITTrainingArguments,
-    prompts: Dataset,
-    passages: Sequence[str],
-    loading: dict[str, Any],
-) -> NDArray[np.int32]:
-    """Return the given rankings, or those of the given retriever."""
-    depth = args.num_candidates
-    if isinstance(pseudo_labels, str) and depth > len(passages):
+def open_retriever(
+    model: ModelLike,
+    retrieval_layer: int | None = None,
+    max_passage_length: int | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> Retriever:
+    """Load the retriever to train: a sentence-transformers model, or the layers of a decoder up to `retrieval_layer`."""
+    if retrieval_layer is None:
+        loaded = load_retriever(model, trust_remote_code=trust_remote_code)
+        refuse_routes(loaded, name_of(model), "RA-DIT")
+        refuse_excluded_prompts(loaded, name_of(model), "RA-DIT")
+        unwrapped(loaded)  # raises an error for a model without a transformer
+        if uses_chat_template(loaded):
+            raise UserError(f"{name_of(model)} puts texts into a chat template, which RA-DIT does not support")
+        return Retriever(loaded, loaded.tokenizer, decoder=False)
+    tokenizer = load_tokenizer(name_of(model), trust_remote_code=trust_remote_code)
+    return decoder_retriever(name_of(model), retrieval_layer, tokenizer, max_passage_length)
+
+
+def decoder_retriever(
+    backbone: str, retrieval_layer: int, tokenizer: PreTrainedTokenizerBase, max_passage_length: int | None = None
+) -> Retriever:
+    """Load the layers of a decoder up to one as a retriever (RA-DIT-Llama): an ImpRAG model of which only the vectors are used.
+
+    The vectors are the queries and keys of the retrieval layer. `max_passage_length` is stored in the configuration.
+
+    Raises:
+        UserError: the decoder does not have this layer, or ImpRAG does not support it.
+    """
+    whole = AutoConfig.from_pretrained(backbone)
+    positions = text_positions(whole)
+    if not 0 <= retrieval_layer < whole.num_hidden_layers:
         raise UserError(
-            f"--num_candidates {depth} is more than the {counted(len(passages), 'passage')} of the collection: lower it"
+            f"--retrieval_layer {retrieval_layer}: {backbone} has layers 0 to {whole.num_hidden_layers - 1}"
         )
-    how = {"show_progress_bar": not args.disable_tqdm}
-    return rank_passages(pseudo_labels, prompts["input"], passages, depth, **how, **loading)
+    if max_passage_length is not None and positions is not None and max_passage_length > positions:
+        raise UserError(
+            f"--max_passage_length {max_passage_length} does not fit into the {positions} positions of {backbone}"
+        )
+    whole.num_hidden_layers = retrieval_layer + 1
+    if getattr(whole, "layer_types", None):  # one entry per layer
+        whole.layer_types = whole.layer_types[: retrieval_layer + 1]
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # suppress the warning about unused layers
+    try:
+        refuse_pickles(backbone)
+        cut = load_backbone(AutoModelForCausalLM, backbone, config=whole, dtype=torch.float32)
+    finally:
+        logging.set_verbosity(verbosity)
+    config: dict[str, Any] = {} if max_passage_length is None else {"l_max": max_passage_length}
+    model = ImpRAGForCausalLM.from_backbone(cut, b=retrieval_layer, t=retrieval_layer, k=1, **config)
+    return Retriever(model, tokenizer, decoder=True)
 
 
-def _usable_rows(found: _Candidates, args: RADITTrainingArguments) -> list[int]:
+def reader_likelihoods(
+    reader: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Dataset,
+    passages: Sequence[str],
+    candidates_NC: NDArray[np.int32],
+    batch_size: int = 16,
+    *,
+    show_progress_bar: bool = False,
+) -> Tensor:
+    """Return (N, C) log p(answer | candidate, prompt) of the reader, with each candidate in front of the prompt.
+
+    Missing candidates (-1) and prompts that do not retrieve get minus infinity.
+    """
+    pairs, places = [], []
+    for place, (row, numbers) in enumerate(zip(prompts, candidates_NC.tolist(), strict=True)):
+        for column, number in enumerate(numbers):
+            if number >= 0 and row["retrieve"]:
+                pairs.append((paste(row["prompt"], [passages[number]]), row["answers"][0]))
+                places.append((place, column))
+    likelihoods_NC = torch.full(candidates_NC.shape, -torch.inf)
+    if pairs:
+        texts, answers = zip(*pairs, strict=True)
+        likelihoods_NC[tuple(torch.tensor(places).T)] = pasted_log_likelihoods(
+            reader, tokenizer, texts, answers, batch_size, show_progress_bar=show_progress_bar
+        )
+    return likelihoods_NC
+
+
+def _usable_rows(prompts: Dataset, candidates_NC: NDArray[np.int32], args: RADITTrainingArguments) -> list[int]:
     """Return the indices of the prompts that retrieve and have at least two candidates."""
-    retrieve = [row for row, retrieve in enumerate(found.prompts["retrieve"]) if retrieve]
-    if not retrieve:
-        raise UserError("none of the prompts retrieves: there is nothing to train a retriever on")
-    rows = [row for row in retrieve if (found.passages_NC[row] >= 0).sum() > 1]
+    retrieve = [row for row, retrieve in enumerate(prompts["retrieve"]) if retrieve]
+    rows = [row for row in retrieve if (candidates_NC[row] >= 0).sum() > 1]
+    few = f"{len(retrieve) - len(rows)} of {len(retrieve)} prompts have fewer than two candidates to compare"
+    if not rows:
+        raise UserError(f"{few}: add passages, or use another retriever for --pseudo_labels")
     if len(rows) < len(retrieve):
-        dropped = f"{len(retrieve) - len(rows)} of {len(retrieve)} prompts have fewer than two candidates to compare"
-        if not rows:
-            raise UserError(f"{dropped}: add passages, or use another retriever for --pseudo_labels")
-        args.log(f"{dropped}: dropped")
+        args.log(f"{few}: dropped")
     return rows

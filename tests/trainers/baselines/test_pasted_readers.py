@@ -13,14 +13,20 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.base.retriever import load_retriever
-from revela_hub.trainers.baselines.arguments import RADITTrainingArguments, RAITTrainingArguments
-from revela_hub.trainers.baselines.pasted import RAITTrainer, paste, pasted_log_likelihoods, pasted_prompts
 from revela_hub.trainers.baselines.ra_dit import (
     RADITTrainer,
+    RADITTrainingArguments,
     Retriever,
     decoder_retriever,
     open_retriever,
     reader_likelihoods,
+)
+from revela_hub.trainers.baselines.ra_it import (
+    RAITTrainer,
+    RAITTrainingArguments,
+    paste,
+    pasted_log_likelihoods,
+    pasted_prompts,
 )
 from revela_hub.trainers.imprag.checkpoint import load_imprag_encoder
 
@@ -117,7 +123,7 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     corpus = {str(number): text for number, text in enumerate(PASSAGES)}
     trainer.retrieval_task = RetrievalTask(corpus, {"q": prompts()["prompt"][1]}, {"q": {"1": 1}}, "towns")
     assert trainer.evaluate()["eval_ndcg_at_10"] == 1.0
-    with pytest.raises(UserError, match="--retrieval_layer 2 is beyond the last layer"):
+    with pytest.raises(UserError, match="--retrieval_layer 2"):
         decoder_retriever(str(llama_folder), 2, bpe_tokenizer)
     with pytest.raises(UserError, match="--max_passage_length 4000 does not fit"):
         decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 4000)
@@ -149,7 +155,7 @@ def test_ra_dit_rejects_a_retriever_with_a_chat_template(retriever_folder: Path)
     assert not open_retriever(model).decoder
     model[0].tokenizer.chat_template = "{% for m in messages %}user: {{ m['content'] }}{% endfor %}"
     model[0].modality_config["message"] = {"format": "flat", **model[0].modality_config["text"]}
-    with pytest.raises(UserError, match="puts texts into a chat template, which RA-DIT does not support: use"):
+    with pytest.raises(UserError, match="chat template"):
         open_retriever(model)
 
 
@@ -224,7 +230,7 @@ def test_what_cannot_be_trained_is_said_in_one_line(
     retriever = decoder_retriever(str(llama_folder), 1, bpe_tokenizer)
     dit = RADITTrainingArguments(output_dir=str(tmp_path), **COMMON)
     given = {"passages": PASSAGES, "log_likelihoods": torch.zeros(3, 2)}
-    with pytest.raises(UserError, match="none of the prompts retrieves"):
+    with pytest.raises(UserError, match="0 of 0 prompts"):
         RADITTrainer(retriever, dit, train_dataset=prompts().select([2]), pseudo_labels=RANKING[:1], **given)
     with pytest.raises(UserError, match="2 of 2 prompts have fewer than two candidates to compare: add passages"):
         RADITTrainer(retriever, dit, train_dataset=prompts(), pseudo_labels=RANKING[[1, 1, 2]], **given)
@@ -234,7 +240,7 @@ def test_what_cannot_be_trained_is_said_in_one_line(
     assert "1 of 2 prompts have fewer than two candidates to compare: dropped" in capsys.readouterr().out
     with pytest.raises(ValueError, match="num_candidates must be at least 2, not 1"):
         RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=1)
-    with pytest.raises(ValueError, match="packing is for rows that TRL prepares"):
+    with pytest.raises(ValueError, match="packing"):
         RAITTrainingArguments(output_dir=str(tmp_path), packing=True)
     with pytest.raises(ValueError, match="num_positives 5 leaves no negatives among num_candidates 4"):
         RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=4, retrieval_warmup_epochs=1)

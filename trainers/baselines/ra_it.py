@@ -1,6 +1,19 @@
-"""RA-IT: fine-tunes a decoder on prompts that start with the retrieved passages, with TRL's `SFTTrainer`."""
+"""Tune a decoder to answer from passages in its prompt: RA-IT (arXiv 2310.01352, section 2.2), a baseline.
 
+It uses the data of `revela-hub train imprag`. The best passages of the retriever --pseudo_labels are put before each
+prompt, one "Passage: ..." line each, and the loss is computed on the answers only. Training uses TRL's SFTTrainer.
+
+Writes to --output_dir: model/ for AutoModelForCausalLM, with its model card; checkpoint-*/ (resume with
+--resume_from_checkpoint last).
+
+Examples:
+  revela-hub train ra-it --data train.jsonl --corpus docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/ra-it
+  revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model --retriever my-retriever
+"""
+
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +25,31 @@ from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from trl import SFTTrainer
+from trl import SFTConfig, SFTTrainer
 
-from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.options import option, required
+from revela_hub.output import command_line
 from revela_hub.paths import local_path
+from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
+from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.distributed import is_sharded
 from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.rows import prepare_datasets
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines import RA_IT
-from revela_hub.trainers.baselines.arguments import RAITTrainingArguments
 from revela_hub.trainers.baselines.language_models import load_reader
 from revela_hub.trainers.imprag.data import (
-    PassageTokens,
+    ImpRAGDataArguments,
     as_prompts,
     as_texts,
+    load_data,
     pair_tokens,
     token_rows,
     tokenize_passages,
@@ -41,47 +58,77 @@ from revela_hub.trainers.imprag.data import (
 from revela_hub.trainers.imprag.retrieval import rank_passages
 from revela_hub.whole_files import whole_path
 
-READER_FOLDER = "model"  # folder of the reader
+READER_FOLDER = "model"
 
 
-def paste(prompt: str, passages: Sequence[str]) -> str:
-    r"""Return the prompt with its passages in front.
+@dataclass
+class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
+    """`SFTConfig` of RA-IT, with ImpRAG's defaults for settings that both have."""
 
-    >>> paste("Question: Who?\nAnswer:", ["Jane did.", "Ann did not."])
-    'Passage: Jane did.\nPassage: Ann did not.\nQuestion: Who?\nAnswer:'
-    """
-    return "".join(f"Passage: {' '.join(passage.split())}\n" for passage in passages) + prompt
+    learning_rate: float = option(1e-5, "Peak learning rate.")
+    warmup_steps: float = option(100, WARMUP)
+    num_train_epochs: float = option(10, "Number of epochs.")
+    per_device_train_batch_size: int = option(8, "Number of prompts per device and forward pass.")
+    lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
+    # Rows are tokenised as ImpRAG's are and never truncated: TRL would cut off the answers.
+    dataset_kwargs: dict[str, Any] | None = field(
+        default_factory=lambda: {"skip_prepare_dataset": True}, init=False, repr=False
+    )
 
-
-def shortened(
-    passages: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    log: Callable[[str], None] = lambda line: None,
-) -> list[str]:
-    """Return the passages truncated to `max_length` tokens, the text that ImpRAG with that `l_max` reads."""
-    tokens: PassageTokens = tokenize_passages(tokenizer, passages, max_length, end=False)
-    if tokens.cut:
-        log(tokens.truncation_note)
-    rows = np.split(tokens.tokens, tokens.starts[1:-1])
-    return [str(tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in rows]
+    def __post_init__(self) -> None:
+        """Raise a `ValueError` for packing, with which prompts would read each other."""
+        super().__post_init__()
+        if self.packing or self.padding_free:
+            raise ValueError("packing and padding_free are for rows that TRL prepares: these are tokenised as ImpRAG's")
 
 
-def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking: NDArray[np.int32], k: int) -> Dataset:
-    """Return the columns `prompt` (the k best passages, then the prompt) and `completion`, as `SFTTrainer` reads them.
+@dataclass(kw_only=True)
+class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[misc] # of trl's max_length
+    """Arguments of `revela-hub train ra-it`: the model, then the data's, then those of every transformers Trainer."""
 
-    `prompts` are rows of `read_prompts`; `ranking` holds (rows, at least k) indices of passages, best first, -1 for none.
-    """
-    if k > len(passages):
-        raise UserError(
-            f"--num_passages {k} is more than the {counted(len(passages), 'passage')} of the collection: lower it"
+    backbone: str = required("Decoder to tune: Hub id or folder.")
+    output_dir: str = option("outputs/ra-it", "Output folder.")
+    num_passages: PositiveInt = option(10, "Number of passages per prompt.")
+    max_passage_length: PositiveInt = option(160, "Maximum number of tokens per passage.")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+
+    def __post_init__(self) -> None:
+        """Raise a `UserError` if options conflict; see also the base classes."""
+        super().__post_init__()
+        if self.push_to_hub:
+            raise UserError("this baseline has no --push_to_hub: upload its folder with hf upload OWNER/NAME FOLDER")
+
+
+def run(arguments: Arguments) -> None:
+    """Train, export and print the next command."""
+    folder = train(arguments)
+    if arguments.should_save:
+        words = ["train", "ra-dit", "--reader", folder / READER_FOLDER, "--retriever", "RETRIEVER", "--data", "FILE"]
+        following = command_line(*words, "--corpus", "PATH")
+        sys.stdout.write(f"\nmodel: {folder / READER_FOLDER}\nnext:  {following}\n")
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Train and export. The options are further arguments of `RAITTrainer`, such as `callbacks`."""
+    with open_run(RA_IT, arguments) as run:
+        if run.finished:
+            return run.output
+        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
+        trainer = RAITTrainer(
+            arguments.backbone,
+            arguments,
+            train_dataset=data.prompts,
+            passages=data.passages,
+            pseudo_labels=arguments.pseudo_labels,
+            num_passages=arguments.num_passages,
+            max_passage_length=arguments.max_passage_length,
+            max_length=arguments.max_length,
+            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+            **trainer_options,
         )
-
-    def pasted(row: dict[str, Any], number: int) -> dict[str, str]:
-        read = [passages[at] for at in ranking[number, :k].tolist() if at >= 0] if row["retrieve"] else []
-        return {"prompt": paste(row["prompt"], read), "completion": f" {row['answers'][0]}"}
-
-    return prompts.map(pasted, with_indices=True, remove_columns=prompts.column_names, desc="Pasting passages")
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+        return run.output
 
 
 class RAITTrainer(MethodTrainer, SFTTrainer):
@@ -109,8 +156,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         **kwargs: passed to `SFTTrainer`: `eval_dataset` with the same columns, `callbacks`, ...
 
     Raises:
-        UserError: the model cannot be loaded, there are too few passages, an answer has no tokens, all rows are too long, or
-            a row with its passages does not fit into the decoder.
+        UserError: there are too few passages, all rows are too long, or a row with its passages does not fit into the decoder.
     """
 
     method = RA_IT
@@ -147,7 +193,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
                 return rows
             if rows is not train_dataset and not isinstance(pseudo_labels, str):
                 raise UserError(
-                    "pseudo_labels ranks passages for the training rows only: pass a retriever (bm25) to use an eval_dataset"
+                    "pseudo_labels ranks passages for the training rows: pass a retriever for an eval_dataset"
                 )
             prompts = as_prompts(rows)
             kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
@@ -160,23 +206,17 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
         kwargs["train_dataset"] = train_dataset
         prepare_datasets(kwargs, prepared)
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token  # padding is masked
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
         set_seed(args.seed)  # as in trl, but before the adapters are initialised
         adapters = peft_config or lora_config(args, decoder)
-        super().__init__(
-            model=decoder if adapters is None else add_adapters(decoder, adapters),
-            args=args,
-            processing_class=tokenizer,
-            formatting_func=None,  # an error if it is given: the rows are tokenized
-            **kwargs,
-        )
+        decoder = decoder if adapters is None else add_adapters(decoder, adapters)
+        super().__init__(model=decoder, args=args, processing_class=tokenizer, formatting_func=None, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card to checkpoints: TRL's would contain local paths."""
 
     def write_models(self, output: str | Path) -> list[Path]:
-        """Write `model/`, the reader; must be called by all processes."""
+        """Write `model/`, a plain decoder with adapters merged; must be called by all processes."""
         output, target = local_path(output), local_path(output) / READER_FOLDER
         model: Any = self.accelerator.unwrap_model(self.model)
         sharded = is_sharded(model)
@@ -185,7 +225,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         if not self.args.should_save:
             return []
         if sharded:
-            model = load_saved(output)
+            model = _load_saved(output)
         elif isinstance(model, PeftModel):
             model = merged_copy(model.get_base_model(), model)
         tokenizer: Any = self.processing_class
@@ -196,7 +236,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         return [target]
 
 
-def load_saved(folder: Path) -> PreTrainedModel:
+def _load_saved(folder: Path) -> PreTrainedModel:
     """Load a decoder that the Trainer saved, with its adapters merged."""
     if not (folder / "adapter_config.json").is_file():
         return AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
@@ -204,13 +244,42 @@ def load_saved(folder: Path) -> PreTrainedModel:
     return adapted.merge_and_unload()  # type: ignore[no-any-return]
 
 
-def _check_room(model: PreTrainedModel, longest: int) -> None:
-    positions = text_positions(model.config)
-    if positions is not None and longest > positions:
-        raise UserError(
-            f"a prompt with its passages and answer has up to {longest} tokens, but the decoder has {positions} positions:"
-            " lower --max_passage_length or --max_length, or read fewer passages"
-        )
+def paste(prompt: str, passages: Sequence[str]) -> str:
+    r"""Return the prompt with its passages in front.
+
+    >>> paste("Question: Who?\nAnswer:", ["Jane did.", "Ann did not."])
+    'Passage: Jane did.\nPassage: Ann did not.\nQuestion: Who?\nAnswer:'
+    """
+    return "".join(f"Passage: {' '.join(passage.split())}\n" for passage in passages) + prompt
+
+
+def shortened(
+    passages: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    log: Callable[[str], None] = lambda line: None,
+) -> list[str]:
+    """Return the passages truncated to `max_length` tokens, the text that ImpRAG with that `l_max` reads."""
+    tokens = tokenize_passages(tokenizer, passages, max_length, end=False)
+    if tokens.cut:
+        log(tokens.truncation_note)
+    rows = np.split(tokens.tokens, tokens.starts[1:-1])
+    return [str(tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in rows]
+
+
+def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking: NDArray[np.int32], k: int) -> Dataset:
+    """Return the columns `prompt` (the k best passages, then the prompt) and `completion`, as `SFTTrainer` reads them.
+
+    `prompts` are rows of `read_prompts`; `ranking` holds (rows, at least k) indices of passages, best first, -1 for none.
+    """
+    if k > len(passages):
+        raise UserError(f"--num_passages {k} is more than the {len(passages)} passages of the collection: lower it")
+
+    def pasted(row: dict[str, Any], number: int) -> dict[str, str]:
+        read = [passages[at] for at in ranking[number, :k].tolist() if at >= 0] if row["retrieve"] else []
+        return {"prompt": paste(row["prompt"], read), "completion": f" {row['answers'][0]}"}
+
+    return prompts.map(pasted, with_indices=True, remove_columns=prompts.column_names, desc="Pasting passages")
 
 
 def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
@@ -221,6 +290,15 @@ def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Datas
         return {"input_ids": [p + a for p, a in both], "labels": [[-100] * len(p) + a for p, a in both]}
 
     return pairs.map(tokenized, batched=True, remove_columns=pairs.column_names, desc="Tokenizing prompts")
+
+
+def _check_room(model: PreTrainedModel, longest: int) -> None:
+    positions = text_positions(model.config)
+    if positions is not None and longest > positions:
+        raise UserError(
+            f"a prompt with its passages and answer has up to {longest} tokens, but the decoder has {positions} positions:"
+            " lower --max_passage_length or --max_length, or read fewer passages"
+        )
 
 
 @varying_shapes()
