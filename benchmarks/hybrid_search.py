@@ -28,7 +28,7 @@ MODES: dict[str, dict[str, Any]] = {
     "sparse": {"mode": "sparse"},
     "bm25": {"mode": "bm25"},
     "dense + bm25": {"mode": "hybrid"},
-    "dense + sparse + bm25": {"mode": "hybrid", "parts": ("dense", "sparse", "bm25"), "fusion": "rrf"},
+    "dense + sparse + bm25": {"mode": "hybrid", "parts": ("dense", "sparse", "bm25")},
 }
 
 

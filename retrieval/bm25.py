@@ -42,7 +42,6 @@ _PART_END = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 """End of a part of an identifier: snake_case, camelCase, HTTPServer."""
 MAX_K1 = 1_000_000
 """Upper limit of k1: term frequency is practically linear there, and much larger values overflow in float32."""
-METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class BM25Settings:
         b: Length normalisation, 0 to 1.
         stemmer: A stemmer of PyStemmer ("english", "porter", "german", ...), or "none".
         stopwords: The language of bm25s' stop words ("en", "de", ...), or "none".
-        method: The variant: "lucene", "robertson", "atire", "bm25l" or "bm25+" (Kamphuis et al. 2020, as in bm25s).
         split_identifiers: Whether `parse_header` and `parseHeader` are also indexed as "parse" and "header". For code.
     """
 
@@ -62,19 +60,14 @@ class BM25Settings:
     b: float = 0.75
     stemmer: str = "english"
     stopwords: str = "en"
-    method: str = "lucene"
     split_identifiers: bool = False
 
     def __post_init__(self) -> None:
-        """Raises UserError for a value out of range or an unknown method."""
+        """Raises UserError for a value out of range."""
         if not 0 <= self.k1 <= MAX_K1:
             raise UserError(f"BM25's k1 must be between 0 and {MAX_K1:,}, not {self.k1}")
         if not 0 <= self.b <= 1:
             raise UserError(f"BM25's b must be between 0 and 1, not {self.b}")
-        if self.method not in METHODS:
-            raise UserError(f"BM25's method must be one of {', '.join(METHODS)}, not {self.method!r}")
-        if self.method == "bm25+" and self.k1 == 0:
-            raise UserError("BM25's k1 must be above 0 for the method bm25+, whose weights are not defined otherwise")
 
 
 ANSERINI = BM25Settings(k1=0.9, b=0.4, stemmer="porter")
@@ -136,7 +129,7 @@ class BM25:
                 logger.warning("%s is damaged (%s): rebuilding it", saved, first_line(error))
         tokens = self._words(_in_blocks(source))
         if any(len(words) for words in tokens.ids):  # bm25s cannot index a collection without a single word
-            self._index = self._bm25s.BM25(k1=self.settings.k1, b=self.settings.b, method=self.settings.method)
+            self._index = self._bm25s.BM25(k1=self.settings.k1, b=self.settings.b)
             with warnings.catch_warnings():  # numpy warns about empty texts; they score 0
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._index.index(tokens, show_progress=show_progress_bar, leave_progress=False)
@@ -240,7 +233,6 @@ class BM25:
     def _best(self, words: list[int], k: int) -> Hits:
         if not words or self._index is None:
             return Hits.none(1)
-        # Not `get_scores`: for bm25l and bm25+ that adds a constant for words that a text lacks, so every text matches.
         scores_N = np.zeros(self._size, dtype=np.float32)
         data, indices, starts = self._postings
         for word in words:

@@ -8,12 +8,6 @@
                 are rescored with the vectors on disk
     milvus      a Milvus server or cluster, or a local file (`milvus.MilvusIndex`)
 
-With a lower precision, exact and flat become FAISS indexes in memory:
-
-    int8        one byte per component, scaled to its range; scored by the dot product with the float32 query
-    binary      the sign of each component, one bit; compared by Hamming distance with the signs of the query, then rescored
-                like ivfpq
-
 Letters in names: Q queries, N vectors of a block, D their dimension, K hits.
 """
 
@@ -35,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import torch
-
-RESCORED_TYPES = ("ivfpq", "binary")
-"""Kinds of FAISS indexes whose 10 * k best hits are rescored with the vectors on disk."""
 
 QUERY_BLOCK = 4096
 """Queries searched together."""
@@ -104,7 +95,7 @@ class ExactIndex:
 
 
 class FaissIndex:
-    """A FAISS index of a kind ("flat", "hnsw", "ivfpq", "int8" or "binary"), read from its file or built from vectors.
+    """A FAISS index of a kind ("flat", "hnsw" or "ivfpq"), read from its file or built from vectors.
 
     Without a path it is built in memory each time. The hits of compressed vectors are rescored with the vectors.
     """
@@ -120,8 +111,7 @@ class FaissIndex:
         self._kind = kind
         if path is not None and path.is_file():
             try:
-                read = self._faiss.read_index_binary if kind == "binary" else self._faiss.read_index
-                self._index = read(str(path))
+                self._index = self._faiss.read_index(str(path))
             except (RuntimeError, MemoryError) as error:  # a damaged file may ask for an absurd size
                 raise UserError(f"{path} is damaged: delete it, and it will be rebuilt") from error
             if self._index.ntotal != len(vectors):
@@ -132,9 +122,8 @@ class FaissIndex:
             self._index = self._built()
             if path is not None:
                 # Not faiss.write_index(path): on a full disk it may stop early without an error.
-                write = self._faiss.write_index_binary if kind == "binary" else self._faiss.write_index
                 with whole_file(path, option) as stream:
-                    write(self._index, self._faiss.PyCallbackIOWriter(stream.write))
+                    self._faiss.write_index(self._index, self._faiss.PyCallbackIOWriter(stream.write))
         if kind != "flat":
             self._check_lengths()
         if kind == "ivfpq":
@@ -150,7 +139,7 @@ class FaissIndex:
             return
         logger.warning(
             "the model compares by dot product, and its vectors have lengths of %.3g to %.3g: %s may miss many of the best passages; "
-            "compare it with the index type exact and float32",
+            "compare it with the index type exact",
             *(low, high, self._kind),
         )
 
@@ -161,11 +150,10 @@ class FaissIndex:
         """See `VectorIndex`."""
         if not len(self) or not len(vectors_QD):
             return Hits.none(len(vectors_QD))
-        wanted = min(10 * k if self._kind in RESCORED_TYPES else k, len(self))
-        queries = signs(vectors_QD) if self._kind == "binary" else np.ascontiguousarray(vectors_QD, dtype=np.float32)
-        found_QK, rows_QK = self._index.search(queries, wanted)
-        scores_QK = found_QK.astype(np.float32)  # Hamming distances are integers
-        if self._kind in RESCORED_TYPES:
+        is_rescored = self._kind == "ivfpq"
+        wanted = min(10 * k if is_rescored else k, len(self))
+        scores_QK, rows_QK = self._index.search(np.ascontiguousarray(vectors_QD, dtype=np.float32), wanted)
+        if is_rescored:
             self._rescore(vectors_QD, rows_QK, scores_QK)
         scores_QK = np.where(rows_QK >= 0, scores_QK, -np.inf)
         order_QK = np.lexsort((rows_QK, -scores_QK))[:, : min(k, len(self))]  # ties: the lower number first
@@ -188,12 +176,6 @@ class FaissIndex:
             index = faiss.IndexFlatIP(dimension)
         elif self._kind == "hnsw":
             index = faiss.IndexHNSWFlat(dimension, 32, faiss.METRIC_INNER_PRODUCT)
-        elif self._kind == "binary":
-            index = faiss.IndexBinaryFlat(8 * -(-dimension // 8))
-        elif self._kind == "int8":
-            kind = faiss.ScalarQuantizer.QT_8bit
-            index = faiss.IndexScalarQuantizer(dimension, kind, faiss.METRIC_INNER_PRODUCT)
-            index.train(self._sample(TRAINING_SIZE))
         else:
             if size < 1000:
                 raise UserError(
@@ -212,19 +194,13 @@ class FaissIndex:
             )
             index.train(self._sample(max(TRAINING_SIZE, 40 * lists)))
         for start in range(0, size, 65_536):
-            block_ND = self._vectors.read(start, start + 65_536)
-            index.add(signs(block_ND) if self._kind == "binary" else block_ND)
+            index.add(self._vectors.read(start, start + 65_536))
         return index
 
     def _sample(self, number: int) -> NDArray[np.float32]:
         """Return up to this many vectors, drawn with a fixed seed."""
         size = len(self._vectors)
         return self._vectors.take(np.sort(np.random.default_rng(0).choice(size, min(size, number), replace=False)))
-
-
-def signs(vectors_ND: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return one bit per component, 1 where it is positive: (N, ceil(D / 8)), as `quantize_embeddings` does."""
-    return np.packbits(vectors_ND > 0, axis=1)
 
 
 def open_index(
@@ -240,7 +216,7 @@ def open_index(
     `option` is the command-line option that sets the folder, for messages.
     """
     options = options or IndexOptions()
-    kind = options.type if options.precision == "float32" else options.precision
+    kind = options.type
     if kind == "exact":
         return ExactIndex(vectors, device)
     if kind == "milvus":

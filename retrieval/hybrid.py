@@ -4,9 +4,8 @@ For query q and text d, with scores s_p and weights w_p of the rankers p:
 
     sum      sum of w_p * s_p(q, d)                                         (arXiv 2304.10195: dense + sparse)
     minmax   sum of w_p * (s_p(q, d) - min_p(q)) / (max_p(q) - min_p(q))    minimum and maximum over p's hits for q
-    rrf      sum of w_p / (60 + rank_p(q, d))                               (Cormack, Clarke and Buettcher 2009)
 
-In minmax and rrf, a ranker adds nothing for a text that is not among its hits. In the sum, `Hybrid` computes the missing
+In minmax, a ranker adds nothing for a text that is not among its hits. In the sum, `Hybrid` computes the missing
 score; `fuse` uses the lowest score of the ranker's hits.
 
 Letters in names: Q queries, K hits, P pairs or parts, U texts among the hits of any part.
@@ -24,10 +23,9 @@ from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.top_k import Hits
 
-Fusion = Literal["sum", "minmax", "rrf"]
+Fusion = Literal["sum", "minmax"]
 PartT = TypeVar("PartT")
 
-RRF_CONSTANT = 60
 BM25_WEIGHT = 0.3
 """Weight of BM25 without evidence: on ten collections with labels it was better than the retriever alone on nine."""
 WEIGHTS = (1e-6, 1e6)
@@ -42,7 +40,7 @@ def fuse(
     Args:
         parts: The hits of each ranker, over the same numbered texts.
         k: Hits to keep per query.
-        fusion: "sum", "minmax" or "rrf", see above.
+        fusion: "sum" or "minmax", see above.
         weights: One weight per part; default: equal weights that sum to 1 (for "sum": all 1).
 
     Raises:
@@ -110,7 +108,7 @@ class Hybrid:
     def pair_scores(
         self, queries: HybridQueries, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """See `Ranker`. In minmax and rrf, a text that is not a hit is scored by its place among the hits, or 0 below."""
+        """See `Ranker`. In minmax, a text that is not a hit is scored by its place among the hits, or 0 below."""
         total_P = np.zeros(len(rows_P), dtype=np.float64)
         for part, encoded, hits, weight in zip(
             self.parts, queries.parts, self._found(queries, 0), self.weights, strict=True
@@ -122,9 +120,6 @@ class Hybrid:
                 low_P, high_P = _range(found_PK)
                 scores_P = np.clip((scores_P - low_P) / np.where(high_P > low_P, high_P - low_P, 1), 0, None)
                 scores_P = np.where(high_P > low_P, scores_P, ((there_P > 0) & (scores_P >= high_P)).astype(float))
-            elif self.fusion == "rrf":
-                above_P = (found_PK > scores_P[:, None]).sum(axis=1)
-                scores_P = np.where(above_P < there_P, 1 / (RRF_CONSTANT + 1 + above_P), 0)
             total_P += weight * scores_P
         return total_P.astype(np.float32)
 
@@ -193,14 +188,10 @@ def _best(
         low_Q1, high_Q1 = low_Q[:, None], high_Q[:, None]
         if fusion == "sum":
             total_QU += weight * np.where(np.isnan(scores_QU), low_Q1, scores_QU)
-        elif fusion == "minmax":  # if all hits of a part score the same, each counts as the best
+        else:  # if all hits of a part score the same, each counts as the best
             scaled_QU = (scores_QU - low_Q1) / np.where(high_Q1 > low_Q1, high_Q1 - low_Q1, 1)
             scaled_QU = np.where(high_Q1 > low_Q1, scaled_QU, 1.0)
             total_QU += weight * np.where(np.isnan(scores_QU), 0, scaled_QU)
-        else:
-            order_QU = np.argsort(np.where(np.isnan(scores_QU), np.inf, -scores_QU), axis=1, kind="stable")
-            ranks_QU = np.argsort(order_QU, axis=1) + 1
-            total_QU += np.where(np.isnan(scores_QU), 0, weight / (RRF_CONSTANT + ranks_QU))
     total_QU[rows_QU < 0] = -np.inf
     # Stable: texts are in ascending order, so ties are broken by the lower number.
     order_QK = np.argsort(-total_QU, axis=1, kind="stable")[:, :k]

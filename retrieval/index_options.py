@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from revela_hub.errors import UserError, require
 from revela_hub.options import option
 from revela_hub.paths import local_path
@@ -13,7 +11,6 @@ from revela_hub.ranges import PositiveInt
 
 IndexType = Literal["exact", "flat", "hnsw", "ivfpq", "milvus"]
 Precision = Literal["float32", "float16"]
-Quantization = Literal["float32", "int8", "binary"]
 
 
 @dataclass(frozen=True)
@@ -25,24 +22,20 @@ class IndexOptions:
         dtype: The precision in which vectors are stored on disk.
         milvus_uri: A Milvus server for the type "milvus"; None stores the index in a local file.
         truncate_dim: The number of leading components of each vector to search with; None: all. The rest stays on disk.
-        precision: The precision of the vectors in memory: "int8" and "binary" (one bit per component) are FAISS indexes;
-            the results of "binary" are rescored with the vectors on disk.
 
     Raises:
-        UserError: An unknown type or precision, or an option that the index type does not have.
+        UserError: An unknown type or dtype.
     """
 
     type: IndexType | str = "exact"
     dtype: Precision | str = "float32"
     milvus_uri: str | None = None
     truncate_dim: int | None = None
-    precision: Quantization | str = "float32"
 
     def __post_init__(self) -> None:
         for name, value, choices in (
             ("index type", self.type, IndexType),
             ("dtype", self.dtype, Precision),
-            ("precision", self.precision, Quantization),
         ):
             if value not in get_args(choices):
                 raise UserError(f"the {name} must be one of {', '.join(get_args(choices))}, not {value!r}")
@@ -50,21 +43,13 @@ class IndexOptions:
             raise UserError(
                 "the address of a Milvus server must not contain a password: set MILVUS_TOKEN to user:password"
             )
-        if self.precision != "float32" and self.type not in ("exact", "flat"):
-            raise UserError(f"the precision {self.precision} is for the index types exact and flat, not {self.type}")
         if self.truncate_dim is not None and self.truncate_dim < 1:
             raise UserError(f"truncate_dim must be at least 1, not {self.truncate_dim}")
 
     def check_installed(self) -> None:
         """Raise a UserError if the index needs a package that is not installed."""
-        if self.type != "exact" or self.precision != "float32":
+        if self.type != "exact":
             require("pymilvus" if self.type == "milvus" else "faiss")
-
-    def bytes_per_vector(self, dimension: int) -> int:
-        """Return the bytes that the index compares for one vector of this dimension, after truncation."""
-        size = min(dimension, self.truncate_dim or dimension)
-        number = np.dtype(self.dtype).itemsize if self.type == "exact" else 4
-        return {"int8": size, "binary": -(-size // 8)}.get(self.precision, number * size)
 
 
 @dataclass(kw_only=True)
@@ -97,10 +82,7 @@ class SmallVectorArguments(IndexArguments):
     truncate_dim: PositiveInt | None = option(
         None, "Search with the first N components of each vector (default: all, or as in the index)."
     )
-    precision: Quantization | None = option(
-        None, "Vectors in memory; int8 and binary use FAISS (default: float32, or as in the index)."
-    )
 
     def index_options(self, dtype: Precision = "float32") -> IndexOptions:
         """Return the options as one value."""
-        return IndexOptions(self.index_type, dtype, self.milvus_address, self.truncate_dim, self.precision or "float32")
+        return IndexOptions(self.index_type, dtype, self.milvus_address, self.truncate_dim)

@@ -42,9 +42,9 @@ class RankerSettings:
     Attributes:
         mode: "dense", "sparse", "bm25", or "hybrid".
         parts: Hybrid: two or three of the others.
-        fusion: Hybrid: "sum", "minmax" or "rrf" (`hybrid.fuse`).
+        fusion: Hybrid: "sum" or "minmax" (`hybrid.fuse`).
         weights: Hybrid: one weight per part; None: with minmax, 0.3 for BM25, and the rest in equal shares for the
-            others; with sum and rrf, equal weights.
+            others; with sum, equal weights.
         depth: Hybrid: hits of each part to fuse.
         identity: A string that identifies the model in a cache folder (`encoder.model_identity`).
         sparse_identity: The same for the sparse model.
@@ -53,7 +53,6 @@ class RankerSettings:
         batch_size: Texts per forward pass.
         index: How vectors are stored and searched.
         max_terms: Sparse: terms stored per text, the heaviest ones.
-        max_query_terms: Sparse: terms kept per query; None: all.
         bm25: The parameters of BM25.
         device: The device of exact search.
         show_progress_bar: Whether to show progress bars on standard error.
@@ -73,7 +72,6 @@ class RankerSettings:
     batch_size: int = 32
     index: IndexOptions = field(default_factory=IndexOptions)
     max_terms: int = 256
-    max_query_terms: int | None = None
     bm25: BM25Settings = field(default_factory=BM25Settings)
     device: "str | torch.device" = "cpu"
     show_progress_bar: bool = False
@@ -84,8 +82,8 @@ class RankerSettings:
         """Raises UserError for an unknown choice or a value out of range."""
         if self.mode not in get_args(Mode):
             raise UserError(f"the mode must be one of {', '.join(get_args(Mode))}, not {self.mode!r}")
-        for name in ("depth", "batch_size", "max_terms", "max_query_terms", "rerank_depth"):
-            if (value := getattr(self, name)) is not None and value < 1:
+        for name in ("depth", "batch_size", "max_terms", "rerank_depth"):
+            if (value := getattr(self, name)) < 1:
                 raise UserError(f"{name} must be at least 1, not {value}")
         if not 0 <= self.rerank_weight <= 1:
             raise UserError(f"rerank_weight must be between 0 and 1, not {self.rerank_weight:g}")
@@ -230,8 +228,7 @@ class VectorRanker:
 
     def __init__(self, encoder: Encoder, vectors: Vectors, index: VectorIndex, settings: RankerSettings) -> None:
         self.vectors = vectors
-        quantized = [settings.index.precision] if settings.index.precision != "float32" else []
-        self.key = key_of("dense", vectors.key, settings.query_prompt, settings.index.type, *quantized)
+        self.key = key_of("dense", vectors.key, settings.query_prompt, settings.index.type)
         self._encoder = encoder
         self._index = index
         self._settings = settings
@@ -279,7 +276,7 @@ class SparseRanker(SparseIndex):
             store, texts, encoder, settings, "Encoding passages (terms)", lambda weights, _: pack_terms(weights, most)
         )
         terms = store.vectors(texts)
-        self.key = key_of("sparse", terms.key, settings.query_prompt, settings.max_query_terms)
+        self.key = key_of("sparse", terms.key, settings.query_prompt)
         super().__init__(terms, int(self.encode(["how many terms"]).shape[1]))
 
     def encode(self, queries: Sequence[str]) -> Any:
@@ -291,7 +288,6 @@ class SparseRanker(SparseIndex):
             batch_size=self._settings.batch_size,
             prompt=self._settings.query_prompt,
             convert=lambda weights, _: as_terms(weights),
-            max_active_dims=self._settings.max_query_terms,
         )
 
     def why_nothing(self, queries: Any) -> list[str]:

@@ -36,7 +36,6 @@ FUSIONS: dict[str, dict[str, Any]] = {
     "sum, cosine + 0.02 x BM25": {"fusion": "sum", "weights": (1, 0.02)},
     "sum, cosine + 0.03 x BM25": {"fusion": "sum", "weights": (1, 0.03)},
     "sum, cosine + 0.05 x BM25": {"fusion": "sum", "weights": (1, 0.05)},
-    "reciprocal ranks": {"fusion": "rrf"},
     "min-max, 0.3, k1 = 0.6, b = 0.9": DEFAULT | {"k1": 0.6, "b": 0.9},
     "min-max, 0.3, k1 = 0.9, b = 0.4": DEFAULT | {"k1": 0.9, "b": 0.4},
 }

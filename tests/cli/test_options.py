@@ -1,6 +1,5 @@
 """The options of all commands: one spelling, one name per concept, and a help text for each."""
 
-import dataclasses
 import subprocess
 import sys
 from functools import cache
@@ -68,42 +67,3 @@ def test_the_home_folder_is_found_in_options_but_not_in_queries(
     monkeypatch.setenv("HOME", str(tmp_path))
     values = parser_of("search").read(["--model=~/m", "~/m", "--corpus", "~/a", "b~/c"])
     assert values == {"model": f"{tmp_path}/m", "query": "~/m", "corpus": [f"{tmp_path}/a", "b~/c"]}
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "needed"),
-    [
-        ("search bm25", "precision int8", "dense"),
-        ("search bm25", "index_type hnsw", "dense"),
-        ("search bm25", "query_prompt x", "dense, sparse"),
-        ("search m", "max_terms 7", "sparse"),
-        ("search m --mode sparse", "truncate_dim 7", "dense"),
-        ("search m --mode hybrid --parts dense sparse", "bm25_k1 1", "bm25"),
-        ("mine bm25 --output x.jsonl", "dtype float16", "dense"),
-        ("mine m --mode bm25 --output x.jsonl", "max_length 7", "dense, sparse"),
-        ("evaluate bm25", "document_prompt x", "dense, sparse"),
-        ("evaluate bm25 m --mode dense hybrid", "max_query_terms 7", "sparse"),
-        ("evaluate m --mode sparse bm25", "index_type flat", "dense"),
-    ],
-)
-def test_a_ranking_option_without_effect_is_an_error(
-    words: str, name: str, needed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([*words.split(), *f"--{name} --corpus {tmp_path}".split()]) == 2
-    assert f"--{name.split()[0]} requires --mode {needed} or hybrid with --parts" in capsys.readouterr().err
-
-
-def test_a_ranking_option_with_an_effect_in_some_mode_is_accepted() -> None:
-    from revela_hub.search.ranker_options import RankerOptions, check_used
-
-    @dataclasses.dataclass(kw_only=True)
-    class Evaluated(RankerOptions):
-        models: list[str]
-
-    check_used(Evaluated(models=["bm25"], bm25_k1=1.0), [])
-    check_used(Evaluated(models=["bm25", "m"], bm25_k1=1.0, query_prompt="x", index_type="flat"), [])
-    check_used(Evaluated(models=["m"], bm25_k1=1.0, max_terms=7, query_prompt=""), ["sparse", "bm25"])
-    both = Evaluated(
-        models=["m"], parts=["sparse", "bm25"], max_query_terms=7, bm25_b=0.5, query_prompt="x", max_length=7
-    )
-    check_used(both, ["hybrid"])

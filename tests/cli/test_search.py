@@ -68,10 +68,7 @@ def test_rows_of_another_kind_in_a_folder_can_be_excluded(corpus: Path, capsys: 
     search = ["search", "bm25", "sediment", "--corpus", "docs", "--json"]
     assert main(search) == 2
     error = capsys.readouterr().err
-    assert (
-        "no column 'text'; the columns are 'name' (choose with text_column); skip the file with --exclude calls.jsonl"
-        in error
-    )
+    assert "calls.jsonl:1: no column 'text'; the columns are 'name'" in error
     assert main([*search, "--exclude", "./docs/calls.jsonl", "venv"]) == 0
     printed = capsys.readouterr()
     assert len(json.loads(printed.out)["hits"]) == 1
@@ -86,7 +83,7 @@ def test_an_interrupted_search_resumes(
 
     monkeypatch.setattr("revela_hub.search.searcher.load_models", interrupted)
     assert main(["search", "bm25", "width", "--corpus", "area.py"]) == 130
-    assert "interrupted: run the same command again to resume" in capsys.readouterr().err
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_queries_come_from_standard_input(
@@ -136,10 +133,8 @@ def test_a_model_is_searched_with_through_its_cache(
         (["bm25", "--corpus", "docs", "width?"], "put a query before --corpus, or use --query"),
         (["bm25", "query"], "corpus"),
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
-        (["bm25", "query", "--corpus", "docs", "--top_k", "0"], "--top_k: must be at least 1, not 0"),
+        (["bm25", "query", "--corpus", "docs", "--top_k", "0"], "top_k must be at least 1, not 0"),
         (["./nowhere", "query", "--corpus", "docs"], "./nowhere is not a folder"),
-        (["bm25", "river", "--corpus", "docs", "--weights", "1", "2"], "--weights requires --mode hybrid"),
-        (["bm25", "river", "--corpus", "docs", "--sparse_model", "x"], "--sparse_model requires --mode sparse"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -283,7 +278,7 @@ def test_an_adapted_retriever_is_searched_with_its_own_bm25(
     folder = corpus / "adapted"
     folder.mkdir()
     retriever_folder.rename(folder / "retriever")
-    fitted = {"bm25_weight": 0.9, "fusion": "minmax", "bm25": {"split_identifiers": True, "k1": 1.2}}
+    fitted = {"bm25_weight": 0.9, "fusion": "minmax", "bm25": {"split_identifiers": True}}
     (folder / "hybrid.json").write_text(json.dumps(fitted))
     for name in ("widthOf", "height_of_a_box", "depth"):
         (corpus / "docs" / f"{name}.txt").write_text(f"{name} and the width, the height and the depth of the {name}")
@@ -291,9 +286,9 @@ def test_an_adapted_retriever_is_searched_with_its_own_bm25(
     same = [
         ["adapted"],
         ["adapted", "--mode", "hybrid"],
-        ["adapted/retriever", *weights, "--bm25_split_identifiers", "true", "--bm25_k1", "1.2"],
+        ["adapted/retriever", *weights, "--bm25_split_identifiers", "true"],
     ]
-    other = [["adapted", "--weights", "0.5", "0.5"], ["adapted", "--bm25_k1", "0.1"], ["adapted/retriever", *weights]]
+    other = [["adapted", "--weights", "0.5", "0.5"], ["adapted", "--bm25", "anserini"], ["adapted/retriever", *weights]]
     printed = []
     for model, *options in same + other:
         assert main(["search", model, "width height", "--corpus", "docs", "--json", *options]) == 0

@@ -58,13 +58,6 @@ def test_equals_a_plain_loop(settings: BM25Settings) -> None:
         assert pairs == pytest.approx(scores, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("method", ["lucene", "robertson", "atire", "bm25l", "bm25+"])
-def test_every_method_finds_words_and_nothing_else(method: str) -> None:
-    index = BM25(["river sea", "stone", "river rivers", "moon", "lamp", "door"], BM25Settings(method=method))
-    assert sorted(index.search(["rivers"], 4).rows_QK[0].tolist()) == [0, 2]
-    assert index.search(["unheard"], 4).rows_QK.tolist() == [[]]
-
-
 def test_finds_words_of_scripts_without_spaces() -> None:
     texts = ["红楼梦的作者是曹雪芹。", "富士山は日本で一番高い山です。", "snake_case in Python 三体"]
     index = BM25(texts)
@@ -140,9 +133,7 @@ def test_an_index_is_mapped_from_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         ({"k1": -1.0}, "k1 must be between 0 and 1,000,000"),
         ({"k1": 1e308}, "k1 must be between 0 and 1,000,000"),
         ({"k1": float("nan")}, "k1 must be between 0 and 1,000,000"),
-        ({"k1": 0.0, "method": "bm25+"}, "k1 must be above 0 for the method bm25+"),
         ({"b": 1.5}, "b must be between 0 and 1"),
-        ({"method": "okapi"}, "must be one of lucene"),
         ({"preset": "lucene"}, "the presets are bm25s, anserini"),
     ],
 )

@@ -56,12 +56,12 @@ def plain(tables: list[np.ndarray], query: int, depth: int, fusion: str, weights
                 values = [float(np.float32(table[query, other])) for other in part]
                 low, high = min(values), max(values)
                 scaled = (score - low) / (high - low) if high > low else 1.0
-                total += weight * (scaled if fusion == "minmax" else 1 / (60 + part.index(row) + 1))
+                total += weight * scaled
         result[row] = total
     return result
 
 
-@pytest.mark.parametrize("fusion", ["sum", "minmax", "rrf"])
+@pytest.mark.parametrize("fusion", ["sum", "minmax"])
 @pytest.mark.parametrize("weights", [None, [0.7, 0.3], [1.0, 0.0]])
 def test_equals_a_plain_loop(fusion: str, weights: list[float] | None) -> None:
     random = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_equals_a_plain_loop(fusion: str, weights: list[float] | None) -> None:
         assert pairs[keep] == pytest.approx(found.scores_QK[query][keep], rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("fusion", ["minmax", "rrf"])
+@pytest.mark.parametrize("fusion", ["minmax"])
 def test_a_part_without_hits_adds_nothing_to_a_pair(fusion: str) -> None:
     words = np.full((2, 8), -np.inf)
     words[0, :5] = range(5)
@@ -108,7 +108,7 @@ def test_each_part_searches_once() -> None:
 def test_fuse_pads_and_keeps_the_lower_row_first() -> None:
     one = Hits(np.array([[0.9, -np.inf], [0.5, 0.4]], np.float32), np.array([[3, -1], [8, 2]]))
     none = Hits.none(2)
-    found = fuse([one, none], 3, "rrf")
+    found = fuse([one, none], 3)
     assert found.rows_QK.tolist() == [[3, -1], [8, 2]]
     assert found.scores_QK[0, 1] == -np.inf
     tied = Hits(np.array([[1.0, 1.0]], np.float32), np.array([[7, 4]]))
@@ -119,13 +119,13 @@ def test_fuse_pads_and_keeps_the_lower_row_first() -> None:
 @pytest.mark.parametrize(
     ("fusion", "weights", "message"),
     [
-        ("mean", None, "must be one of sum, minmax, rrf"),
-        ("rrf", [1.0], "2 weights"),
+        ("mean", None, "must be one of sum, minmax"),
+        ("sum", [1.0], "2 weights"),
         ("sum", [0.0, 0.0], "2 weights"),
         ("minmax", [1e308, 1e308], "between 1e-06 and 1e\\+06"),
         ("minmax", [1e-320, 1e-320], "between 1e-06"),
         ("minmax", [1.0, -0.5], "between 1e-06"),
-        ("rrf", [1.0, float("nan")], "not 1.0 nan"),
+        ("sum", [1.0, float("nan")], "not 1.0 nan"),
         ("sum", [float("inf"), 1.0], "not inf 1.0"),
     ],
 )
@@ -134,7 +134,7 @@ def test_mistakes(fusion: str, weights: list[float] | None, message: str) -> Non
         fuse([Hits.none(1), Hits.none(1)], 3, fusion, weights)
 
 
-@pytest.mark.parametrize("fusion", ["sum", "minmax", "rrf"])
+@pytest.mark.parametrize("fusion", ["sum", "minmax"])
 def test_a_part_without_weight_finds_nothing(fusion: str) -> None:
     words, dense = np.full((1, 8), -np.inf), np.arange(8.0)[None]
     hybrid = Hybrid([Table(dense), Table(words)], fusion, [0.0, 1.0])

@@ -154,7 +154,6 @@ def test_every_mode_finds_passages(tmp_path: Path) -> None:
         ({}, [0.7, 0.3]),
         ({"parts": ("bm25", "sparse", "dense")}, [0.3, 0.35, 0.35]),
         ({"parts": ("dense", "sparse")}, [0.5, 0.5]),
-        ({"fusion": "rrf"}, [0.5, 0.5]),
         ({"fusion": "sum"}, [1, 1]),
         ({"weights": (0.2, 0.9)}, [0.2, 0.9]),
     ],

@@ -1,7 +1,6 @@
 """The ranking options that `search`, `mine` and `evaluate` share, and the models that they name."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -10,7 +9,7 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.output import note, shows_progress
 from revela_hub.paths import local_path
-from revela_hub.ranges import NonNegativeFloat, PositiveInt, TextLength, Weight
+from revela_hub.ranges import PositiveInt, TextLength, Weight
 from revela_hub.retrieval.index_options import IndexArguments, Precision
 from revela_hub.search.encoders import encoder_identity, load_dense
 from revela_hub.search.endpoint_options import EndpointOptions
@@ -34,14 +33,13 @@ class RankerOptions(EndpointOptions, IndexArguments):
     option_group = "ranking"
 
     parts: list[str] = option(["dense", "bm25"], "Hybrid: Two or three of dense, sparse and bm25.")
-    fusion: Literal["minmax", "sum", "rrf"] = option(
+    fusion: Literal["minmax", "sum"] = option(
         "minmax",
-        "Hybrid: Add scores scaled to 0..1 per query (minmax), add raw scores (sum), or reciprocal ranks (rrf).",
+        "Hybrid: Add scores scaled to 0..1 per query (minmax), or raw scores (sum).",
     )
     weights: list[float] | None = option(
-        None, "Hybrid: Weight of each part (default: minmax 0.3 for bm25, 0.7 for the rest; sum, rrf: equal)."
+        None, "Hybrid: Weight of each part (default: minmax 0.3 for bm25, 0.7 for the rest; sum: equal)."
     )
-    depth: PositiveInt = option(100, "Hybrid: Number of results of each part to combine.")
     sparse_model: str | None = option(None, "SparseEncoder folder or Hub id (default: the model itself).")
     rerank: str | None = option(
         None,
@@ -54,21 +52,14 @@ class RankerOptions(EndpointOptions, IndexArguments):
         "Weight of the reranker's scores; the rest is the weight of the first ranking (default: 1; self: 0.5, or as adapt"
         " has fitted).",
     )
-    max_terms: PositiveInt = option(256, "Sparse: Number of terms to keep per passage.")
-    max_query_terms: PositiveInt | None = option(None, "Sparse: Number of terms to keep per query (default: all).")
     bm25: Literal["bm25s", "anserini"] = option(
         "bm25s", "BM25 preset: bm25s (k1 1.5, b 0.75, Snowball) or anserini (k1 0.9, b 0.4, Porter)."
     )
-    bm25_k1: NonNegativeFloat | None = option(None, "BM25: k1 (default: the preset's).")
-    bm25_b: NonNegativeFloat | None = option(None, "BM25: b, between 0 and 1 (default: the preset's).")
     bm25_stemmer: str | None = option(
         None, "BM25: Stemmer of PyStemmer, e.g. english, porter or german, or none (default: the preset's)."
     )
     bm25_stopwords: str | None = option(
         None, "BM25: Language of the stop words, e.g. en or de, or none (default: the preset's)."
-    )
-    bm25_method: Literal["lucene", "robertson", "atire", "bm25l", "bm25+"] | None = option(
-        None, "BM25: Variant of the formula (default: the preset's)."
     )
     bm25_split_identifiers: bool | None = option(
         None, "BM25: Index names such as parse_header and parseHeader by their parts, too; for code."
@@ -81,35 +72,6 @@ class RankerOptions(EndpointOptions, IndexArguments):
     device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
     max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
-
-
-OF_HYBRID = ("parts", "fusion", "weights", "depth")
-OF_PARTS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("dense",): ("dtype", "index_type", "precision", "truncate_dim"),
-    ("sparse",): ("max_query_terms", "max_terms", "sparse_model"),
-    ("bm25",): tuple(each.name for each in fields(RankerOptions) if each.name.startswith("bm25")),
-    ("dense", "sparse"): ("document_prompt", "max_length", "query_prompt"),
-}
-"""Options that have an effect only in the mode hybrid, or only on some of its parts and on the modes of the same name."""
-
-
-def check_used(options: RankerOptions, modes: Sequence[str | None]) -> None:
-    """Check that all given options have an effect in one of the modes."""
-    if options.endpoint and getattr(options, "model", "") == "bm25":  # `evaluate` takes bm25 besides a model
-        raise UserError(
-            "--endpoint requires a model, not bm25: give the folder or Hub id that the server was started with"
-        )
-    for name in ("rerank_depth", "rerank_weight"):
-        if options.rerank in (None, NO_RERANKING) and getattr(options, name) is not None:
-            raise UserError(f"--{name} requires --rerank MODEL, or --rerank self")
-    for name in sorted(given(options) & {*OF_HYBRID}) if "hybrid" not in modes else ():
-        raise UserError(f"--{name} requires --mode hybrid")
-    models = {*getattr(options, "models", [getattr(options, "model", None)])}
-    modes = [mode for mode in modes if mode] or ([] if models == {"bm25"} else ["dense"])
-    used = {part for mode in modes for part in (options.parts if mode == "hybrid" else [mode])} | ({"bm25"} & models)
-    for parts, names in OF_PARTS.items():
-        for name in sorted(given(options) & {*names}) if used.isdisjoint(parts) else ():
-            raise UserError(f"--{name} requires --mode {', '.join(parts)} or hybrid with --parts {parts[0]}")
 
 
 def given(options: Any) -> set[str]:
@@ -153,7 +115,7 @@ def load_models(options: RankerOptions, model: str, mode: str | None, *, rerank:
     depth, weight = (OWN_DEPTH, token_weight or OWN_WEIGHT) if own else (DEPTH, 1.0)
     values |= {"rerank_depth": options.rerank_depth or depth, "rerank_weight": options.rerank_weight or weight}
     of_text = fitted.get("bm25", {}) if options.bm25 == "bm25s" else {}
-    given_bm25 = {each.name: getattr(options, f"bm25_{each.name}") for each in fields(BM25Settings)}
+    given_bm25 = {each.name: getattr(options, f"bm25_{each.name}", None) for each in fields(BM25Settings)}
     bm25 = bm25_settings(
         options.bm25, **{name: of_text.get(name) if value is None else value for name, value in given_bm25.items()}
     )

@@ -16,7 +16,7 @@ from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
 from revela_hub.scratch import scratch_folder
-from revela_hub.search.ranker_options import RankerOptions, check_used, load_models
+from revela_hub.search.ranker_options import RankerOptions, load_models
 from revela_hub.search.reading_options import ReadingOptions, refuse_reading_options
 
 if TYPE_CHECKING:
@@ -120,7 +120,6 @@ def _check(arguments: SearchOptions) -> None:
     _check_corpus(arguments)
     if arguments.mode is None and (local_path(arguments.model) / HYBRID).is_file():
         arguments.mode = "hybrid"
-    check_used(arguments, [arguments.mode])
 
 
 def _check_corpus(arguments: SearchOptions) -> None:

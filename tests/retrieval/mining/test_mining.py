@@ -374,7 +374,7 @@ class Terms:
         return len(WORDS)
 
 
-@pytest.mark.parametrize("fusion", ["sum", "minmax", "rrf"])
+@pytest.mark.parametrize("fusion", ["sum", "minmax"])
 def test_hybrids_mine(fusion: str, small_blocks: None) -> None:
     documents, anchors = random_texts(40, 2), random_texts(11, 3)
     parts = ("dense", "sparse", "bm25")
@@ -404,7 +404,7 @@ def test_the_corpus_may_be_an_array_and_is_never_one_text(small_blocks: None) ->
         mine_negatives(anchors, documents[:5], "my folder/documents.txt", "bm25")
 
 
-@pytest.mark.parametrize("fusion", ["minmax", "rrf"])
+@pytest.mark.parametrize("fusion", ["minmax"])
 def test_positives_of_hybrids_are_scored_as_their_candidates(fusion: str, small_blocks: None) -> None:
     """Over the hits of all candidates, however few `depth` asks for."""
     documents, anchors = random_texts(40, 2), random_texts(11, 3)

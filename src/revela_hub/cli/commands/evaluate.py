@@ -42,8 +42,6 @@ from revela_hub.search.ranker_options import (
     NO_RERANKING,
     OWN,
     RankerOptions,
-    check_used,
-    given,
     load_models,
     load_reranker,
 )
@@ -58,13 +56,6 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("models",)
 
-QA_OPTIONS = ("data", "index", "num_passages", "max_new_tokens")
-COMMON_OPTIONS = ("models", "task", "batch_size", "device", "json", "rerank", "rerank_depth", "trust_remote_code")
-MTEB_OPTIONS = (
-    *("models", "tasks", "task", "batch_size", "device", "json", "trust_remote_code", "max_length"),
-    *("query_prompt", "document_prompt", "mode", "rerank", "endpoint"),
-)
-"""Options that have an effect with --tasks, or a separate error."""
 VECTOR_MODES = {"dense", "hybrid"}
 """Modes with a retriever whose token vectors can rerank."""
 METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
@@ -101,23 +92,15 @@ class Arguments(RankerOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Print a table per task, or one JSON list; results are also printed if a later model fails or is interrupted."""
-    _check_used(arguments)
+    """Print a table per task, or one JSON list."""
     if arguments.task == "qa":
         _evaluate_answers(arguments)
         return
-    failure: BaseException | None = None
-    results: list[tuple[str, RetrievalScores]] = []
+    _check(arguments)
     sizes: dict[str, SizeScores] = {}
-    try:
-        with scratch_folder("evaluate") as scratch:  # modes of the same model share their vectors
-            cache = arguments.cache_dir or scratch
-            for row in _on_mteb(arguments) if arguments.tasks else _on_folder(arguments, sizes, cache):
-                results.append(row)
-    except (Exception, KeyboardInterrupt) as error:  # print the results of the earlier models first
-        if not results:
-            raise
-        failure = error
+    with scratch_folder("evaluate") as scratch:  # modes of the same model share their vectors
+        cache = arguments.cache_dir or scratch
+        results = list(_on_mteb(arguments) if arguments.tasks else _on_folder(arguments, sizes, cache))
     compared = list(_compared(results))
     if arguments.json:
         rows = [
@@ -133,26 +116,10 @@ def run(arguments: Arguments) -> None:
     else:
         lines = [f"{label}: {counted(size.bytes_per_passage, 'byte')} per passage" for label, size in sizes.items()]
         print("\n\n".join([*_tables(results, compared), *(["\n".join(lines)] if lines else [])]))
-    if failure is not None:
-        sys.stdout.flush()
-        raise failure
 
 
-def _check_used(arguments: Arguments) -> None:
-    """Reject options of the other task that differ from their defaults."""
-    retrieval = arguments.task == "retrieval"
-    unused = given(arguments) & {*QA_OPTIONS} if retrieval else given(arguments) - {*QA_OPTIONS, *COMMON_OPTIONS}
-    for name in sorted(unused):
-        other = "qa" if retrieval else "retrieval"
-        raise UserError(f"--{name} requires --task {other}")
-    if retrieval:
-        _check_retrieval(arguments)
-    elif arguments.rerank == OWN:
-        raise UserError("--rerank self requires --task retrieval: give a CrossEncoder or a MultiVectorEncoder")
-
-
-def _check_retrieval(arguments: Arguments) -> None:
-    """Reject combinations of options for --task retrieval."""
+def _check(arguments: Arguments) -> None:
+    """Reject combinations of options that would measure something else than they say."""
     if bool(arguments.corpus) == bool(arguments.tasks):
         raise UserError("give either --corpus BEIR_FOLDER or --tasks NAME ... (see revela-hub evaluate --help)")
     if arguments.endpoint and (arguments.tasks or len({*arguments.models} - {"bm25"}) != 1):
@@ -162,17 +129,8 @@ def _check_retrieval(arguments: Arguments) -> None:
     reranks = arguments.rerank not in (None, NO_RERANKING)
     if (arguments.dims or arguments.precision) and (arguments.tasks or reranks or set(arguments.mode) - {"dense"}):
         raise UserError("--dims and --precision require --corpus and dense retrieval without --rerank")
-    if arguments.tasks and reranks:
-        raise UserError("--rerank requires --corpus: mteb reranks only with its own two-stage tasks")
-    modes = {*(arguments.mode or ["dense"])}
-    if arguments.rerank == OWN and ({*arguments.models} == {"bm25"} or not modes & VECTOR_MODES):
-        raise UserError(
-            "--rerank self needs the vectors of a retriever: give one besides bm25, and --mode dense or hybrid"
-        )
-    if arguments.tasks and (unused := sorted(given(arguments) - {*MTEB_OPTIONS})):
-        raise UserError(f"--{unused[0]} requires --corpus: it has no effect on --tasks")
-    if arguments.tasks and arguments.mode:
-        raise UserError("--mode requires --corpus: mteb evaluates its tasks with dense retrieval or with its own BM25")
+    if arguments.tasks and (reranks or arguments.mode):
+        raise UserError("--rerank and --mode require --corpus: mteb evaluates dense retrieval, or its own BM25")
 
 
 def _on_folder(
@@ -184,7 +142,6 @@ def _on_folder(
     from revela_hub.evaluation.vector_sizes import evaluate_sizes
 
     assert arguments.corpus is not None
-    check_used(arguments, arguments.mode or [])
     task = read_beir(arguments.corpus, arguments.split)
     shared = load_reranker(arguments)
     for name in arguments.models:

@@ -5,8 +5,7 @@ memory; hnsw and ivfpq (FAISS) are faster and approximate; milvus stores the vec
 file. Interrupted runs resume, and vectors of `revela-hub encode` are used. If the corpus has changed, only new passages
 are encoded.
 
---truncate_dim searches with the first components of the vectors, --precision with int8 or binary vectors in memory
-(FAISS); results of binary ones are rescored with the vectors on disk.
+--truncate_dim searches with the first components of the vectors.
 
 --push_to_hub publishes the index in a data set repository: the text of the passages, their vectors and their places,
 without paths of this machine. Others search it with --index hf:owner/name.
@@ -118,9 +117,8 @@ def run(arguments: Arguments) -> None:
         endpoint=getattr(loaded.encoder, "description", None),
     )
     options = store.metadata.options
-    kind = options.type if options.precision == "float32" else options.precision
     print(
-        f"{counted(len(store), 'passage')}, {store.metadata.dimension}-dimensional vectors ({kind}), in {store.folder}"
+        f"{counted(len(store), 'passage')}, {store.metadata.dimension}-dimensional vectors ({options.type}), in {store.folder}"
     )
     for line in loaded.encoder.warnings() if method and method.encoder else ():
         note(line)

@@ -34,7 +34,7 @@ from revela_hub.errors import UserError
 from revela_hub.options import option, required, values_of
 from revela_hub.output import note
 from revela_hub.paths import local_path
-from revela_hub.search.ranker_options import RankerOptions, check_used, load_models
+from revela_hub.search.ranker_options import RankerOptions, load_models
 
 if TYPE_CHECKING:
     from revela_hub.retrieval.mining.mining import MiningSettings
@@ -93,9 +93,6 @@ def run(arguments: Arguments) -> None:
         settings = replace(settings, relative_margin=None)
     output = local_path(arguments.output)
     _check_output(arguments, output)
-    check_used(arguments, [arguments.mode])
-    if arguments.rerank_weight is not None:
-        raise UserError("--rerank_weight: mine compares the reranker's scores only, so leave it out")
     folder = local_path(arguments.cache_dir or default_cache_folder("mining"))
     check_folder(folder, "--cache_dir")
     make_folder(output.parent, "--output")
