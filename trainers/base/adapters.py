@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from revela_hub.errors import UserError
 from revela_hub.trainers.base.arguments import AdapterArguments
@@ -124,5 +125,49 @@ def merged_copy(model: Model, adapters: object = None, dtype: torch.dtype | None
     if dtype is not None:
         copied.to(dtype)
     if wrapper is not None:
-        wrapper.merge_and_unload(safe_merge=True)  # otherwise the merge would change the shared weights
+        merge(wrapper, copied)
     return copied.cpu().eval()
+
+
+def merge(adapters: PeftModel, model: nn.Module | None = None) -> Any:
+    """Merge adapters into their model, which may be a part of `model`, and return it.
+
+    Weights that are tied (token embeddings and the output projection) and that adapters change differently are not tied in the
+    merged model, as they are not in training. Its configuration says so, and `save_pretrained` writes both.
+    """
+    wrapped: Any = adapters
+    holders: dict[int, int] = {}
+    for module in wrapped.modules():
+        for weight in module._parameters.values():
+            holders[id(weight)] = holders.get(id(weight), 0) + 1
+    for layer in wrapped.modules():
+        for module in layer.modules() if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper) else ():
+            for name, weight in module._parameters.items():
+                if weight is not None and holders.get(id(weight), 0) > 1:
+                    module._parameters[name] = nn.Parameter(weight.detach().clone(), requires_grad=False)
+    whole = wrapped.get_base_model() if model is None else model
+    parts = [part for part in whole.modules() if isinstance(part, PreTrainedModel)]
+    ties = [getattr(part.config, "tie_word_embeddings", None) for part in parts]
+    merged = wrapped.merge_and_unload(safe_merge=True)  # otherwise the merge would change the shared weights
+    for part, tie in zip(parts, ties, strict=True):
+        if tie is not None:
+            part.config.tie_word_embeddings = tie  # PEFT compares the storage of weights, not their values
+    for part in parts:
+        _untie(part)
+    return merged
+
+
+def _untie(model: PreTrainedModel) -> None:
+    """Tie equal weights again, and let the model and its configuration forget the ties of others."""
+    untied = []
+    for name, first in model.all_tied_weights_keys.items():
+        own, source = model.get_parameter(name), model.get_parameter(first)
+        if own is not source and torch.equal(own, source):
+            parent, _, leaf = name.rpartition(".")
+            model.get_submodule(parent)._parameters[leaf] = source
+        elif own is not source:
+            untied.append(name)
+    for name in untied:
+        del model.all_tied_weights_keys[name]
+    if untied:
+        model.config.tie_word_embeddings = False

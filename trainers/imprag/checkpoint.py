@@ -18,6 +18,7 @@ from revela_hub.modeling.backbones import evaluating
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.precision import in_fast_precision
+from revela_hub.trainers.base.adapters import merge
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import check_fields, config_fields, is_encoder, load_adapters, load_whole
 from revela_hub.trainers.imprag import IMPRAG, verification
@@ -134,7 +135,7 @@ def _with_adapters(folder: Path) -> ImpRAGForCausalLM:
     if not base:
         raise UserError(f"{folder} does not name the base model of its adapters (adapter_config.json, config.json)")
     fields = {name: getattr(config, name) for name in OPTIONS}
-    merged: ImpRAGForCausalLM = load_adapters(load_imprag(base, **fields).model, folder).merge_and_unload()
+    merged: ImpRAGForCausalLM = merge(load_adapters(load_imprag(base, **fields).model, folder))
     merged.requires_grad_(True)  # the adapters froze the decoder
     merged.config.name_or_path = str(folder)  # adapters that are trained next are recorded on top of these
     return merged

@@ -26,7 +26,7 @@ from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instructi
 from revela_hub.paths import local_path
 from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.scratch import scratch_folder
-from revela_hub.trainers.base.adapters import add_adapters
+from revela_hub.trainers.base.adapters import add_adapters, merge
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import check_fields, is_encoder, load_whole, raise_for_names
 from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
@@ -115,7 +115,7 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
     raise_for_names(folder, "its weights belong to another model, which has no", unexpected)
     expected = {name for name, parameter in base.model.named_parameters() if parameter.requires_grad}
     raise_for_names(folder, "its weights lack", expected - trained.keys())
-    adapted.merge_and_unload()
+    merge(adapted)
     base.model.requires_grad_(True)  # the adapters froze the decoder
     base.model.config.name_or_path = str(folder)  # adapters that are trained next are recorded on top of these
     tokenizer = AutoTokenizer.from_pretrained(folder, config=config)

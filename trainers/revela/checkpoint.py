@@ -18,7 +18,7 @@ from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
-from revela_hub.trainers.base.adapters import refuse_adapters
+from revela_hub.trainers.base.adapters import merge, refuse_adapters
 from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in, tokenizer_of, unwrapped
 from revela_hub.trainers.base.retriever import refuse_excluded_prompts
 from revela_hub.trainers.base.weights import (
@@ -225,5 +225,5 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
         raise UserError(f"{folder}/config.json does not name the base models of its adapters")
     settings = {name: getattr(config, name) for name in config_fields(RevelaConfig)}
     backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)
-    model: RevelaForCausalLM = load_adapters(backbones.model, folder).merge_and_unload()
+    model: RevelaForCausalLM = merge(load_adapters(backbones.model, folder))
     return model
