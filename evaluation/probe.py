@@ -22,6 +22,7 @@ from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.ngram_overlap import NearDuplicates
+from revela_hub.data.text.same_text import letters, one_form, text_key
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_queries import MIN_PASSAGE_WORDS, Candidate, Passage, ProbeKind, passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, resembling
@@ -271,7 +272,9 @@ def _ask(
     texts: dict[str, list[str]] = defaultdict(list)  # ids of rows need not be unique
     for document in documents:
         texts[document.id].append(document.text)
-    everything = "\0".join(" ".join(document.text.split()) for document in documents)
+    # A heading is found by its case and punctuation, which the sentences below it do not repeat; other texts without.
+    forms = {kind: one_form if kind == "title" else letters for kind in settings.kinds}
+    everything = {form: "\0".join(form(document.text) for document in documents) for form in set(forms.values())}
     seen, taken, asked = NearDuplicates(), set[int](), dict[str, _Asked]()
 
     def fits(kind: ProbeKind, offer: _Asked) -> bool:
@@ -279,13 +282,12 @@ def _ask(
         if taken.intersection(offer.passages) or offer.candidate.text in seen:
             return False
         own = {passages[index].document for index in offer.passages}
-        removed = offer.candidate.removed
-        if any(sum(text.count(removed) for text in texts[document]) != 1 for document in own):
+        if any(sum(text.count(offer.candidate.removed) for text in texts[document]) != 1 for document in own):
             return False
-        # Compared in one line: line breaks inside a sentence do not matter.
-        line, query = " ".join(removed.split()), offer.candidate.text
-        alone = kind == "title" or everything.count(query) == len(own) * line.count(query)
-        return alone and everything.count(line) == len(own)
+        form = forms[kind]
+        whole, removed, query = everything[form], form(offer.candidate.removed), form(offer.candidate.text)
+        alone = kind == "title" or whole.count(query) == len(own) * removed.count(query)
+        return alone and whole.count(removed) == len(own)
 
     while offers and len(asked) < settings.queries:
         for kind, candidates in list(offers.items()):
@@ -303,7 +305,7 @@ def _offers(passages: Sequence[Passage], kind: ProbeKind, random: Random) -> lis
     by_text: dict[str, list[int]] = defaultdict(list)
     for index, passage in enumerate(passages):
         if candidate := passage.candidates.get(kind):
-            by_text[candidate.text].append(index)
+            by_text[text_key(candidate.text)].append(index)
     most = MAX_TITLE_PASSAGES if kind == "title" else 1  # other queries must have a single answer
     few = [found for found in by_text.values() if len(found) <= most]
     offers = [_Asked(passages[found[-1]].candidates[kind], tuple(found)) for found in few]

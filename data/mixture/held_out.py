@@ -5,16 +5,14 @@ mixture (`Mixture.retrieval`), so both training stages hold out the same ones. T
 hard negatives of their rows, then passages of the remaining rows.
 """
 
-import hashlib
 import heapq
-import re
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
-from revela_hub.data.mixture.pairs import one_line
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.text.ngram_overlap import MIN_CONTAINED_WORDS
+from revela_hub.data.text.same_text import letters, text_hash, text_key, without_part
 from revela_hub.data.text.words import words
 
 if TYPE_CHECKING:
@@ -56,19 +54,18 @@ def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500, among: "D
 
 def without_queries(rows: "Dataset", queries: Iterable[str]) -> "Dataset":
     """Return the rows without these questions."""
-    return _without(rows, {text_key(text) for text in queries})
+    return _without(rows, {text_hash(text) for text in queries})
 
 
 def without_texts(rows: "Dataset", texts: Iterable[str]) -> tuple["Dataset", int]:
-    """Remove texts from the passages, whatever the white space; return the rows, and the number of removals.
+    """Remove texts from the passages, in any form that is the same text; return the rows, and the number of removals.
 
     Texts of fewer than five words stay, because they are in unrelated passages, too. Rows with an empty passage are dropped.
     Questions are not changed (`without_queries`), but the anchors of rows of another kind are passages.
     """
     from datasets import Dataset, concatenate_datasets
 
-    held = dict.fromkeys(one_line(text) for text in texts if len(words(text)) >= MIN_CONTAINED_WORDS)
-    patterns = {text: re.compile(r"\s+".join(map(re.escape, text.split()))) for text in held}
+    held = {letters(text): text for text in texts if len(words(text)) >= MIN_CONTAINED_WORDS}
     passages = [name for name in rows.column_names if name.startswith(("positive", "negative"))]
     changed: list[dict[str, str]] = []
     order, removed = [], 0
@@ -76,9 +73,9 @@ def without_texts(rows: "Dataset", texts: Iterable[str]) -> tuple["Dataset", int
         columns = passages if row.get("kind", "retrieval") == "retrieval" else ["anchor", *passages]
         before = removed
         for name in columns:
-            line = one_line(row[name])
-            for text in [text for text in held if text in line]:
-                row[name], number = patterns[text].subn(" ", row[name])
+            found = letters(row[name])
+            for part in [part for part in held if part in found]:
+                row[name], number = without_part(row[name], held[part])
                 removed += number
         if removed == before:
             order.append(index)
@@ -101,7 +98,7 @@ def _rows_with(rows: "Dataset", keys: set[int]) -> list[int]:
 
 def _retrieval_keys(rows: "Dataset") -> Iterator[tuple[int, int]]:
     """Yield the position of each retrieval row, and a hash of its question."""
-    return ((index, text_key(anchor)) for index, anchor in _of_retrieval(rows, "anchor"))
+    return ((index, text_hash(anchor)) for index, anchor in _of_retrieval(rows, "anchor"))
 
 
 def _of_retrieval(rows: "Dataset", column: str) -> Iterator[tuple[int, str]]:
@@ -114,28 +111,25 @@ def _of_retrieval(rows: "Dataset", column: str) -> Iterator[tuple[int, str]]:
             index += 1
 
 
-def text_key(text: str) -> int:
-    """Hash a text, ignoring case and white space."""
-    return int.from_bytes(hashlib.sha256(" ".join(text.casefold().split()).encode()).digest()[:8], "big")
-
-
 def _task(held: "Dataset", left: "Dataset", passages: int) -> RetrievalTask:
-    corpus: dict[str, str] = {}  # text to id
-    queries: dict[int, str] = {}
-    answers: dict[int, set[str]] = {}
+    corpus: dict[str, str] = {}  # key to the first text of each passage
+    queries: dict[str, str] = {}
+    answers: dict[str, set[str]] = {}
     for row in held:
-        key = text_key(row["anchor"])
-        queries.setdefault(key, row["anchor"])
-        answers.setdefault(key, set()).add(corpus.setdefault(row["positive"], f"p{len(corpus)}"))
+        asked, answer = text_key(row["anchor"]), text_key(row["positive"])
+        queries.setdefault(asked, row["anchor"])
+        corpus.setdefault(answer, row["positive"])
+        answers.setdefault(asked, set()).add(answer)
     for text in _others(held, left):
         if len(corpus) >= passages:
             break
-        corpus.setdefault(text, f"p{len(corpus)}")
+        corpus.setdefault(text_key(text), text)
+    names = {key: f"p{place}" for place, key in enumerate(corpus)}
     ids = {key: f"q{place}" for place, key in enumerate(queries)}
     return RetrievalTask(
-        corpus={id_: text for text, id_ in corpus.items()},
+        corpus={names[key]: text for key, text in corpus.items()},
         queries={ids[key]: text for key, text in queries.items()},
-        qrels={ids[key]: dict.fromkeys(sorted(found), 1) for key, found in answers.items()},
+        qrels={ids[key]: dict.fromkeys(sorted(map(names.__getitem__, found)), 1) for key, found in answers.items()},
         name=HELD_OUT,
     )
 

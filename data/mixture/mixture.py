@@ -200,7 +200,7 @@ def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path 
     names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
     # Weight and stages do not affect the rows.
     settings = asdict(replace(task, weight=None, stages=None))
-    made_with = {"num_negatives": num_negatives, "seed": seed, **settings}
+    made_with = {"same_text": 1, "num_negatives": num_negatives, "seed": seed, **settings}
     sources = [source for source in (task.source, task.corpus, task.queries) if source]
     rows, counts = cached_rows(
         f"mixture-{rows_fingerprint(made_with, sources)}",

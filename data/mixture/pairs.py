@@ -13,11 +13,14 @@ Arrow column works as well as a list.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from functools import lru_cache
+from itertools import chain, cycle, islice
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from revela_hub.data.text.same_text import text_key
 
 PairMode: TypeAlias = Literal["example", "label"]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -30,6 +33,7 @@ NO_LABEL = "without label"
 BELOW_THRESHOLD = "below the threshold"
 SINGLE_EXAMPLE_CLASS = "in a class with one example"
 
+_key = lru_cache(maxsize=64)(text_key)  # of a pair's texts, which are compared with each candidate
 # Give up after this many unusable draws in a row: the pool has hardly any other texts.
 _MAX_DRAWS = 1000
 
@@ -51,7 +55,7 @@ class Pair:
 class KnownPairs:
     """The known positives of each anchor, which must not be negatives.
 
-    Texts that differ only in white space are the same. Stores 64-bit hashes instead of texts: about 100 bytes per pair.
+    Texts with the same `text_key` are the same. Stores 64-bit hashes instead of texts: about 100 bytes per pair.
     """
 
     hashes: set[int] = field(default_factory=set)
@@ -67,12 +71,7 @@ class KnownPairs:
 
     @staticmethod
     def _hash(anchor: str, text: str) -> int:
-        return hash((one_line(anchor), one_line(text)))
-
-
-def one_line(text: str) -> str:
-    """Return the text with single spaces instead of other white space."""
-    return " ".join(text.split())
+        return hash((_key(anchor), _key(text)))
 
 
 def is_empty(text: str) -> bool:
@@ -126,11 +125,11 @@ def classification_pairs(
         else:
             dropped[SINGLE_EXAMPLE_CLASS] += 1
             continue
-        if positive == anchor:  # only for a label's text: examples of a class are distinct
+        own = {_key(anchor), _key(positive)}
+        if len(own) == 1:  # only for a label's text: examples of a class are distinct
             dropped[ANCHOR_EQUALS_POSITIVE] += 1
             continue
-        own = {one_line(anchor), one_line(positive)}
-        allowed = (text for text in candidates if one_line(text) not in own and not examples.has(label, text))
+        allowed = (text for text in candidates if _key(text) not in own and not examples.has(label, text))
         negatives = _filled([], allowed, num_negatives)
         if len(negatives) < num_negatives:
             dropped[NO_NEGATIVE] += 1
@@ -226,7 +225,7 @@ def sts_pairs(
             dropped[EMPTY] += 1
         elif not score >= threshold:  # NaN too
             dropped[BELOW_THRESHOLD] += 1
-        elif first == second:
+        elif _key(first) == _key(second):
             dropped[ANCHOR_EQUALS_POSITIVE] += 1
         else:
             yield Pair(first, second)
@@ -243,7 +242,7 @@ def distinct_pairs(pairs: Iterable[Pair], *, dropped: Counter[str] | None = None
     for pair in pairs:
         if is_empty(pair.anchor) or is_empty(pair.positive):
             dropped[EMPTY] += 1
-        elif pair.anchor == pair.positive:
+        elif _key(pair.anchor) == _key(pair.positive):
             dropped[ANCHOR_EQUALS_POSITIVE] += 1
         elif not seen.add(pair.anchor, pair.positive):
             dropped[REPEATED] += 1
@@ -263,8 +262,8 @@ def fill_negatives(
 ) -> Iterator[Pair]:
     """Give each pair `num_negatives` negatives: remove extra ones, draw missing ones from the pool.
 
-    A negative must not be empty, equal to the anchor or the positive except for white space, or a known positive of the
-    anchor. The negatives of a pair are distinct, or repeated if there are too few.
+    A negative must not be empty, the same text as the anchor or the positive, or a known positive of the anchor.
+    The negatives of a pair are distinct, or repeated if there are too few.
 
     Args:
         pairs: Pairs with any number of negatives; the first ones are kept.
@@ -282,13 +281,9 @@ def fill_negatives(
     counts = Counter() if counts is None else counts
     rng = np.random.default_rng(seed)
     for pair in pairs:
-        given: list[str] = []
-        for text in pair.negatives:
-            if not _may_be_negative(text, pair, known):
-                counts["wrong"] += 1
-            elif text not in given:
-                given.append(text)
-        del given[num_negatives:]
+        allowed = [text for text in pair.negatives if _may_be_negative(text, pair, known)]
+        counts.update(["wrong"] * (len(pair.negatives) - len(allowed)))
+        given = _distinct(allowed)[:num_negatives]
         candidates: Iterable[str] = ()
         if len(given) < num_negatives:
             drawn = islice((pool[index] for index in distinct_draws(rng, len(pool))), _MAX_DRAWS)
@@ -302,20 +297,24 @@ def fill_negatives(
 
 
 def _may_be_negative(text: str, pair: Pair, known: KnownPairs) -> bool:
-    own = (one_line(pair.anchor), one_line(pair.positive))
-    return not (is_empty(text) or one_line(text) in own or (pair.anchor, text) in known)
+    own = (_key(pair.anchor), _key(pair.positive))
+    return not (is_empty(text) or _key(text) in own or (pair.anchor, text) in known)
 
 
 def _filled(given: Sequence[str], candidates: Iterable[str], count: int) -> list[str]:
     """Return `count` texts: the given ones, then distinct candidates, repeated if there are too few."""
-    texts = list(given)
-    if len(texts) < count:
-        for text in candidates:
-            if text not in texts:
-                texts.append(text)
-                if len(texts) == count:
-                    break
+    texts = _distinct(chain(given, candidates), count)
     return list(islice(cycle(texts), count)) if texts else []
+
+
+def _distinct(texts: Iterable[str], most: int | None = None) -> list[str]:
+    """Return the first texts that are not the same as an earlier one; no more are read than needed."""
+    found: dict[str, str] = {}
+    for text in texts:
+        found.setdefault(_key(text), text)
+        if len(found) == most:
+            break
+    return list(found.values())
 
 
 def distinct_draws(rng: np.random.Generator, population: int) -> Iterator[int]:

@@ -18,7 +18,7 @@ import numpy as np
 from revela_hub.data.mixture.tasks import Task
 from revela_hub.data.row_cache import write_rows
 from revela_hub.data.sources.beir import beir_files, beir_splits, titled
-from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
+from revela_hub.data.sources.rows import Row, column_text, column_value, id_text, read_rows
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 
@@ -163,8 +163,8 @@ def _texts(row: Row, key: str, task: Task, names: Sequence[str] = (), *, ids: bo
 def _text(value: Any, name: str, row: Row, key: str, *, ids: bool) -> str:
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):  # passages written as {title, text}
         return titled(value.get("title"), value["text"])
-    if ids and isinstance(value, int):
-        return str(value)
+    if ids and isinstance(value, int | str):
+        return id_text(value)
     return column_text(Row(row.where, {name: value}), name, _remedy(key))
 
 
@@ -220,7 +220,7 @@ class _Texts:
     def _read(self, source: Source, wanted: set[str], hashes: "array[int]") -> Iterator[dict[str, str]]:
         title = "title" if source.title_column is None else source.title_column
         for number, row in enumerate(read_rows(source)):
-            id_ = str(column_value(row, source.id_column or "_id", "choose with id_column"))
+            id_ = id_text(column_value(row, source.id_column or "_id", "choose with id_column"))
             if id_ in wanted:
                 self._rows.setdefault(id_, number)
             # Joined by a space, as in BEIR and in the evaluation.

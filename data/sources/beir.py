@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from revela_hub.data.sources.report import ReadReport, counted
-from revela_hub.data.sources.rows import QRELS_HEADER, json_lines_rows, read_judgements
+from revela_hub.data.sources.rows import QRELS_HEADER, id_text, json_lines_rows, read_judgements
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 
@@ -172,12 +172,13 @@ def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: boo
         if not isinstance(id_, str | int) or isinstance(id_, bool) or not isinstance(text, str):
             raise UserError(f'{row.where}: "_id" and "text" must be strings; it has: {row.columns}')
         title = row.columns.get("title")
-        if wanted is not None and str(id_) not in wanted:
+        id_ = id_text(id_)
+        if wanted is not None and id_ not in wanted:
             continue
-        if str(id_) in seen:
-            raise UserError(f'{row.where}: duplicate "_id" {str(id_)!r}')
-        seen.add(str(id_))
-        yield str(id_), titled(title, text) if with_titles else text
+        if id_ in seen:
+            raise UserError(f'{row.where}: duplicate "_id" {id_!r}')
+        seen.add(id_)
+        yield id_, titled(title, text) if with_titles else text
     if report.replaced:
         raise UserError(f"{path}: not UTF-8 text, so the texts may differ from the judged ones: save it as UTF-8")
 

@@ -31,10 +31,12 @@ from revela_hub.data.sources.rows import (
     dataset_rows,
     file_rows,
     has_rows,
+    id_text,
     json_lines_rows,
 )
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
 from revela_hub.data.sources.unicode import decoded, printable_name
+from revela_hub.data.text.same_text import without_part
 from revela_hub.data.text.words import LETTER
 from revela_hub.errors import UserError, first_line
 from revela_hub.paths import local_path
@@ -211,7 +213,7 @@ def _document(row: Row, text: str, source: Source) -> Document:
     # An empty line, so that the title does not become part of the first sentence.
     has_title = re.match(f"{re.escape(title)}(?!{LETTER})", text)  # "Go" is not the title of "Google"
     text = f"{title}\n\n{text}" if title and text and not has_title else text
-    return Document(row.where if name is None else str(name), text, None, source.kind or "text")
+    return Document(row.where if name is None else id_text(name), text, None, source.kind or "text")
 
 
 def read_held_out(path: str | Path) -> dict[str, list[str]]:
@@ -243,8 +245,12 @@ def without_held_out(
         text, parts = document.text, _parts(document.id)
         same = (texts for other, texts in by_name.get(parts[-1], ()) if all(map(eq, reversed(other), reversed(parts))))
         for removed in chain.from_iterable(same):
-            report.held_out += removed in text
-            text = text.replace(removed, re.sub(r"[^\n]", "", removed))  # keep the line numbers below it
+            lines = re.sub(r"[^\n]", "", removed)  # keep the line numbers below it
+            if removed in text:
+                text, found = text.replace(removed, lines), 1
+            else:  # perhaps in another Unicode form
+                text, found = without_part(text, removed, lines)
+            report.held_out += found > 0
         yield document if text is document.text else replace(document, text=text)
 
 

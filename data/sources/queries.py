@@ -5,8 +5,9 @@ from pathlib import Path
 
 from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import file_rows, has_rows, text_lines, warn_of_replaced
+from revela_hub.data.sources.rows import file_rows, has_rows, id_text, text_lines, warn_of_replaced
 from revela_hub.data.sources.source import Source
+from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 
@@ -34,8 +35,8 @@ def read_queries(path: str | Path) -> dict[str, str]:
     report = ReadReport()
     for id_, text in _rows(place, report) if has_rows(place, Source(str(place))) else text_lines(place, report):
         query = " ".join(text.split())
-        if query and query not in seen:
-            seen.add(query)
+        if query and (key := text_key(query)) not in seen:
+            seen.add(key)
             found[id_] = query
     warn_of_replaced(place, report)
     if not found:
@@ -49,4 +50,4 @@ def _rows(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
         if not isinstance(text, str):
             raise UserError(f"{row.where}: no text in one of the columns {', '.join(COLUMNS)}; it has: {row.columns}")
         name = row.columns.get("_id")
-        yield (row.where if name is None else str(name)), text
+        yield (row.where if name is None else id_text(name)), text

@@ -8,8 +8,10 @@ import gzip
 import json
 import logging
 import zlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
@@ -140,8 +142,7 @@ def table_rows(path: Path, report: ReadReport) -> Iterator[Row]:
         file.seek(0)
         rows = csv.DictReader(file, delimiter=delimiter, strict=True)
         columns = list(rows.fieldnames or ())
-        if len({*columns}) < len(columns):
-            raise UserError(f"{name}: two columns have the same name: {', '.join(columns)}")
+        _refuse_repeated(name, filter(str.strip, columns))  # spreadsheets write several columns without a name
         replaced = False
         try:
             for row in rows:
@@ -164,6 +165,7 @@ def parquet_rows(path: Path) -> Iterator[Row]:
     name, number = printable_name(path.as_posix()), 0
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
+            _refuse_repeated(name, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
@@ -182,7 +184,7 @@ def json_array_rows(path: Path) -> Iterator[Row]:
     """Read a JSON array of objects, whole; a row's location is `file:number`, from 1."""
     name = printable_name(path.as_posix())
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        rows = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=partial(_once, name))
     except ValueError as error:
         raise UserError(f"{name}: {error}") from error
     for number, row in enumerate(rows, start=1):
@@ -191,9 +193,27 @@ def json_array_rows(path: Path) -> Iterator[Row]:
         yield Row(f"{name}:{number}", without_surrogates(row))
 
 
+def _once(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _refuse_repeated(where, (name for name, _ in pairs))
+    return found
+
+
+def _refuse_repeated(where: str, names: Iterable[str]) -> None:
+    """Raise a `UserError` for two columns with the same name, of which only one would be read."""
+    if repeated := [name for name, number in Counter(names).items() if number > 1]:
+        raise UserError(f"{where}: there are two columns {repeated[0]!r}: rename or remove one of them")
+
+
+def id_text(value: object) -> str:
+    """Return an id as text, without white space around it: ids of a corpus, its queries and their judgements must meet."""
+    return str(value).strip()
+
+
 def _json_object(where: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=partial(_once, where))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(value, dict):

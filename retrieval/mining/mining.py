@@ -7,7 +7,7 @@ The negatives are the same as those of `sentence_transformers.util.mine_hard_neg
   process grows by 168 MB, imports included, instead of 669 MB (`benchmarks/mining.py --documents 50000 --rounds 1`).
 - An interrupted run resumes.
 - BM25, sparse and hybrid rankers mine as well.
-- The anchor itself, and the positive with different white space or a title, never become negatives.
+- The anchor itself, and the positive in another spelling (`text_key`) or with a title, never become negatives.
 
 Letters in names: A anchors of a block, K hits per anchor, P pairs, n negatives per pair.
 """
@@ -193,7 +193,9 @@ class _Miner:
         max_positives = int(np.bincount(numbered.anchors_P).max())
         depth = min(settings.depth(max_positives), size)
         texts = numbered.texts.fingerprint
-        kept = make_folder(self.folder / f"hits-{key_of(self.ranker.key, numbered.corpus.fingerprint, texts, depth)}")
+        kept = make_folder(
+            self.folder / f"hits-{key_of(self.ranker.key, numbered.corpus.fingerprint, texts, depth, 'same text')}"
+        )
         with tqdm(total=anchors, desc="Mining", unit=" anchors", disable=not show) as bar:
             for start in range(0, anchors, ANCHOR_BLOCK):
                 stop = min(start + ANCHOR_BLOCK, anchors)
@@ -205,7 +207,8 @@ class _Miner:
                 codes_AK = found.rows_QK + np.arange(stop - start)[:, None] * size
                 forbidden = {
                     "being a positive": np.isin(codes_AK, anchors_P * size + numbered.positives_P[pairs]),
-                    "being the anchor": found.rows_QK == numbered.in_corpus_A[start:stop, None],
+                    "being the anchor": (found.rows_QK >= 0)
+                    & (numbered.same_N[found.rows_QK] == numbered.same_A[start:stop, None]),
                 }
                 chosen_An = choose_negatives(
                     found,

@@ -21,12 +21,13 @@ from typing import Any, Literal
 import torch
 from peft import PeftConfig
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import all_gather, all_gather_with_grad
+from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from revela_hub.data.text.passages import build_passages
+from revela_hub.data.text.same_text import text_hash
 from revela_hub.data.text.words import UNSPACED_CHARACTER
 from revela_hub.errors import UserError
 from revela_hub.options import option
@@ -36,6 +37,7 @@ from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.callbacks import SharedEpoch
 from revela_hub.trainers.base.distributed import is_distributed, rank
+from revela_hub.trainers.base.in_batch import gathered_rows
 from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.query_route import refuse_frozen_documents
@@ -100,9 +102,10 @@ class ViewCollator(SharedEpoch):
         self.model, self.args = model, args
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return `query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each, and values that are not tensors."""
+        """Return `query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each; and `text_hash` (B,)."""
         queries, keys = zip(*(self.views(row["text"], row["row"]) for row in rows), strict=True)
         batch = {f"query_{name}": value for name, value in inputs_of(self.model, list(queries), "query").items()}
+        batch["text_hash"] = torch.tensor([text_hash(row["text"]) for row in rows])
         return batch | {f"key_{name}": value for name, value in inputs_of(self.model, list(keys), "document").items()}
 
     def views(self, text: str, row: int) -> tuple[str, str]:
@@ -134,6 +137,7 @@ class Contriever(WrappedRetriever):
     """
 
     queue_KD: Tensor
+    queue_hash_K: Tensor
     filled: Tensor
     place: Tensor
 
@@ -155,6 +159,7 @@ class Contriever(WrappedRetriever):
             self.key_encoder = copy.deepcopy(retriever).requires_grad_(False)
             size = retriever.get_embedding_dimension() or 0
             self.register_buffer("queue_KD", torch.zeros(queue_size, size))
+            self.register_buffer("queue_hash_K", torch.full((queue_size,), -1))
             self.register_buffer("filled", torch.zeros((), dtype=torch.long))
             self.register_buffer("place", torch.zeros((), dtype=torch.long))
 
@@ -165,7 +170,11 @@ class Contriever(WrappedRetriever):
         return {name: value for name, value in self.state_dict().items() if not name.startswith("retriever.")}
 
     def forward(self, **batch: Any) -> dict[str, Tensor]:
-        """Return the scalar `loss` of a batch of `ViewCollator`, and `accuracy`: how often the other view is the best key."""
+        """Return the scalar `loss` of a batch of `ViewCollator`, and `accuracy`: how often the other view is the best key.
+
+        Keys of other rows, or in the queue, that are views of the same text are not negatives.
+        """
+        hash_B = batch.pop("text_hash")
         query_BD = self._embed(self.retriever, batch, "query_")
         with torch.no_grad() if self.queue_size else torch.enable_grad():
             if self.queue_size and self.training and self.due is not False:
@@ -178,11 +187,12 @@ class Contriever(WrappedRetriever):
             score = self._queued if self.queue_size else self._in_batch
             losses, hits = [], []
             for dims in self.matryoshka_dims or [None]:
-                logits, target = score(self._cut(query_BD.to(wide), dims), self._cut(key_BD.to(wide), dims), dims)
+                query_Bd, key_Bd = self._cut(query_BD.to(wide), dims), self._cut(key_BD.to(wide), dims)
+                logits, target = score(query_Bd, key_Bd, hash_B, dims)
                 losses.append(F.cross_entropy(logits / self.temperature, target))
                 hits.append((logits.argmax(1) == target).float().mean().detach())
             if self.queue_size and self.training:
-                self._enqueue(key_BD.to(wide))
+                self._enqueue(key_BD.to(wide), hash_B)
         return {"loss": torch.stack(losses).mean(), "accuracy": hits[0]}
 
     def _cut(self, vectors_BD: Tensor, dims: int | None) -> Tensor:
@@ -191,29 +201,29 @@ class Contriever(WrappedRetriever):
             return vectors_BD
         return F.normalize(vectors_BD[:, :dims], dim=-1) if self.cosine else vectors_BD[:, :dims]
 
-    def _in_batch(self, query_BD: Tensor, key_BD: Tensor, _dims: int | None) -> tuple[Tensor, Tensor]:
-        first = rank() * len(key_BD)
+    def _in_batch(self, query_BD: Tensor, key_BD: Tensor, hash_B: Tensor, _dims: int | None) -> tuple[Tensor, Tensor]:
+        target_B = rank() * len(key_BD) + torch.arange(len(query_BD), device=query_BD.device)
         if is_distributed():
             key_BD = all_gather_with_grad(key_BD.contiguous())
-        return query_BD @ key_BD.T, first + torch.arange(len(query_BD), device=query_BD.device)
+        same_BN = (hash_B[:, None] == gathered_rows(hash_B)).scatter(1, target_B[:, None], False)
+        return (query_BD @ key_BD.T).masked_fill(same_BN, -torch.inf), target_B
 
-    def _queued(self, query_BD: Tensor, key_BD: Tensor, dims: int | None) -> tuple[Tensor, Tensor]:
+    def _queued(self, query_BD: Tensor, key_BD: Tensor, hash_B: Tensor, dims: int | None) -> tuple[Tensor, Tensor]:
         own_B1 = (query_BD * key_BD).sum(-1, keepdim=True)
         others_BK = query_BD @ self._cut(self.queue_KD, dims).T
         empty_K = torch.arange(self.queue_size, device=query_BD.device) >= self.filled
-        logits = torch.cat([own_B1, others_BK.masked_fill(empty_K, -torch.inf)], dim=1)
+        hidden_BK = empty_K | (hash_B[:, None] == self.queue_hash_K)
+        logits = torch.cat([own_B1, others_BK.masked_fill(hidden_BK, -torch.inf)], dim=1)
         return logits, torch.zeros(len(query_BD), dtype=torch.long, device=query_BD.device)
 
     @torch.no_grad()
-    def _enqueue(self, key_BD: Tensor) -> None:
+    def _enqueue(self, key_BD: Tensor, hash_B: Tensor) -> None:
         """Replace the oldest keys in the queue with the newest of all processes."""
-        if is_distributed():
-            key_BD = all_gather(key_BD.contiguous())
-        key_BD = key_BD[-self.queue_size :]
-        # A new tensor, because autograd keeps the old one for the backward pass.
-        self.queue_KD = self.queue_KD.index_copy(
-            0, (self.place + torch.arange(len(key_BD), device=key_BD.device)) % self.queue_size, key_BD
-        )
+        key_BD, hash_B = (gathered_rows(rows)[-self.queue_size :] for rows in (key_BD, hash_B))
+        places_B = (self.place + torch.arange(len(key_BD), device=key_BD.device)) % self.queue_size
+        # New tensors, because autograd keeps the old ones for the backward pass.
+        self.queue_KD = self.queue_KD.index_copy(0, places_B, key_BD)
+        self.queue_hash_K = self.queue_hash_K.index_copy(0, places_B, hash_B)
         self.place = (self.place + len(key_BD)) % self.queue_size
         self.filled = (self.filled + len(key_BD)).clamp(max=self.queue_size)
 

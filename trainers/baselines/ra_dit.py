@@ -51,6 +51,7 @@ from revela_hub.pickles import refuse_pickles
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.arguments import RunArguments
+from revela_hub.trainers.base.in_batch import first_of_same
 from revela_hub.trainers.base.models import ModelLike, default_arguments, name_of, unwrapped
 from revela_hub.trainers.base.query_route import refuse_routes
 from revela_hub.trainers.base.retriever import (
@@ -255,6 +256,7 @@ class RADITTrainer(RetrieverTrainer):
             loaded.model.to("cpu")  # type: ignore[arg-type]
         self.log_likelihoods = log_likelihoods
         self.queries = model.tokens(prompts["prompt"], max_length, query=True)
+        self.same_M = first_of_same(texts)  # a copy of a positive is no negative
         self.passages = model.tokens(texts, max_passage_length, query=False)
         self.adapters = with_adapters(model.retriever, peft_config, args.seed)
         args.ddp_find_unused_parameters = True  # a model may have parameters that its vectors do not use
@@ -289,7 +291,9 @@ class RADITTrainer(RetrieverTrainer):
         if (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs:
             positive_BC = torch.zeros_like(scores_BC, dtype=torch.bool)
             positive_BC[:, : self.args.num_positives] = True
-            loss = multi_label_nce(scores_BC, positive_BC & present_BC, ~positive_BC & present_BC).mean()
+            same_BC = torch.from_numpy(self.same_M[self.candidates[rows]]).to(scores_BC.device)
+            known_BC = (same_BC[:, :, None] == same_BC[:, None, : self.args.num_positives]).any(-1)
+            loss = multi_label_nce(scores_BC, positive_BC & present_BC, ~known_BC & present_BC).mean()
         else:
             likelihood_BC = self.log_likelihoods[rows].to(scores_BC.device).exp()
             scores_BC = scores_BC.masked_fill(~present_BC, MASKED_SCORE)

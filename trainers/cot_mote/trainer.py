@@ -23,6 +23,7 @@ from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.trainers.base.adapters import merged_copy
+from revela_hub.trainers.base.in_batch import InBatchNegatives, MaskedSimilarity, TextHashCollator
 from revela_hub.trainers.base.masked import MaskedTrainer
 from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.rows import as_dataset, pair_columns, prepare_datasets, refuse_single_pair
@@ -129,6 +130,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
     """
 
     method = COT_MOTE
+    data_collator_class = TextHashCollator
 
     def __init__(
         self,
@@ -262,20 +264,21 @@ def _heads(model: CoTMoTEModel) -> Iterator[nn.Parameter]:
 
 def hybrid_loss(encoder: Any, args: CoTMoTETrainingArguments) -> nn.Module:
     """Return the contrastive loss over dot products, with the FLOPs regulariser if it has a weight."""
-    contrastive = MultipleNegativesRankingLoss(
-        encoder, scale=1.0, similarity_fct=dot_score, gather_across_devices=args.world_size > 1
+    similarity = MaskedSimilarity(dot_score)
+    loss: nn.Module = MultipleNegativesRankingLoss(
+        encoder, scale=1.0, similarity_fct=similarity, gather_across_devices=args.world_size > 1
     )
-    if not args.query_flops_weight and not args.passage_flops_weight:
-        return contrastive
-    regulariser = _SparseFlops(encoder)
-    return SpladeLoss(
-        encoder,
-        contrastive,
-        document_regularizer_weight=args.passage_flops_weight,
-        query_regularizer_weight=args.query_flops_weight,
-        document_regularizer=regulariser,
-        query_regularizer=regulariser,
-    )
+    if args.query_flops_weight or args.passage_flops_weight:
+        regulariser = _SparseFlops(encoder)
+        loss = SpladeLoss(
+            encoder,
+            loss,
+            document_regularizer_weight=args.passage_flops_weight,
+            query_regularizer_weight=args.query_flops_weight,
+            document_regularizer=regulariser,
+            query_regularizer=regulariser,
+        )
+    return InBatchNegatives(encoder, loss, similarity)
 
 
 class _SparseFlops(FlopsLoss):

@@ -34,6 +34,7 @@ from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.encoding import divided
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
 from revela_hub.trainers.base.distributed import from_main
+from revela_hub.trainers.base.in_batch import first_of_same
 from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.imprag import IMPRAG
@@ -116,7 +117,7 @@ class ImpRAGTrainer(MethodTrainer):
             model, processing_class = loaded.model, loaded.tokenizer
         tokenizer = tokenizer_of(model, processing_class)
         self.args: ImpRAGTrainingArguments
-        self.imprag, self.passages = model, passages
+        self.imprag, self.passages, self.same_M = model, passages, first_of_same(passages)
         _check(model, args, len(passages), max_length, pseudo_labels)
         self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max)
         data = tokenize_prompts(train_dataset, tokenizer, max_length, args.log)
@@ -206,6 +207,8 @@ class ImpRAGTrainer(MethodTrainer):
         vectors_NE = gather_rows(outputs.passage_vectors)
         device = vectors_NE.device
         own = torch.from_numpy(drawn.candidates_BC).to(device)
+        # Passages that are the same text have one number here.
+        same_M = torch.from_numpy(self.same_M).to(device)
         numbers_N = self.accelerator.gather(own.reshape(-1))
         scores_BN = self.imprag.score(outputs.query_vectors, vectors_NE) / temperature
         rows, width = own.shape
@@ -215,7 +218,7 @@ class ImpRAGTrainer(MethodTrainer):
         own_BN.scatter_(1, place_B + torch.arange(self.args.num_positives, device=device), True)
         known_BR = torch.from_numpy(drawn.known_BR).to(device)
         there_N = numbers_N >= 0
-        known_BN = (numbers_N[None, :, None] == known_BR[:, None, :]).any(-1)
+        known_BN = (same_M[numbers_N][None, :, None] == same_M[known_BR][:, None, :]).any(-1)
         return multi_label_nce(scores_BN, own_BN & there_N, ~known_BN & there_N)
 
     def _self_distillation(

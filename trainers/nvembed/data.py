@@ -1,6 +1,5 @@
 """Arguments and collator of NV-Embed: rows of a mixture to a batch of distinct texts, each with its own instruction."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import Tensor
 
+from revela_hub.data.text.same_text import text_hash
 from revela_hub.errors import UserError
 from revela_hub.modeling.modeling_nvembed import check_pool_mask, exclude_instruction
 from revela_hub.options import option
@@ -72,7 +72,7 @@ class NVEmbedCollator:
     >>> batch["label"][..., 0]  # (rows, columns): index of the text above
     tensor([[0, 3, 1],
             [2, 4, 3]])
-    >>> batch["label"][0, 1, 1] == batch["label"][1, 2, 1]  # the rest: a hash of the text without its prompt
+    >>> batch["label"][0, 1, 1] == batch["label"][1, 2, 1]  # the rest: `text_hash` of the text without its prompt
     tensor(True)
 
     Args:
@@ -116,7 +116,7 @@ class NVEmbedCollator:
             for column in columns:
                 prompt = row[ANCHOR_PROMPT if column == "anchor" else DOCUMENT_PROMPT]
                 places.append(place_of.setdefault((prompt, row[column]), len(place_of)))
-                hashes.append(_hash(row[column]))
+                hashes.append(text_hash(row[column]))
         features = self.preprocess([prompt + text for prompt, text in place_of])
         length_T = features["attention_mask"].sum(1)
         order_T = torch.argsort(length_T, descending=True, stable=True)
@@ -129,11 +129,6 @@ class NVEmbedCollator:
         batch["text_lengths"] = length_T[order_T].tolist()  # a list stays on the host, where the loss needs it
         label = torch.stack([torch.argsort(order_T)[torch.tensor(places)], torch.tensor(hashes)], dim=-1)
         return {"label": label.view(len(rows), len(columns), 2), **batch}
-
-
-def _hash(text: str) -> int:
-    """Return a 63-bit hash of a text, equal in all processes."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 QUERY_INSTRUCTION = "Given a question, retrieve passages that answer the question"

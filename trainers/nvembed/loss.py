@@ -24,11 +24,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.util import all_gather, all_gather_with_grad
+from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (as everywhere)
 
 from revela_hub.trainers.base.distributed import is_distributed, rank
+from revela_hub.trainers.base.in_batch import false_negatives, gathered_rows
 
 SIMILAR_LENGTH = 0.75
 """Texts of at least this fraction of the longest text's length are embedded in the same batch."""
@@ -141,24 +142,14 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
 
     def _in_batch(self, vector_BCD: Tensor, text_BC: Tensor) -> Tensor:
         """Return the loss of stage one, with the passages of all rows of all processes."""
-        query_BD, passage_BCD, all_text_BC = vector_BCD[:, 0], vector_BCD[:, 1:], text_BC
+        query_BD, passage_BCD = vector_BCD[:, 0], vector_BCD[:, 1:]
         if is_distributed():
-            passage_BCD, all_text_BC = all_gather_with_grad(passage_BCD.contiguous()), all_gather(text_BC.contiguous())
+            passage_BCD = all_gather_with_grad(passage_BCD.contiguous())
         score_BN = query_BD @ passage_BCD.flatten(0, 1).T / self.temperature
         columns = passage_BCD.shape[1]
         target_B = columns * (rank() * len(text_BC) + torch.arange(len(score_BN), device=score_BN.device))
-        wrong_BN = _false_negatives(text_BC, all_text_BC).scatter(1, target_B[:, None], False)
+        wrong_BN = false_negatives(text_BC, gathered_rows(text_BC)).flatten(1)
         return F.cross_entropy(score_BN.masked_fill(wrong_BN, -torch.inf), target_B)
-
-
-def _false_negatives(text_BC: Tensor, all_text_BC: Tensor) -> Tensor:
-    """Return (B, N), True on passages equal to a row's positive or query, and on positives of the same query."""
-    query_B1, positive_B1 = text_BC[:, :1], text_BC[:, 1:2]
-    passage_N = all_text_BC[:, 1:].flatten()
-    right_BN = (passage_N == positive_B1) | (passage_N == query_B1)
-    same_query_BW = all_text_BC[:, 0] == query_B1  # W is the rows of all processes here
-    right_BN[:, :: all_text_BC.shape[1] - 1] |= same_query_BW
-    return right_BN
 
 
 def _pool_by_row(pooling: nn.Module, arguments: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:

@@ -10,6 +10,7 @@ from revela_hub.data.sources.beir import is_beir, read_beir_pairs
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
 from revela_hub.data.sources.source import SourceLike, parse_source
+from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ def read_labelled_pairs(
     """Read pairs from JSON lines, a data set or a BEIR folder.
 
     A positive may be a list of texts: each makes a pair. Columns named `negative`, `negative_1`, `negative_2`, ... hold hard
-    negatives, as `revela-hub mine` writes them. Pairs with a hard negative that is a positive of the same query, except for
-    white space, are skipped, and so are the examples of kind "other" that `revela-hub synthesize` writes: their positives are
+    negatives, as `revela-hub mine` writes them. Pairs with a hard negative that is a positive of the same query are skipped, and so are the examples of kind "other" that `revela-hub synthesize` writes: their positives are
     labels, and the label of another text may be right, too.
 
     `split` selects the qrels of a BEIR folder. Return the rows (`anchor`, `positive`, `negative_1`, ...) and the report.
@@ -71,24 +71,24 @@ def read_labelled_pairs(
         found: Iterator[tuple[str, ...]] = iter(read_beir_pairs(parsed.path, split))
     else:
         found = _row_pairs(_without_labels(read_rows(parsed), report), anchor_column, positive_column)
-    rows: dict[tuple[str, ...], None] = {}
+    rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by their keys: a pair in another spelling is a repetition
     for texts in found:
         if not all(text.strip() for text in texts[:2]):
             report.empty += 1
-        elif texts in rows:
+        elif (keys := tuple(map(text_key, texts))) in rows:
             report.repeated += 1
         else:
-            rows[texts] = None
+            rows[keys] = texts
     known = KnownPairs()
-    for anchor, positive, *_ in rows:
+    for anchor, positive, *_ in rows.values():
         known.add(anchor, positive)
-    right = [row for row in rows if not any((row[0], negative) in known for negative in row[2:])]
+    right = [row for row in rows.values() if not any((row[0], negative) in known for negative in row[2:])]
     report.wrong = len(rows) - len(right)
     report.pairs, report.negatives = len(right), len(next(iter(rows), ("", ""))) - 2
     if report.pairs < 2:
         raise UserError(f"{parsed.path}: {report}; training needs at least 2 pairs")
     for column, texts in zip(("queries", "passages"), zip(*right, strict=True), strict=False):
-        if not report.negatives and len(set(texts)) == 1:
+        if not report.negatives and len(set(map(text_key, texts))) == 1:
             raise UserError(f"{parsed.path}: all {column} are equal; training needs different ones, or hard negatives")
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
     return Dataset.from_dict(dict(zip(names, map(list, zip(*right, strict=True)), strict=True))), report

@@ -2,7 +2,7 @@ r"""Fine-tunes a retriever on query-passage pairs with sentence-transformers' lo
 
     L = - mean_i log( exp(s(q_i, p_i) / t) / sum_{p in P} exp(s(q_i, p) / t) )
 
-P holds the passages and hard negatives of the whole batch, on all devices; s is the model's own similarity. With a
+P holds the passages and hard negatives of the whole batch, on all devices, without false negatives (`trainers.base.in_batch`); s is the model's own similarity. With a
 `mini_batch_size` below the batch size the loss is `CachedMultipleNegativesRankingLoss` (GradCache, Gao et al. 2021, arXiv 2101.06983,
 equation 2): less memory, a second forward pass, the same result. With `matryoshka_dims` L is the mean over truncated vectors
 (`MatryoshkaLoss`).
@@ -27,14 +27,17 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from sentence_transformers.util import cos_sim, dot_score
 from torch import nn
+from torch.utils.data import BatchSampler
 from transformers import set_seed
 
+from revela_hub.data.text.same_text import text_hash
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.base.adapters import add_adapters, freeze_pooler, lora_config
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
+from revela_hub.trainers.base.in_batch import InBatchNegatives, MaskedSimilarity, TextHashCollator
 from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.query_route import (
@@ -58,6 +61,7 @@ from revela_hub.trainers.base.rows import (
 )
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 
+NO_DUPLICATES = (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED)
 LABELS = ("label", "labels", "score", "scores")
 """Columns in which sentence-transformers looks for labels, in this order."""
 
@@ -165,6 +169,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if isinstance(retriever[0], Router):
             args.router_mapping = routes
         made = self._contrastive(retriever, args) if loss is None else _given_loss(loss, retriever, args)
+        if loss is None:
+            self.data_collator_class = TextHashCollator
         args.prompts = prompts
         super().__init__(model=retriever, args=args, loss=made, **kwargs)
         # The collator has all; in the run's settings, evaluation data change nothing.
@@ -172,9 +178,10 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
     def _contrastive(self, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
         cosine = similarity_of(retriever, "the retriever") == "cosine"
+        similarity = MaskedSimilarity(cos_sim if cosine else dot_score)
         settings: dict[str, Any] = {
             "scale": 1 / args.temperature,
-            "similarity_fct": cos_sim if cosine else dot_score,
+            "similarity_fct": similarity,
             "gather_across_devices": args.world_size > 1,
         }
         # GradCache needs gradients of all columns; frozen documents keep no activations in memory anyway.
@@ -188,7 +195,13 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             size = retriever.get_embedding_dimension()
         if dims := args.checked_dims(size, similarity_of(retriever, "the retriever")):
             loss = MatryoshkaLoss(retriever, loss, dims, [1 / len(dims)] * len(dims))
-        return loss
+        return InBatchNegatives(retriever, loss, similarity)
+
+    def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
+        """Return the sampler of the base class; `no_duplicates` compares hashes of `text_key`."""
+        hashed = _hashed(dataset) if self.args.batch_sampler in NO_DUPLICATES else dataset
+        sampler: BatchSampler | None = super().get_batch_sampler(hashed, *args, **kwargs)
+        return sampler
 
     @property
     def retriever(self) -> Any:
@@ -222,12 +235,10 @@ def _check_batches(rows: Dataset | IterableDataset, args: PairsTrainingArguments
     """Allow equal texts in the batches of a stream, and check that other rows can be put into batches as `args` says."""
     if isinstance(rows, IterableDataset):
         if args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
-            args.log(
-                "train_dataset is a stream: a batch may contain equal texts, which are then negatives of each other"
-            )
+            args.log("train_dataset is a stream: a batch may contain equal texts")
             args.batch_sampler = BatchSamplers.BATCH_SAMPLER
         return
-    if args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
+    if args.batch_sampler in NO_DUPLICATES:
         _check_repeated_texts(rows, args)
 
 
@@ -241,7 +252,7 @@ def _check_repeated_texts(rows: Dataset, args: PairsTrainingArguments) -> None:
         UserError: no batch can be full, and incomplete ones are dropped.
     """
     size, drop_last = args.train_batch_size, args.dataloader_drop_last
-    counts = [_rows_by_text(rows, name) for name in rows.column_names]
+    counts = [Counter(column) for column in _hashed(rows).to_dict().values()]
     if drop_last and (fewest := min(map(len, counts))) < size:
         raise UserError(
             f"no batch of {size} rows without equal texts: a column has only {fewest} different ones, and incomplete batches"
@@ -261,10 +272,13 @@ def _check_repeated_texts(rows: Dataset, args: PairsTrainingArguments) -> None:
         )
 
 
-def _rows_by_text(rows: Dataset, column: str) -> Counter[int]:
-    """Return the number of rows with each text of a column, by its hash."""
-    batches = rows.select_columns(column).iter(batch_size=1024)
-    return Counter(hash(str(text)) for batch in batches for text in batch[column])
+def _hashed(rows: Dataset) -> Dataset:
+    """Return the hashes of the texts, in the same columns."""
+    columns: dict[str, list[int]] = {name: [] for name in in_order(rows.column_names)}
+    for batch in rows.select_columns(list(columns)).iter(batch_size=1024):
+        for name, hashes in columns.items():
+            hashes.extend(map(text_hash, batch[name]))
+    return Dataset.from_dict(columns)
 
 
 def _note_small_rate(retriever: SentenceTransformer, args: PairsTrainingArguments) -> None:

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revela_hub.data.mixture.held_out import text_key
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.text.ngram_overlap import hash_words, ngram_hashes
+from revela_hub.data.text.same_text import text_key
 from revela_hub.data.text.words import words
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def hold_out_labels(
 ) -> RetrievalTask | None:
     """Return a task of labelled queries, and write the pairs of the other queries; None if there are too few queries.
 
-    Texts that differ only in case or white space are the same.
+    Texts with the same `text_key` are the same.
 
     Args:
         rows: pairs with the columns `anchor` and `positive`.
@@ -46,7 +46,7 @@ def hold_out_labels(
         left: file for the pairs that are left to train on.
         log: called with the reason if there are too few queries.
     """
-    spelling: dict[int, str] = {}  # the first one of each query and passage
+    spelling: dict[str, str] = {}  # the first one of each query and passage
     positives: dict[str, list[str]] = {}
     for row in rows:
         query, passage = (spelling.setdefault(text_key(text), text) for text in (row["anchor"], row["positive"]))
@@ -74,7 +74,8 @@ def hold_out_labels(
     asked_for = dict.fromkeys(text for query in held for text in positives[query])
     relevant = {text_key(text) for text in asked_for}
     labelled, is_copy = {row["positive"] for row in kept}, _copies_of(list(asked_for))
-    ordered = sorted((text for text in labelled.union(corpus.values()) if text_key(text) not in relevant), key=_digest)
+    candidates = {text_key(text): text for text in (*corpus.values(), *sorted(labelled))}  # a labelled text wins
+    ordered = sorted((text for key, text in candidates.items() if key not in relevant), key=_digest)
     # A chunk of the text that contains an answer, or a part of it, is no wrong answer.
     others = (text for text in ordered if text in labelled or not is_copy(text))
     names = {

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from revela_hub.data.sources.beir import read_beir_pairs
+from revela_hub.data.mixture.rows import read_task
+from revela_hub.data.mixture.tasks import parse_mixture
+from revela_hub.data.sources.beir import read_beir, read_beir_pairs
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.sources.report import ReadReport
@@ -182,3 +184,51 @@ def test_letters_that_are_lost_are_reported(tmp_path: Path, caplog: pytest.LogCa
             {"anchor": "Gr\ufffd\ufffde", "positive": "Ma\ufffde"}
         ]
     assert "pairs.csv: invalid UTF-8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "id,text,text\n1,kept,lost\n"),
+        ("a.tsv", "id\ttext\ttext\n1\tkept\tlost\n"),
+        ("a.csv", "id;text;text\n1;kept;lost\n"),
+        ("a.jsonl", '{"id": 1, "text": "kept", "text": "lost"}\n'),
+        ("a.json", '[{"id": 1, "text": "kept", "text": "lost"}]'),
+    ],
+)
+def test_two_columns_with_one_name_are_an_error(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=rf"{name}.*'text'"):
+        list(read_rows(Source(str(tmp_path / name))))
+
+
+def test_two_parquet_columns_with_one_name_are_an_error(tmp_path: Path) -> None:
+    parquet.write_table(
+        pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), tmp_path / "a.parquet"
+    )
+    with pytest.raises(UserError, match=r"a\.parquet.*'text'"):
+        list(read_rows(Source(str(tmp_path / "a.parquet"))))
+
+
+def test_empty_columns_of_a_spreadsheet_may_repeat(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,,\nfox,,\n")
+    assert [row.columns["text"] for row in read_rows(Source(str(tmp_path / "a.csv")))] == ["fox"]
+
+
+def test_ids_meet_whatever_the_white_space_around_them(tmp_path: Path) -> None:
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text('{"_id": " d1 ", "text": "a sea"}\n{"_id": "d2\\u00a0", "text": "a lake"}\n')
+    (folder / "queries.jsonl").write_text('{"_id": "q1\\t", "text": "where"}\n')
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1 \td1\t1\n q1\t d2\t1\n")
+    task = read_beir(folder)
+    assert task.corpus == {"d1": "a sea", "d2": "a lake"}
+    assert task.qrels == {"q1": {"d1": 1, "d2": 1}} and task.queries == {"q1": "where"}
+    assert sorted(read_beir_pairs(folder, "test")) == [("where", "a lake"), ("where", "a sea")]
+    assert read_queries(folder) == {"q1": "where"}
+    assert [document.id for document in read_documents(str(folder / "corpus.jsonl"))] == ["d1", "d2"]
+    [task_of_mixture] = parse_mixture(
+        {"tasks": [{"name": "a", "type": "retrieval", "source": str(folder), "split": "test", "instruction": "find"}]}
+    ).tasks
+    rows = read_task(task_of_mixture, tmp_path).rows
+    assert sorted(rows["positive"]) == ["a lake", "a sea"]

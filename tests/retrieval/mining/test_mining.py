@@ -1,6 +1,7 @@
 """Hard negatives: which texts may be negatives, that nothing is computed twice, and that the corpus is not in memory."""
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from datasets import Dataset
 from word_encoder import WORDS, Encoder
 
+from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
 from revela_hub.retrieval import dense, vectors
 from revela_hub.retrieval.bm25 import BM25
@@ -247,6 +249,8 @@ def test_a_positive_is_the_passage_that_has_its_text_below_a_title(tmp_path: Pat
     assert [row[0] for row in rows] == ["River old sea", "Stone old moon", "old road"]
     assert [row[1:] for row in rows] == [["Iron old hill", None]] * 3
     assert (report.documents, report.copies, report.added) == (4, 2, 1)
+    rows, report = mined(str(corpus), "STONE, old moon")  # also in another spelling
+    assert "Stone old moon" not in rows[0][1:]
     rows, _ = mined({"path": str(corpus), "title_column": ""}, "old sea")
     assert {*rows[0][1:]} == {"old moon", "old hill"}
     with pytest.raises(UserError, match="no column 'heading'"):
@@ -430,3 +434,21 @@ def test_more_negatives_than_documents_are_refused_before_anything_is_encoded(se
     corpus = [on_circle(0.1), on_circle(0.9)]
     with pytest.raises(UserError, match="the corpus is too small for .*: it has 3 different documents"):
         mine_negatives(["1 0"], [on_circle(0.5)], corpus, NeverUsed(), MiningSettings(**settings))
+
+
+@pytest.mark.parametrize("corpus", [False, True])
+def test_a_negative_is_no_other_form_of_the_positive_or_the_anchor(corpus: bool) -> None:
+    """Passages and questions also occur decomposed, in capitals or without punctuation; the questions are documents, too."""
+    questions = [f"Où est née la rivière {number} ?" for number in range(18)]
+    passages = [f"La rivière {number} est née à l'été, près de la forêt." for number in range(18)]
+    forms = [lambda text: unicodedata.normalize("NFD", text), str.upper, lambda text: f"\u200b«{text[:-1].strip()}»"]
+    anchors = [*questions, *(form(text) for form in forms for text in questions)]
+    positives = passages + [form(text) for form in (*forms[1:], forms[0]) for text in passages]
+    documents = [*positives, *anchors, *(f"Un autre texte {number} de la forêt." for number in range(40))]
+    mined = mine_negatives(
+        anchors, positives, documents if corpus else None, BM25, MiningSettings(3, relative_margin=None)
+    )
+    assert len(mined.dataset) == 18  # each pair once
+    for row in mined.dataset:
+        own = {text_key(row["anchor"]), text_key(row["positive"])}
+        assert not own & {text_key(text) for text in negatives(row)}

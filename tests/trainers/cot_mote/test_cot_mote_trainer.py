@@ -211,15 +211,15 @@ def test_a_fine_tuning_that_is_killed_and_resumed_ends_with_the_same_weights(
 
 
 def test_the_fine_tuning_loss_is_that_of_the_summed_scores(tmp_path: Path, mlm_folder: Path, pairs: Dataset) -> None:
-    """Against plain loops: softmax over all passages of the batch, and the FLOPs of the sparse part alone."""
+    """Against plain loops: softmax over the batch's passages but copies of the positive, and the FLOPs of the sparse part alone."""
     start = load(mlm_folder)
     run = finetuner(tmp_path, start, pairs.select(range(4)), query_flops_weight=0.3, passage_flops_weight=0.7)
     model = run.cot_mote.eval()
     for name, parameter in model.named_parameters():
         parameter.data += 0.05 * torch.randn_like(parameter) if "query" not in name else 0.0
     batch = run.data_collator([run.train_dataset[row] for row in range(4)])
-    features, _ = run.collect_features(batch)
-    losses = run.loss(features, None)
+    features, labels = run.collect_features(batch)
+    losses = run.loss(features, labels)
 
     def vectors(column: str, expert: str, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = start.tokenizer(
@@ -231,10 +231,12 @@ def test_the_fine_tuning_loss_is_that_of_the_summed_scores(tmp_path: Path, mlm_f
     query_dense, query_sparse = vectors("anchor", "query", 12)
     columns = [vectors(name, "passage", 30) for name in ("positive", "negative_1", "negative_2")]
     dense, sparse = (torch.cat([column[i] for column in columns]) for i in (0, 1))
+    texts = [text for name in ("positive", "negative_1", "negative_2") for text in pairs[:4][name]]
     expected = torch.zeros(())
     for q in range(4):
-        scores = [query_dense[q] @ dense[p] + query_sparse[q] @ sparse[p] for p in range(12)]
-        expected = expected - torch.stack(scores).log_softmax(0)[q] / 4
+        others = [p for p in range(12) if texts[p] != texts[q]]  # negatives of other rows are this row's positive
+        scores = [query_dense[q] @ dense[p] + query_sparse[q] @ sparse[p] for p in (q, *others)]
+        expected = expected - torch.stack(scores).log_softmax(0)[0] / 4
     torch.testing.assert_close(losses["base_loss"], expected, rtol=1e-5, atol=1e-5)
     flops = sum(sparse[:, term].mean() ** 2 for term in range(sparse.shape[1]))
     torch.testing.assert_close(losses["document_regularizer_loss"], 0.7 * flops, rtol=1e-5, atol=1e-6)
