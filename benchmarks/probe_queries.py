@@ -40,9 +40,10 @@ from probe_validity import minilm
 from scipy.stats import spearmanr
 
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.synthesis.questions import question_prompt
 from revela_hub.data.text.words import words
 from revela_hub.evaluation.hybrid_weight import WEIGHTS, fuse_runs
-from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe, question_prompt
+from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe
 from revela_hub.evaluation.query_shapes import in_shape, resembling
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, score_run
 

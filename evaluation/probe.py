@@ -8,12 +8,10 @@ The text of a query is removed from its passage and from the training text: `hel
 same text, settings and seed give the same probe.
 """
 
-import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, takewhile, zip_longest
+from itertools import zip_longest
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,7 @@ from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.data.text.same_text import letters, one_form, text_key
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe_queries import MIN_PASSAGE_WORDS, Candidate, Passage, ProbeKind, passages_of_each
+from revela_hub.evaluation.probe_queries import Candidate, Passage, ProbeKind, passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, resembling
 
 if TYPE_CHECKING:
@@ -36,27 +34,6 @@ MIN_QUERIES = 20
 MAX_TITLE_PASSAGES = 5
 SCANNED_CHARACTERS = 32_000_000
 """Maximum number of characters that are read and held in memory."""
-
-SEARCHED_FOR_COPIES = 100
-"""Maximum number of candidate queries that are searched for in all documents, to explain why there are too few."""
-
-MAX_QUESTION_TEXT = 3000
-"""Characters of a passage that a language model sees: a long function must not exceed its context of 2,048 tokens."""
-
-
-def question_prompt(text: str) -> str:
-    """Return the prompt for a question that a passage answers."""
-    return (
-        "Write one question that a person might type into a search box and that the text below answers. Do not name the text, "
-        f"and use other words than it does where you can. Answer with the question alone.\n\nText:\n{text[:MAX_QUESTION_TEXT]}"
-    )
-
-
-def question_filter(passages: Iterable[str]) -> "QuestionFilter":
-    """Return a filter for the replies to `question_prompt`."""
-    from revela_hub.data.synthesis.questions import QuestionFilter
-
-    return QuestionFilter(question_prompt(""), passages)
 
 
 class NoProbe(UserError):
@@ -185,6 +162,8 @@ def build_probe(
     asked = _ask(passages, documents, settings, random)
     keep = None
     if questions is not None:
+        from revela_hub.data.synthesis.questions import question_filter
+
         keep = question_filter(passage.text for passage in passages)
         asked |= _questions(questions, passages, asked, settings, keep)
     if len(asked) < MIN_QUERIES:
@@ -202,30 +181,12 @@ def build_probe(
 
 
 def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Document]) -> str:
-    """Return the message for a text with too few candidate queries: it has too few, or they occur several times."""
-    message = f"the text has {counted(asked, 'candidate query')}, but a probe needs at least {MIN_QUERIES}: "
-    candidates = (
-        (passage.document, kind, each.removed) for passage in passages for kind, each in passage.candidates.items()
-    )
-    copies = []
-    for own, kind, text in islice(candidates, SEARCHED_FOR_COPIES):
-        others = (each for each in documents if kind != "title" or each.id != own)  # a title may recur in its own text
-        copies.append([each.id for each in others if each.text.count(text) > (each.id == own)])
-    if sum(map(bool, copies)) > len(copies) / 2:
-        ((name, _),) = Counter(chain.from_iterable(copies)).most_common(1)
-        return (
-            f"{message}most of the text occurs several times, most often in {name}; skip copies and older versions "
-            "(--exclude with the names of files and folders), or remove what is repeated"
-        )
-    if not passages:
-        return (
-            f"{message}no section has {MIN_PASSAGE_WORDS} words, and no function has a docstring or a comment above it; add "
-            "longer text, or evaluate on your own task"
-        )
+    """Return the message for a text with too few candidate queries."""
     return (
-        f"{message}too few of the {counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are "
-        "functions with a docstring or a comment above them, have a heading that their text does not repeat, or have three "
-        "sentences; add more text, or evaluate on your own task"
+        f"the text has {counted(asked, 'candidate query')}, but a probe needs at least {MIN_QUERIES}: too few of the "
+        f"{counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are functions with a docstring or a "
+        "comment above them, have a heading that their text does not repeat, or have three sentences and 20 words; add more text, or "
+        "skip copies and older versions, whose text is repeated elsewhere (--exclude)"
     )
 
 
@@ -319,6 +280,8 @@ def _questions(
     settings: ProbeSettings,
     keep: "QuestionFilter",
 ) -> dict[str, _Asked]:
+    from revela_hub.data.synthesis.questions import write_questions
+
     taken = {index for query in asked.values() for index in query.passages}
     free = [(index, passage.text) for index, passage in enumerate(passages) if index not in taken]
     found: dict[str, _Asked] = {}
@@ -329,30 +292,6 @@ def _questions(
             seen.add(text)
             found[f"question-{len(asked) + len(found)}"] = _Asked(Candidate(text, ""), (index,))
     return found
-
-
-def write_questions(
-    backend: "Backend",
-    passages: Sequence[tuple[int, str]],
-    seed: int,
-    end: float = math.inf,
-    keep: "QuestionFilter | None" = None,
-) -> Iterator[tuple[int, str]]:
-    """Yield the number of each passage for which a language model writes a usable question, and the question.
-
-    From the time `end` (`time.monotonic`) on, no question is requested. `keep` decides and counts which questions are usable.
-    """
-    from revela_hub.data.synthesis.backends import Request
-    from revela_hub.data.synthesis.parsing import first_line_of
-    from revela_hub.data.synthesis.questions import without_label
-
-    keep = keep or question_filter(text for _, text in passages)
-    requests = (Request(question_prompt(text), seed + number) for number, text in passages)
-    in_time = takewhile(lambda _: time.monotonic() < end, requests)
-    for (number, passage), (_, reply) in zip(passages, backend.replies(in_time), strict=False):
-        text = without_label(first_line_of(reply))
-        if keep(text, passage):
-            yield number, text
 
 
 def _hold_out(passages: Sequence[Passage], asked: dict[str, _Asked]) -> tuple[RetrievalTask, dict[str, list[str]]]:

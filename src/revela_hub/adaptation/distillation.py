@@ -12,8 +12,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.data.synthesis.questions import question_filter, write_questions
 from revela_hub.evaluation.hybrid_weight import fuse_runs
-from revela_hub.evaluation.probe import question_filter, write_questions
 from revela_hub.evaluation.query_shapes import in_shape
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
 from revela_hub.retrieval.bm25 import BM25Settings

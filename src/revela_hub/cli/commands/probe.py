@@ -1,8 +1,7 @@
 """Make an evaluation set from raw text, without labels.
 
-Queries are taken from the text: docstrings, titles and headings, and sentences; with --endpoint or --model, a
-language model also writes questions. Near-duplicates are removed. The same text and seed give the same evaluation
-set.
+Queries are taken from the text: docstrings, titles and headings, and sentences; with --endpoint, a language
+model also writes questions. Near-duplicates are removed. The same text and seed give the same evaluation set.
 
 Writes a BEIR folder for `revela-hub evaluate` to --output_dir, with held_out.jsonl, the text of the queries, which
 `revela-hub train ... --probe FOLDER` excludes from training.
@@ -56,9 +55,8 @@ class Arguments(ReadingOptions):
     endpoint: str | None = option(
         None, "URL of a server whose --model also writes questions (agreement with real labels is not measured)."
     )
-    model: str | None = option(None, "Name of the model at --endpoint, or a Hub id or folder to run on this machine.")
+    model: str | None = option(None, "Name of the model at --endpoint.")
     api_key_env: str | None = option(None, "Environment variable that holds the server's API key.")
-    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -101,13 +99,11 @@ def _short(text: str, width: int = 108) -> str:
 
 def _questions(arguments: Arguments) -> "Backend | None":
     from revela_hub.data.openai_server import api_key
-    from revela_hub.data.synthesis.backends import Endpoint, LocalModel, Sampling
+    from revela_hub.data.synthesis.backends import Endpoint, Sampling
 
-    sampling = Sampling(temperature=0.7, max_new_tokens=512)
-    if arguments.endpoint is None:
-        trusted = arguments.trust_remote_code
-        return None if arguments.model is None else LocalModel(arguments.model, sampling, trust_remote_code=trusted)
-    if arguments.model is None:
-        raise UserError("--endpoint requires --model, the name of the model on the server")
-    key = api_key(arguments.api_key_env)
+    if arguments.endpoint is None or arguments.model is None:
+        if arguments.endpoint != arguments.model:
+            raise UserError("questions need both --endpoint and --model, the name of the model on the server")
+        return None
+    key, sampling = api_key(arguments.api_key_env), Sampling(temperature=0.7, max_new_tokens=512)
     return Endpoint(url=arguments.endpoint, model=arguments.model, api_key=key, sampling=sampling)
