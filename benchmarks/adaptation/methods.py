@@ -146,7 +146,7 @@ def by_replug(model: SentenceTransformer, given: Setting) -> None:
     lm = AutoModelForCausalLM.from_pretrained(given.lm, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(given.lm)
     options: dict[str, Any] = {"lm_tokenizer": tokenizer, "max_length": MAX_TOKENS, "train_dataset": groups}
-    ReplugTrainer(model, lm, arguments, **options, callbacks=[given.budget]).train()
+    ReplugTrainer(model, arguments, lm=lm, **options, callbacks=[given.budget]).train()
 
 
 def by_revela(*, neighbours: bool = False, lm_on_domain: bool = False) -> Method:

@@ -267,7 +267,7 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
 
         both = {"temperature": TEMPERATURE, "lm_temperature": TEMPERATURE}
         options: dict[str, Any] = {"max_length": given.tokens, "train_dataset": rows}
-        trainer = ReplugTrainer(retriever, str(lm), ReplugTrainingArguments(**common, **both), **options)
+        trainer = ReplugTrainer(retriever, ReplugTrainingArguments(**common, **both), lm=str(lm), **options)
     return trainer, lambda: trainer.retriever[0].auto_model.state_dict()
 
 

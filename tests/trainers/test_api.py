@@ -328,7 +328,7 @@ def test_activations_are_recomputed(
         distilling["args"] = ReplugTrainingArguments(**every)
         return [
             ContrieverTrainer(str(retriever_folder), contriever, train_dataset=raw),
-            ReplugTrainer(str(retriever_folder), str(llama_folder), **distilling),
+            ReplugTrainer(str(retriever_folder), lm=str(llama_folder), **distilling),
             RADITTrainer(str(retriever_folder), **given),
             RADITTrainer(str(llama_folder), retrieval_layer=1, **given),
         ]
@@ -621,18 +621,6 @@ def test_questions_and_passages_that_are_not_text(
         ):
             with pytest.raises(UserError, match=message):
                 make(train_dataset=questions, passages=passages)
-
-
-def test_replug_takes_its_arguments_in_the_order_of_trl_and_in_the_earlier_one(
-    raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
-) -> None:
-    tiny, lm, args = str(retriever_folder), str(llama_folder), ReplugTrainingArguments(**settings)
-    options: dict[str, Any] = {"train_dataset": raw, "group_size": 4, "max_length": 64}
-    by_name = run(ReplugTrainer(tiny, args, lm=lm, **options))
-    equal(by_name, run(ReplugTrainer(tiny, lm, args, **options)))
-    assert ReplugTrainer(tiny, lm, args=args, **options).args is args
-    with pytest.raises(UserError, match="the language model is missing.*pass lm="):
-        ReplugTrainer(tiny, args, **options)
 
 
 def test_shortened_vectors_need_a_retriever_that_compares_by_cosine(

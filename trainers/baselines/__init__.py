@@ -36,7 +36,7 @@ CONTRIEVER = Method(
     ),
     commands={
         "train contriever": Command(
-            "revela_hub.trainers.baselines.contriever_command",
+            "revela_hub.trainers.baselines.contriever",
             "train a retriever on raw text with a contrastive loss (baseline)",
         )
     },
@@ -60,7 +60,7 @@ REPLUG = Method(
     ),
     commands={
         "train replug": Command(
-            "revela_hub.trainers.baselines.replug_command",
+            "revela_hub.trainers.baselines.replug",
             "train a retriever with a frozen language model as teacher (baseline)",
         )
     },

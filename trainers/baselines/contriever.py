@@ -1,14 +1,16 @@
-r"""Contriever: contrastive learning of two views of the same text (Izacard et al. 2021, arXiv 2112.09118, sections 3.1-3.3).
+"""Train a retriever on raw text with a contrastive loss: Contriever (arXiv 2112.09118), a baseline.
 
-    L = - mean_i log( exp(q_i . k_i / t) / sum_{k in C_i} exp(q_i . k / t) )
+Two random crops of a passage are a positive pair; the crops of other passages in the batch (or, with --queue_size, of
+earlier batches) are negatives. It starts from a sentence-transformers model, or from an encoder or decoder
+with mean pooling. In our measurements, it did not improve all-MiniLM-L6-v2: use `revela-hub adapt` for such models.
 
-q_i and k_i are two views of passage i. Without a queue, C_i are the keys of the batch on all processes. With a queue (MoCo), C_i
-is k_i and the last `queue_size` keys of earlier batches, computed without gradient by a momentum encoder,
-`w_k <- m w_k + (1 - m) w_q`.
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
+--resume_from_checkpoint last).
 
-Views. Independent cropping: two spans of words with random length and position; inverse cloze: a span of words, and the rest of
-the text. Words of both are deleted at random. Unlike the official code, which crops token ids, spans consist of words, so that
-texts are tokenised as at inference time; q . k is the similarity of the published model, cosine or dot product.
+Examples:
+  revela-hub train contriever --data path/to/texts --retriever HuggingFaceTB/SmolLM2-135M --max_steps 200
+  revela-hub train contriever --data path/to/texts --retriever google-bert/bert-base-uncased --views inverse_cloze
+  accelerate launch -m revela_hub train contriever --config examples/revela/baselines/contriever-wikipedia.yaml
 """
 
 import copy
@@ -16,6 +18,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -30,11 +33,18 @@ from revela_hub.data.text.passages import build_passages
 from revela_hub.data.text.same_text import text_hash
 from revela_hub.data.text.words import UNSPACED_CHARACTER
 from revela_hub.errors import UserError
-from revela_hub.options import option
-from revela_hub.ranges import NonNegativeInt, PositiveFloat, Probability
+from revela_hub.options import option, required
+from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, TextLength
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.base.adapters import freeze_pooler
-from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
+from revela_hub.trainers.base.arguments import (
+    WARMUP,
+    AdapterArguments,
+    ProbeArguments,
+    RunArguments,
+    StreamedTextArguments,
+    text_rows,
+)
 from revela_hub.trainers.base.callbacks import SharedEpoch
 from revela_hub.trainers.base.distributed import is_distributed, rank
 from revela_hub.trainers.base.in_batch import gathered_rows
@@ -42,13 +52,17 @@ from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.query_route import refuse_frozen_documents
 from revela_hub.trainers.base.retriever import (
+    RetrieverArguments,
     WrappedRetriever,
     WrappedRetrieverTrainer,
     inputs_of,
     load_retriever,
+    print_retriever,
     with_adapters,
 )
 from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
+from revela_hub.trainers.base.run import open_run
+from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import CONTRIEVER
 
 View = Literal["cropping", "inverse_cloze", "both"]
@@ -91,10 +105,57 @@ class ContrieverTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgu
             )
 
 
-class ViewCollator(SharedEpoch):
-    """Turns rows of `build_passages` into two views each, with the model's own preprocessing.
+@dataclass(kw_only=True)
+class Arguments(ProbeArguments, RetrieverArguments, StreamedTextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+    """Arguments of `revela-hub train contriever`: the model, the data's, then those of every transformers Trainer."""
 
-    The first view is a query, the second a document. Random draws depend on `(seed, epoch, row)` only. The trainer sets `epoch`.
+    retriever: str = required("Model to train: Hub id or folder.")
+    output_dir: str = option("outputs/contriever", "Output folder.")
+    kind: Literal["auto", "text", "code"] = option(
+        "auto", "How to split passages: at sentences (text), at lines (code), or by file extension (auto)."
+    )
+    max_words: PositiveInt = option(200, "Maximum number of words per passage.")
+    max_length: TextLength | None = option(
+        None, "Maximum number of tokens per text (default: the retriever's own limit)."
+    )
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+
+
+def run(arguments: Arguments) -> None:
+    """Train, export and print the next command."""
+    print_retriever(train(arguments), arguments)
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Train and export. The options are further arguments of `ContrieverTrainer`, such as `callbacks`."""
+    with open_run(CONTRIEVER, arguments) as run:
+        if run.finished:
+            return run.output
+        held_out = hold_out_text(arguments)
+        cut: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
+        rows, report = run.read(
+            "reading the text", lambda: text_rows(arguments, build_passages, held_out.folder, **cut)
+        )
+        trainer = ContrieverTrainer(
+            arguments.retriever,
+            arguments,
+            max_length=arguments.max_length,
+            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code} | arguments.loading(),
+            train_dataset=rows,
+            retrieval_task=held_out.task,
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=arguments.data)
+        return run.output
+
+
+class ViewCollator(SharedEpoch):
+    """Turns rows of `build_passages` into two views each, a query and a document, with the model's own preprocessing.
+
+    Independent cropping: two spans of words with random length and position; inverse cloze: a span of words, and the rest of the
+    text. Words of both are deleted at random. Unlike the official code, which crops token ids, spans consist of words, so that
+    texts are tokenised as at inference time. Random draws depend on `(seed, epoch, row)` only. The trainer sets `epoch`.
     """
 
     def __init__(self, model: SentenceTransformer, args: ContrieverTrainingArguments) -> None:
@@ -131,9 +192,14 @@ class ViewCollator(SharedEpoch):
 
 
 class Contriever(WrappedRetriever):
-    """Computes the contrastive loss of a batch, with the retriever and, if there is a queue, its momentum encoder.
+    """Computes the contrastive loss of a batch (arXiv 2112.09118, section 3.1), with the retriever and a queue, if there is one.
 
-    With `matryoshka_dims`, the loss is the mean of those with the first d components, for these d.
+        L = - mean_i log( exp(q_i . k_i / t) / sum_{k in C_i} exp(q_i . k / t) )
+
+    q_i and k_i are two views of passage i; q . k is the similarity of the published model, cosine or dot product. Without a
+    queue, C_i are the keys of the batch on all processes. With a queue (MoCo), C_i is k_i and the last `queue_size` keys of earlier
+    batches, computed without gradient by a momentum encoder, w_k <- m w_k + (1 - m) w_q. With `matryoshka_dims`, the loss is the
+    mean of those with the first d components, for these d.
     """
 
     queue_KD: Tensor

@@ -1,22 +1,22 @@
-r"""REPLUG LSR: distils a frozen language model into a retriever (Shi et al. 2023, arXiv 2301.12652, section 4), on groups of chunks.
+r"""Train a retriever on raw text with a frozen language model as teacher: REPLUG LSR (arXiv 2301.12652), a baseline.
 
-For chunk i of a group and every other chunk j, with L_ij the mean log-likelihood of the tokens of D_i after D_j:
+The language model computes the likelihood of each chunk given each other chunk of its group, and the retriever's
+similarities are trained to match that distribution. It starts from a sentence-transformers model, or from an encoder
+or decoder with mean pooling. A group of n chunks costs n (n - 1) forward passes of the language model.
 
-    Q_i = softmax_{j != i}( L_ij / t_lm )        P_i = softmax_{j != i}( sim(e_i, e_j) / t_retriever )
-    loss = mean_i KL(Q_i || P_i)
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
+--resume_from_checkpoint last).
 
-sim is the retriever's similarity, cosine or dot product. As in the baseline of Revela's paper (appendix B.3), both temperatures are
-0.001 and the candidates are chunks of a group, so no index is needed. The KL divergence has the same direction as there. Unlike
-there, a chunk is no candidate for itself. With `likelihood="sum"`, L_ij is the sum over tokens, as there; the mean does not give
-long chunks sharper distributions. With `similarity_sides="query_passage"`, e_i is the vector of chunk i, or its first half, as a
-query.
-
-Letters: G groups, B chunks of a group, N = G B, P pairs, L tokens.
+Examples:
+  revela-hub train replug --data path/to/texts --retriever HuggingFaceTB/SmolLM2-135M \
+      --lm HuggingFaceTB/SmolLM2-135M --max_steps 200
+  accelerate launch -m revela_hub train replug --config examples/revela/baselines/replug-wikipedia.yaml
 """
 
 import re
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -29,21 +29,32 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
-from revela_hub.options import option
-from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
+from revela_hub.options import option, required
+from revela_hub.ranges import GroupSize, NonNegativeInt, PositiveFloat, PositiveInt, TextLength
 from revela_hub.retrieval.encoder import text_positions, truncates
 from revela_hub.trainers.base.adapters import freeze_pooler
-from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
+from revela_hub.trainers.base.arguments import (
+    WARMUP,
+    AdapterArguments,
+    ProbeArguments,
+    RunArguments,
+    StreamedTextArguments,
+    text_rows,
+)
 from revela_hub.trainers.base.models import ModelLike, default_arguments, name_of
 from revela_hub.trainers.base.query_route import refuse_routes
 from revela_hub.trainers.base.retriever import (
+    RetrieverArguments,
     WrappedRetriever,
     WrappedRetrieverTrainer,
     inputs_of,
     load_retriever,
+    print_retriever,
     with_adapters,
 )
 from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
+from revela_hub.trainers.base.run import open_run
+from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import REPLUG
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.imprag.data import token_rows
@@ -73,6 +84,53 @@ class ReplugTrainingArguments(AdapterArguments, RunArguments):
     lm_batch_size: PositiveInt = option(
         16, "Number of pairs per forward pass of the language model; affects memory only."
     )
+
+
+@dataclass(kw_only=True)
+class Arguments(ProbeArguments, RetrieverArguments, StreamedTextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+    """Arguments of `revela-hub train replug`: the models, the data's, then those of every transformers Trainer."""
+
+    retriever: str = required("Model to train: Hub id or folder.")
+    lm: str = required("Frozen language model that teaches the retriever: Hub id or folder of a decoder.")
+    output_dir: str = option("outputs/replug", "Output folder.")
+    kind: Literal["auto", "text", "code"] = option(
+        "auto", "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."
+    )
+    group_size: GroupSize = option(16, "Number of chunks per group.")
+    max_words: PositiveInt = option(120, "Maximum number of words per chunk.")
+    max_length: TextLength = option(160, "Maximum number of tokens per chunk.")
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+
+
+def run(arguments: Arguments) -> None:
+    """Train, export and print the next command."""
+    print_retriever(train(arguments), arguments)
+
+
+def train(arguments: Arguments, **trainer_options: Any) -> Path:
+    """Train and export. The options are further arguments of `ReplugTrainer`, such as `callbacks`."""
+    with open_run(REPLUG, arguments) as run:
+        if run.finished:
+            return run.output
+        held_out = hold_out_text(arguments)
+        cut = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
+        groups, report = run.read(
+            "reading and grouping the text", lambda: text_rows(arguments, build_groups, held_out.folder, settings=cut)
+        )
+        trainer = ReplugTrainer(
+            arguments.retriever,
+            arguments,
+            lm=arguments.lm,
+            max_length=arguments.max_length,
+            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+            retriever_init_kwargs=arguments.loading(),
+            train_dataset=groups,
+            retrieval_task=held_out.task,
+            **trainer_options,
+        )
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=arguments.data)
+        return run.output
 
 
 def load_chunk_encoder(model: ModelLike, max_length: int | None, **loading: Any) -> SentenceTransformer:
@@ -127,9 +185,19 @@ def first_half(text: str) -> str:
 
 
 class Replug(WrappedRetriever):
-    """Computes the loss of groups, with the retriever in training and the language model, which gets frozen.
+    r"""Computes the loss of groups, with the retriever in training and the language model, which gets frozen.
 
-    `begin` are the token ids in front of every text that the language model reads.
+    For chunk i of a group and every other chunk j, with L_ij the log-likelihood of the tokens of D_i after D_j:
+
+        Q_i = softmax_{j != i}( L_ij / t_lm )        P_i = softmax_{j != i}( sim(e_i, e_j) / t_retriever )
+        loss = mean_i KL(Q_i || P_i)
+
+    sim is the retriever's similarity, cosine or dot product. As in the baseline of Revela's paper (appendix B.3), both temperatures
+    are 0.001 and the candidates are chunks of a group, so no index is needed. The KL divergence has the same direction as there.
+    Unlike there, a chunk is no candidate for itself. With `likelihood="sum"`, L_ij is the sum over tokens, as there; the mean does
+    not give long chunks sharper distributions. `begin` are the token ids in front of every text that the language model reads.
+
+    Letters: G groups, B chunks of a group, N = G B, P pairs, L tokens.
     """
 
     def __init__(
@@ -232,7 +300,6 @@ class ReplugTrainer(WrappedRetrieverTrainer):
 
     Args:
         model: Hub id or folder of the retriever, or a loaded `SentenceTransformer`, which is trained in place.
-        *positional: `args`, as in the other trainers; or, as earlier, `lm` and `args`.
         args: training arguments; by default, the output folder is named after the retriever.
         lm: language model, which is frozen: Hub id, folder or loaded model.
         lm_tokenizer: tokenizer of the language model, by default its own.
@@ -240,6 +307,7 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         max_length: maximum number of tokens of a chunk.
         group_size: chunks per group, for raw text.
         model_init_kwargs: for loading both models: `trust_remote_code`.
+        retriever_init_kwargs: for loading the retriever alone: `pooling`, `prompts`.
         **kwargs: passed to `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_groups`), `callbacks`, ...
 
     Raises:
@@ -254,27 +322,21 @@ class ReplugTrainer(WrappedRetrieverTrainer):
     def __init__(
         self,
         model: ModelLike,
-        *positional: ReplugTrainingArguments | ModelLike | None,
         args: ReplugTrainingArguments | None = None,
-        lm: ModelLike | None = None,
+        *,
+        lm: ModelLike,
         lm_tokenizer: PreTrainedTokenizerBase | None = None,
         peft_config: PeftConfig | None = None,
         max_length: int = 160,
         group_size: int = 16,
         model_init_kwargs: dict[str, Any] | None = None,
+        retriever_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        for given in positional:
-            if given is None or isinstance(given, ReplugTrainingArguments):
-                args = given or args
-            else:  # the earlier order: model, lm, args
-                lm = given
-        if lm is None:
-            raise UserError("the language model is missing: it teaches the retriever, so pass lm=")
         loading = model_init_kwargs or {}
         args = args or default_arguments(ReplugTrainingArguments, model, self.method)
         own_length = None if isinstance(model, SentenceTransformer) else max_length
-        retriever = load_chunk_encoder(model, own_length, **loading)
+        retriever = load_chunk_encoder(model, own_length, **loading, **(retriever_init_kwargs or {}))
         loaded = load_lm(lm, tokenizer=lm_tokenizer, **loading)
         lm, lm_tokenizer = loaded.model, loaded.tokenizer
         if getattr(lm.config.get_text_config(), "is_causal", None) is False:

@@ -11,7 +11,7 @@ import yaml
 from revela_hub.trainers.base.checkpoints import RunRecord, run_settings
 from revela_hub.trainers.base.run import card_metadata, for_card
 from revela_hub.trainers.baselines import CONTRIEVER, RA_IT
-from revela_hub.trainers.baselines.contriever_command import Arguments
+from revela_hub.trainers.baselines.contriever import Arguments
 
 
 def arguments(folder: Path, **options: Any) -> Arguments:

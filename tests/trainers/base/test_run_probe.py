@@ -18,7 +18,7 @@ from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_rows, hold_out_text, remove_run_probe
 from revela_hub.trainers.baselines import CONTRIEVER
-from revela_hub.trainers.baselines import contriever_command as train_contriever
+from revela_hub.trainers.baselines import contriever as train_contriever
 
 
 @pytest.fixture

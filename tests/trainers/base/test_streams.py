@@ -77,7 +77,7 @@ def make(retriever_folder: Path, llama_folder: Path, mlm_folder: Path, tmp_path:
         if method == "contriever":
             return ContrieverTrainer(retriever, ContrieverTrainingArguments(**given), train_dataset=rows)
         args = ReplugTrainingArguments(**given | {"gradient_accumulation_steps": 1})
-        return ReplugTrainer(retriever, lm, args, group_size=3, max_length=32, train_dataset=rows)
+        return ReplugTrainer(retriever, args, lm=lm, group_size=3, max_length=32, train_dataset=rows)
 
     return made
 

@@ -44,8 +44,8 @@ def trainer(folder: Path, retriever: Path, lm: Path, **options: Any) -> ReplugTr
     args = ReplugTrainingArguments(output_dir=str(folder), **(given | options))
     return ReplugTrainer(
         model,
-        AutoModelForCausalLM.from_pretrained(lm),
         args,
+        lm=AutoModelForCausalLM.from_pretrained(lm),
         lm_tokenizer=AutoTokenizer.from_pretrained(lm),
         max_length=32,
         train_dataset=groups(),
@@ -139,10 +139,10 @@ def test_models_of_which_a_part_would_not_be_trained_are_rejected(
     routes = Router.for_query_document([model[0], model[1]], [model[0], model[1]])
     SentenceTransformer(modules=[routes], device="cpu").save_pretrained(str(tmp_path / "routes"))
     with pytest.raises(UserError, match="REPLUG trains a single encoder: use `revela-hub train pairs`"):
-        ReplugTrainer(str(tmp_path / "routes"), "no such model", train_dataset=groups())
+        ReplugTrainer(str(tmp_path / "routes"), lm="no such model", train_dataset=groups())
     args = ReplugTrainingArguments(output_dir=str(tmp_path / "run"), report_to=[])
     with pytest.raises(UserError, match="frozen"):
-        ReplugTrainer(model.requires_grad_(False), str(llama_folder), args, max_length=32, train_dataset=groups())
+        ReplugTrainer(model.requires_grad_(False), args, lm=str(llama_folder), max_length=32, train_dataset=groups())
 
 
 def test_a_language_model_that_sees_later_tokens_is_rejected(
@@ -152,7 +152,7 @@ def test_a_language_model_that_sees_later_tokens_is_rejected(
     load_nvembed(lm, tokenizer=AutoTokenizer.from_pretrained(llama_folder))  # changes it
     args = ReplugTrainingArguments(output_dir=str(tmp_path), report_to=[])
     with pytest.raises(UserError, match="the language model attends to later tokens .* load it again"):
-        ReplugTrainer(str(retriever_folder), lm, args, max_length=32, train_dataset=groups())
+        ReplugTrainer(str(retriever_folder), args, lm=lm, max_length=32, train_dataset=groups())
 
 
 def test_two_chunks_have_to_fit(retriever_folder: Path, llama_folder: Path, tmp_path: Path) -> None:
@@ -160,4 +160,4 @@ def test_two_chunks_have_to_fit(retriever_folder: Path, llama_folder: Path, tmp_
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
     args = ReplugTrainingArguments(output_dir=str(tmp_path), report_to=[])
     with pytest.raises(UserError, match="2048 positions, fewer than two chunks of --max_length 1025"):
-        ReplugTrainer(retriever, lm, args, lm_tokenizer=tokenizer, max_length=1025, train_dataset=groups())
+        ReplugTrainer(retriever, args, lm=lm, lm_tokenizer=tokenizer, max_length=1025, train_dataset=groups())
