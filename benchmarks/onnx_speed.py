@@ -1,4 +1,4 @@
-"""Time encoding with ONNX files, float32 and int8, against torch; the three alternate in one process.
+"""Time encoding with an ONNX file against torch; both alternate in one process.
 
 python benchmarks/onnx_speed.py                                   # about three minutes on one CPU core
 python benchmarks/onnx_speed.py --beir path/to/beir/scifact       # nDCG@10 instead, about ten minutes
@@ -18,7 +18,7 @@ from retrieval_common import heading, texts
 
 from revela_hub import evaluate_retrieval, read_beir
 from revela_hub.hub_cards.contents import copy_model
-from revela_hub.hub_cards.onnx_export import MODEL, QUANTIZED, OnnxModel, export_onnx
+from revela_hub.hub_cards.onnx_export import MODEL, OnnxModel, export_onnx
 from revela_hub.retrieval import load_encoder
 from revela_hub.retrieval.encoding import encode_texts
 
@@ -49,9 +49,7 @@ def speed(encoders: dict[str, Any], rounds: int) -> None:
         "32 passages of 100 words": ([*texts(32, 100)], 1),
         "64 texts of mixed lengths": ([*texts(64, 60, mixed=True)], 1),
     }
-    print(
-        f"\n{rounds} rounds, milliseconds (best)\n{'':<26} {'torch':>8} {'onnx':>8} {'int8':>8} {'onnx/torch':>11} {'int8/torch':>11}"
-    )
+    print(f"\n{rounds} rounds, milliseconds (best)\n{'':<26} {'torch':>8} {'onnx':>8} {'onnx/torch':>11}")
     for name, (batch, repeats) in cases.items():
         taken: dict[str, list[float]] = {who: [] for who in encoders}
         for _ in range(rounds):
@@ -62,7 +60,7 @@ def speed(encoders: dict[str, Any], rounds: int) -> None:
                 taken[who].append(1000 * (time.process_time() - began) / repeats)
         best = [min(times) for times in taken.values()]
         print(
-            f"{name:<26} {best[0]:8.1f} {best[1]:8.1f} {best[2]:8.1f} {best[1] / best[0]:11.2f} {best[2] / best[0]:11.2f}",
+            f"{name:<26} {best[0]:8.1f} {best[1]:8.1f} {best[1] / best[0]:11.2f}",
             flush=True,
         )
 
@@ -79,15 +77,12 @@ def main() -> None:
         folder = Path(scratch, "model")
         copy_model(Path(args.model or minilm()), folder)
         shutil.rmtree(folder / "onnx", ignore_errors=True)
-        for file in export_onnx(folder, quantize=True):
-            print(
-                f"{file.path.name:<22} {file.bytes / 1e6:7.1f} MB, largest difference {file.difference:.0e}, lowest cosine {file.cosine:.4f}"
-            )
+        file = export_onnx(folder)
+        print(f"{file.path.name} {file.bytes / 1e6:.1f} MB, largest difference {file.difference:.0e}")
         model = load_encoder(str(folder), device="cpu")
         encoders = {
             "torch": model,
             "onnx": OnnxEncoder(model, folder / MODEL),
-            "int8": OnnxEncoder(model, folder / QUANTIZED),
         }
         sample = list(texts(20, 30))
         np.testing.assert_allclose(

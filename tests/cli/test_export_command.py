@@ -13,8 +13,7 @@ from revela_hub.cli.main import main
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders to convert, instead of a conversion."""
     folders: list[Path] = []
-    monkeypatch.setattr(export, "require", lambda *_: None)
-    monkeypatch.setattr(export, "_add_onnx", lambda found, quantize: folders.extend(found))
+    monkeypatch.setattr(export, "_add_onnx", folders.append)
     return folders
 
 

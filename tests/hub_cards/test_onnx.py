@@ -9,7 +9,6 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
-import torch
 from loopback_hub import LoopbackHub
 from safetensors.torch import load_file, save_file
 
@@ -20,18 +19,20 @@ from revela_hub.hub_cards import Destination, ModelCardMetadata, check, onnx_exp
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.contents import Check
 from revela_hub.hub_cards.metadata import describe
-from revela_hub.hub_cards.onnx_export import MODEL, QUANTIZED, OnnxModel, export_onnx, onnx_obstacle
+from revela_hub.hub_cards.onnx_export import MODEL, OnnxModel, export_onnx
 from revela_hub.retrieval import load_encoder, model_identity
+
+pytestmark = pytest.mark.usefixtures("clean_process")
 
 TEXTS = ["Query: a", "the river carries sand", "", "Query: " + "many words " * 100]
 
 
 @pytest.fixture(scope="module")
 def exported(retriever_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with last-token pooling, in ONNX, float32 and int8. Tests must not change it."""
+    """A Llama with last-token pooling, in ONNX. Tests must not change it."""
     folder = tmp_path_factory.mktemp("onnx") / "retriever"
     write_card(shutil.copytree(retriever_folder, folder), ModelCardMetadata(license="mit"))
-    export_onnx(folder, quantize=True)
+    export_onnx(folder)
     return folder
 
 
@@ -53,9 +54,9 @@ def bert_with_dense(bert_folder: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def vectors(folder: Path, name: str = MODEL) -> Callable[[list[str]], np.ndarray]:
+def vectors(folder: Path) -> Callable[[list[str]], np.ndarray]:
     model = load_encoder(str(folder), device="cpu")
-    return OnnxModel(folder / name, model.tokenizer, model.max_seq_length).encode
+    return OnnxModel(folder / MODEL, model.tokenizer, model.max_seq_length).encode
 
 
 def row(checks: list[Check]) -> Check:
@@ -69,18 +70,11 @@ def test_any_batch_and_length_give_the_vectors_of_the_model(exported: Path) -> N
         np.testing.assert_allclose(encode(batch), expected, atol=1e-5)
 
 
-def test_int8_weights_are_smaller_and_close(exported: Path) -> None:
-    model, encode = load_encoder(str(exported), device="cpu"), vectors(exported, QUANTIZED)
-    cosines = (encode(TEXTS) * model.encode(TEXTS, prompt="")).sum(axis=1)
-    assert cosines.min() > 0.9
-    assert (exported / QUANTIZED).stat().st_size < (exported / MODEL).stat().st_size
-
-
 def test_all_modules_are_in_the_graph_and_weights_may_have_their_own_file(
     bert_with_dense: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_export, "LARGEST_FILE", 0)
-    [file] = export_onnx(bert_with_dense)
+    file = export_onnx(bert_with_dense)
     assert (bert_with_dense / "onnx" / "model.onnx_data").is_file() and file.difference < 1e-5
     expected = load_encoder(str(bert_with_dense), device="cpu").encode(TEXTS)
     assert expected.shape == (4, 8)
@@ -140,36 +134,14 @@ def test_the_identity_of_the_model_is_that_of_its_weights(retriever_folder: Path
     assert model_identity(str(exported)) == model_identity(str(retriever_folder))
 
 
-def _with_code(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["auto_map"] = {"AutoModel": "modeling_toy.ToyModel"}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def _without_prompt(folder: Path) -> None:
-    config = json.loads((folder / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config | {"include_prompt": False}), encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda folder: (folder / "modules.json").unlink(), "is not a sentence-transformers folder"),
-        (_with_code, "requires remote code"),
-        (_without_prompt, "excludes the prompt from pooling"),
-    ],
-)
-def test_folders_that_cannot_be_exported(change: Callable[[Path], object], said: str, own: Path) -> None:
-    change(own)
-    assert said in onnx_obstacle(own)
-    with pytest.raises(UserError, match=re.escape(f"{own} cannot be exported to ONNX: it {said}")):
-        export_onnx(own)
-
-
-def test_sparse_models_and_routes_cannot_be_exported(tiny_sparse_folder: Path, own: Path) -> None:
-    assert onnx_obstacle(tiny_sparse_folder) == "is a SparseEncoder, not a model with one dense vector per text"
-    (own / "modules.json").write_text(json.dumps([{"path": "", "type": "sentence_transformers.models.Router"}]))
-    assert onnx_obstacle(own) == "has separate routes for queries and documents"
+def test_models_that_pool_without_the_prompt_and_sparse_ones_cannot_be_exported(
+    own: Path, tiny_sparse_folder: Path
+) -> None:
+    config = json.loads((own / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
+    (own / "1_Pooling" / "config.json").write_text(json.dumps(config | {"include_prompt": False}), encoding="utf-8")
+    for folder in (own, tiny_sparse_folder):
+        with pytest.raises(UserError):
+            export_onnx(folder)
 
 
 def test_models_with_a_chat_template_cannot_be_exported(own: Path) -> None:
@@ -180,16 +152,7 @@ def test_models_with_a_chat_template_cannot_be_exported(own: Path) -> None:
     modalities = {"text": method, "message": method | {"format": "flat"}}
     config |= {"module_output_name": "token_embeddings", "modality_config": modalities}
     (own / "sentence_bert_config.json").write_text(json.dumps(config | {"transformer_task": "feature-extraction"}))
-    with pytest.raises(UserError, match="puts texts into a chat template"):
-        export_onnx(own)
-
-
-def test_an_error_of_the_exporter_is_one_line(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **options: object) -> None:
-        raise RuntimeError("no decomposition\nfor aten.x")
-
-    monkeypatch.setattr(torch.onnx, "export", fail)
-    with pytest.raises(UserError, match=r"^.* cannot be exported to ONNX: [^\n]*no decomposition[^\n]*$"):
+    with pytest.raises(UserError, match="chat template"):
         export_onnx(own)
 
 
@@ -205,8 +168,6 @@ def test_an_interrupted_export_leaves_the_earlier_files(
     with pytest.raises(KeyboardInterrupt):
         export_onnx(own)
     assert {file: file.stat().st_mtime_ns for file in own.rglob("*")} == files
-    assert cli.main(["export", str(own), "--output_dir", str(tmp_path / "new"), "--format", "onnx"]) == 130
-    assert not (tmp_path / "new").exists()  # so the same command can be repeated
 
 
 def test_the_command_copies_a_model_with_its_card_and_compares_shortened_vectors(
@@ -217,28 +178,10 @@ def test_the_command_copies_a_model_with_its_card_and_compares_shortened_vectors
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"truncate_dim": 8}), encoding="utf-8")
     new = tmp_path / "new"
     assert cli.main(["export", str(own), "--output_dir", str(new), "--format", "onnx"]) == 0
-    said = capsys.readouterr().out
-    assert re.fullmatch(
-        rf"{re.escape(str(new))}/onnx/model\.onnx: 0\.\d MB, vectors differ from the model's by at most \de-\d\d,"
-        r" cosine at least 1\.0000\n",
-        said,
+    assert re.search(
+        r"onnx/model\.onnx: 0\.\d MB, vectors differ from the model's by \de-\d\d", capsys.readouterr().out
     )
     assert (new / "model.safetensors").is_file() and (new / METADATA_FOLDER / "README.md").is_file()
     assert not (own / "onnx").exists()
     assert load_encoder(str(new)).encode(["a fox"]).shape == (1, 8)
     assert row(check(new)).ok
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--quantize", "int8"], "--quantize requires --format onnx"),
-        (["--format", "onnx", "--dtype", "float16"], "--dtype applies to checkpoints, but"),
-        (["--format", "onnx"], "is not empty: choose a new folder, or"),
-    ],
-)
-def test_options_that_do_not_fit(
-    options: list[str], said: str, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["export", str(own), "--output_dir", str(tmp_path), *options]) == 2
-    assert said in capsys.readouterr().err
