@@ -1,7 +1,7 @@
 """Verify that a model loads and embeds correctly where only transformers and sentence-transformers are installed.
 
 The model is loaded in a clean process, and the results are printed as a table. The checks cover private data (paths,
-secrets), pickles, missing or unused weights, NaNs, remote code, tokenizer and length settings, and whether vectors
+tokens), missing or unused weights, NaNs, remote code, the maximum length and the end of texts, and whether vectors
 depend on batching or padding. The exit status is 1 if a check fails.
 
 With --endpoint, compares the vectors of a running OpenAI-compatible server (vLLM, text-embeddings-inference, infinity)
@@ -17,11 +17,9 @@ Examples:
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.errors import UserError
-from revela_hub.files import local_path
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt
 from revela_hub.search.endpoint_options import EndpointOptions
@@ -56,21 +54,14 @@ class Arguments(EndpointOptions):
 
 def run(arguments: Arguments) -> None:
     """Print the table of checks."""
-    model = arguments.model
     from revela_hub.checkpoints import METHODS, is_checkpoint
     from revela_hub.hub_cards import as_table, check
-    from revela_hub.output import command_line
     from revela_hub.retrieval.encoder import model_in
 
-    if model == "bm25" and not Path(model).is_dir():
-        raise UserError("bm25 is not a model folder, so there is nothing to check: name a model folder or Hub id")
-    if Path(model).is_dir() and is_checkpoint(model):
-        publish = command_line("publish", model, "NAME/MODEL", "--dry_run")
-        raise UserError(f"{model} is a training checkpoint: `{publish}` exports it and checks the result")
+    model = arguments.model
+    if is_checkpoint(model):
+        raise UserError(f"{model} is a training checkpoint: publish --dry_run exports it and checks the result")
     model = model_in(model)
-    folder = local_path(model)
-    if arguments.revision and folder.exists():
-        raise UserError(f"--revision is for a model on the Hub, but {model} is a folder")
     if arguments.endpoint:
         checks = _compare_with_server(arguments, model)
     else:
