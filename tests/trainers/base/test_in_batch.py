@@ -3,8 +3,10 @@
 import json
 import math
 import unicodedata
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from processes import launch
@@ -16,7 +18,10 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.util import dot_score
 
 from revela_hub.data.text.same_text import text_key
-from revela_hub.trainers.base.in_batch import InBatchNegatives, MaskedSimilarity, text_hashes
+from revela_hub.trainers.base.in_batch import InBatchNegatives, MaskedSimilarity, first_of_same, text_hashes
+from revela_hub.trainers.baselines.contriever import Contriever
+from revela_hub.trainers.baselines.ra_dit import RADITTrainer
+from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 ROWS = [
     {"anchor": "où est l'été", "positive": "la forêt", "negative": "a lake"},
@@ -136,3 +141,56 @@ def test_two_processes_hide_the_same_passages_as_one(tmp_path: Any) -> None:
     hidden = [[row + 3 * rank, column] for rank, part in enumerate(parts) for row, column in part[1]]
     assert sorted(hidden) == sorted(whole[1]) == [[0, 1], [1, 0], [2, 4], [4, 2]]
     assert parts[1][2] == [3, 4, 5]
+
+
+def nce(scores: Any, positives: set[int], negatives: set[int]) -> float:
+    """`multi_label_nce` of one query in plain loops."""
+    others = sum(math.exp(scores[place]) for place in negatives)
+    return sum(math.log1p(others / math.exp(scores[place])) for place in positives) / len(positives)
+
+
+def test_imprag_warm_up_has_no_copies_of_the_best_passages_as_negatives() -> None:
+    texts = ["a sea", "a lake", "A sea!", "a hill", "the moon", "A LAKE.", "a fox"]
+    candidates = np.array([[0, 3, 2], [1, 5, 4]], dtype=np.int32)  # one positive each
+    known = np.array([[0, 6], [1, -1]], dtype=np.int32)
+    torch.manual_seed(0)
+    scores = torch.randn(2, 6)
+    trainer = SimpleNamespace(
+        same_M=first_of_same(texts),
+        accelerator=SimpleNamespace(gather=lambda rows: rows, process_index=0),
+        imprag=SimpleNamespace(score=lambda queries, vectors: scores),
+        args=SimpleNamespace(num_positives=1),
+    )
+    outputs = SimpleNamespace(passage_vectors=torch.zeros(6, 2), query_vectors=torch.zeros(2, 2))
+    drawn: Any = SimpleNamespace(candidates_BC=candidates, known_BR=known)
+    found = ImpRAGTrainer._warm_up(trainer, outputs, drawn, 1.0)  # type: ignore[arg-type]
+    # Row 0 knows "a sea" and "a fox": of 0 3 2 | 1 5 4, the places 1, 3, 4, 5 are negatives. Row 1 knows "a lake".
+    expected = [nce(scores[0].tolist(), {0}, {1, 3, 4, 5}), nce(scores[1].tolist(), {3}, {0, 1, 2, 5})]
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_ra_dit_warm_up_has_no_copies_of_the_positives_as_negatives() -> None:
+    texts = ["a sea", "a lake", "A sea!", "a hill"]
+    torch.manual_seed(0)
+    scores = torch.randn(1, 4)
+    trainer = SimpleNamespace(
+        same_M=first_of_same(texts),
+        candidates=np.array([[0, 2, 3, -1]], dtype=np.int32),
+        args=SimpleNamespace(num_positives=1, temperature=1.0, retrieval_warmup_epochs=1),
+        state=SimpleNamespace(epoch=0.0),
+    )
+    found = RADITTrainer.compute_loss(trainer, lambda: scores, {"row": torch.tensor([0])})  # type: ignore[arg-type]
+    assert found.item() == pytest.approx(nce(scores[0].tolist(), {0}, {2}), rel=1e-5)
+
+
+def test_views_of_the_same_text_in_the_queue_are_not_negatives() -> None:
+    contriever: Any = Contriever.__new__(Contriever)
+    torch.nn.Module.__init__(contriever)
+    contriever.queue_size, contriever.cosine = 4, False
+    contriever.queue_KD = torch.randn(4, 3)
+    contriever.queue_hash_K = torch.tensor([7, 8, 7, -1])
+    contriever.filled, contriever.place = torch.tensor(3), torch.tensor(3)
+    logits, _ = contriever._queued(torch.randn(2, 3), torch.randn(2, 3), torch.tensor([7, 9]), None)
+    assert logits.isinf().tolist() == [[False, True, False, True, True], [False, False, False, False, True]]
+    contriever._enqueue(torch.randn(2, 3), torch.tensor([1, 2]))
+    assert contriever.queue_hash_K.tolist() == [2, 8, 7, 1]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, PeftConfig
 from torch import nn
 from transformers import (
@@ -16,11 +17,22 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 
 from revela_hub.hub_cards.export import save_backbone
 from revela_hub.modeling import ImpRAGForCausalLM, RevelaForCausalLM
+from revela_hub.trainers import (
+    ImpRAGTrainer,
+    ImpRAGTrainingArguments,
+    RAITTrainer,
+    RAITTrainingArguments,
+    RevelaTrainer,
+    RevelaTrainingArguments,
+)
 from revela_hub.trainers.base.adapters import add_adapters, merged_copy
+from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
+from revela_hub.trainers.revela.checkpoint import load_checkpoint
 
 CONFIGS = {
     "embeddings": {"target_modules": ["q_proj", "embed_tokens"]},
@@ -122,3 +134,69 @@ def test_imprag(name: str, tmp_path: Path) -> None:
     same_after_writing(
         model, adapters, tmp_path, ImpRAGForCausalLM.from_pretrained, lambda lm: lm(IDS, torch.ones_like(IDS)).logits
     )
+
+
+@pytest.fixture
+def tied_folder(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, tiny_llama: LlamaForCausalLM) -> Path:
+    """A random Llama with tied embeddings, and its tokenizer."""
+    folder = tmp_path / "tied"
+    LlamaForCausalLM(LlamaConfig(**tiny_llama.config.to_dict() | {"tie_word_embeddings": True})).save_pretrained(folder)
+    bpe_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["embeddings", "head", "saved embeddings", "saved head", "tokens"])
+@pytest.mark.parametrize("method", ["revela", "imprag", "ra_it"])
+def test_what_a_trainer_writes(name: str, method: str, tied_folder: Path, texts: list[str], tmp_path: Path) -> None:
+    """Both the exported model and a checkpoint of adapters have the logits of the model in memory."""
+    if method == "ra_it" and name in ("head", "tokens"):
+        pytest.skip("TRL's SFTTrainer raises an error")
+    settings: dict[str, Any] = {
+        "output_dir": str(tmp_path / "out"), "max_steps": 2, "learning_rate": 0.1, "warmup_steps": 0, "save_steps": 2,
+        "bf16": False, "disable_tqdm": True, "report_to": "none", "gradient_accumulation_steps": 1,
+    }  # fmt: skip
+    questions = Dataset.from_dict(
+        {"question": ["Where is Paris?", "Where is Tokyo?"] * 4, "answer": ["France", "Japan"] * 4}
+    )
+    given: dict[str, Any] = {"peft_config": LoraConfig(r=4, **CONFIGS[name]), "max_length": 64}
+    trainer: Any
+    if method == "revela":
+        groups = [{"group": g, "document": ["a", "b"], "text": texts[2 * g : 2 * g + 2]} for g in range(2)]
+        retriever = AutoModel.from_pretrained(tied_folder)
+        trainer = RevelaTrainer(
+            retriever,
+            RevelaTrainingArguments(**settings),
+            lm=str(tied_folder),
+            train_dataset=Dataset.from_list(groups),
+            **given,
+        )
+        memory, checkpoint = trainer.revela.lm, lambda folder: load_checkpoint(folder).model.lm
+        written = lambda _: trainer.exportable().model.lm  # noqa: E731
+    elif method == "imprag":
+        init = {"b": 0, "t": 1, "k": 2, "l_max": 32}
+        arguments = ImpRAGTrainingArguments(**settings, retrieval_warmup_epochs=1, num_candidates=2)
+        trainer = ImpRAGTrainer(
+            str(tied_folder), arguments, train_dataset=questions, passages=texts, model_init_kwargs=init, **given
+        )
+        memory, checkpoint = trainer.imprag, lambda folder: load_imprag_checkpoint(folder).model
+        written = lambda folders: load_imprag_checkpoint(folders[0]).model  # noqa: E731
+    else:
+        trainer = RAITTrainer(
+            str(tied_folder),
+            RAITTrainingArguments(**settings),
+            train_dataset=questions,
+            passages=texts,
+            num_passages=2,
+            **given,
+        )
+        memory, checkpoint = trainer.accelerator.unwrap_model(trainer.model), None
+        written = lambda folders: AutoModelForCausalLM.from_pretrained(folders[0])  # noqa: E731
+    trainer.train()
+    with torch.no_grad():
+        expected = memory.eval()(IDS, torch.ones_like(IDS)).logits
+        found = [written(trainer.write_models(str(tmp_path / "models")))]
+        if checkpoint is not None:
+            found.append(checkpoint(tmp_path / "out" / "checkpoint-2"))
+        for model in found:
+            logits = model.eval()(IDS, torch.ones_like(IDS)).logits
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
