@@ -49,9 +49,6 @@ logger = logging.getLogger(__name__)
 ANCHOR_BLOCK = 4096
 """Anchors searched together; an interruption loses the hits of at most one block."""
 
-BATCH = 4096
-"""Rows of an Arrow batch, which is a row group of a parquet file."""
-
 Model: TypeAlias = Encoder | type[BM25] | Literal["bm25"]
 """A SentenceTransformer or any other `Encoder`; or BM25, as the class or the string."""
 
@@ -106,23 +103,20 @@ def mine_negatives(
     with ranking_folder(cache_dir, ranking or RankerSettings()) as (folder, ranking):
         pairs = zip(anchors, positives, strict=True)
         mined = mine(pairs, corpus, ranker, settings, ranking, folder=folder, sparse=sparse)
-        table = pa.Table.from_batches(mined_batches(mined.rows, settings), mined_schema(settings))
+        # In Arrow batches, because a list of Python rows needs more memory.
+        batches = iter(lambda: list(islice(mined.rows, ANCHOR_BLOCK)), [])
+        schema = _schema(settings)
+        table = pa.Table.from_batches((pa.RecordBatch.from_pylist(rows, schema) for rows in batches), schema)
     return MinedNegatives(Dataset(table), mined.report)
 
 
-def mined_schema(settings: MiningSettings) -> pa.Schema:
+def _schema(settings: MiningSettings) -> pa.Schema:
     """Return the schema of `MinedNegatives.dataset`."""
     from datasets import Features, Value
 
     names = ["anchor", "positive", *_negative_names(settings)]
     scores = {"scores": [Value("float32")]} if settings.scores else {}
     return Features({name: Value("string") for name in names} | scores).arrow_schema
-
-
-def mined_batches(rows: Iterator[dict[str, Any]], settings: MiningSettings) -> Iterator[pa.RecordBatch]:
-    """Return rows in Arrow batches, because a list of Python rows needs more memory."""
-    while batch := list(islice(rows, BATCH)):
-        yield pa.RecordBatch.from_pylist(batch, mined_schema(settings))
 
 
 @dataclass(frozen=True)
@@ -156,11 +150,9 @@ def mine(
     report = MiningReport(dropped=settings.fewer == "drop")
     numbered = number_pairs(pairs, corpus, folder, report)
     if settings.range_min + settings.num_negatives >= len(numbered.corpus):  # before anything is encoded
-        skipped = f" after the best {settings.range_min:,}" if settings.range_min else ""
         raise UserError(
-            f"the corpus is too small for {counted(settings.num_negatives, 'negative')}{skipped} per pair: it has"
-            f" {counted(len(numbered.corpus), 'different document')}, including the pair's positive; lower num_negatives or range_min,"
-            " or use a larger corpus"
+            f"the corpus is too small for {counted(settings.num_negatives, 'negative')} per pair: it has"
+            f" {counted(len(numbered.corpus), 'different document')}"
         )
     if ranker == "bm25" or ranker is BM25:
         ranking, ranker = replace(ranking, mode="bm25"), None  # type: ignore[assignment]
@@ -267,21 +259,14 @@ class _Miner:
     def _check_found(self) -> None:
         """Raises UserError if there is nothing to train on."""
         report = self.report
-        if report.negatives:
-            return
-        if report.found:
-            raise UserError(
-                f"no pair has {self.settings.num_negatives} negatives, but {report.found:,} have fewer: lower num_negatives"
-                " or raise range_max",
-                fewer="or keep such pairs with --fewer keep",
-            )
         if not report.candidates:
             raise UserError("no negatives: no document shares a term with any anchor; use a dense or hybrid ranker")
-        reasons = ", ".join(f"{number:,} by {reason}" for reason, number in report.removed.most_common() if number)
-        raise UserError(
-            f"no negatives left of {counted(report.candidates, 'candidate')}: removed {reasons or 'none'}; relax the limits "
-            f"(relative_margin, range_max, max_score, min_score), or use a larger corpus"
-        )
+        if not report.negatives:
+            reasons = ", ".join(f"{number:,} by {reason}" for reason, number in report.removed.most_common() if number)
+            raise UserError(
+                f"no pair has {counted(self.settings.num_negatives, 'negative')}, of {counted(report.candidates, 'candidate')} (removed:"
+                f" {reasons or 'none'}): relax the limits, keep pairs with fewer (fewer='keep'), or use a larger corpus"
+            )
 
 
 def _negative_names(settings: MiningSettings) -> list[str]:

@@ -26,9 +26,7 @@ class MiningSettings:
         num_negatives: Negatives per pair.
         relative_margin: A negative scores at most `positive - relative_margin * |positive|`; 0.05 means at most 95% of a
             positive score (NV-Embed section 4.1, TopK-PercPos of NV-Retriever). None: no such limit.
-        absolute_margin: A negative scores at least this much less than the positive.
         max_score: The maximum score of a negative.
-        min_score: The minimum score of a negative.
         range_min: Skip this many of the best texts that pass the filters above.
         range_max: Take negatives from at most this many of the best texts. None: `range_min`, plus ten per negative if a
             margin or a maximum is set, otherwise one.
@@ -40,9 +38,7 @@ class MiningSettings:
 
     num_negatives: int = 1
     relative_margin: float | None = 0.05
-    absolute_margin: float | None = None
     max_score: float | None = None
-    min_score: float | None = None
     range_min: int = 0
     range_max: int | None = None
     sampling: Literal["top", "random"] | str = "top"
@@ -52,17 +48,13 @@ class MiningSettings:
 
     def __post_init__(self) -> None:
         """Raises UserError for contradictory settings."""
-        if self.num_negatives < 1:
-            raise UserError(f"num_negatives must be at least 1, not {self.num_negatives}")
-        if self.range_min < 0:
-            raise UserError(f"range_min must be at least 0, not {self.range_min}")
+        if self.num_negatives < 1 or self.range_min < 0:
+            raise UserError("num_negatives must be at least 1, and range_min at least 0")
         if self.range_max is not None and self.range_max - self.range_min < self.num_negatives:
             raise UserError(
                 f"range_max must be at least range_min + num_negatives ({self.range_min + self.num_negatives}), "
                 f"not {self.range_max}"
             )
-        if self.min_score is not None and self.max_score is not None and self.min_score > self.max_score:
-            raise UserError(f"min_score ({self.min_score}) is above max_score ({self.max_score})")
         for name, choices in (("sampling", ("top", "random")), ("fewer", ("drop", "keep"))):
             if getattr(self, name) not in choices:
                 raise UserError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
@@ -75,8 +67,7 @@ class MiningSettings:
         """Return `range_max` or its default."""
         if self.range_max is not None:
             return self.range_max
-        limits = (self.relative_margin, self.absolute_margin, self.max_score)
-        factor = 1 if all(limit is None for limit in limits) else 10
+        factor = 1 if self.relative_margin is None and self.max_score is None else 10
         return self.range_min + self.num_negatives * factor + max_positives
 
 
@@ -200,12 +191,8 @@ def _outside(
     """Return the hits that each limit removes, in the order and with the inequalities of `mine_hard_negatives`."""
     positive_A1 = positive_scores_A[:, None]
     limits: dict[str, NDArray[np.bool_]] = {}
-    if settings.absolute_margin is not None:
-        limits["absolute margin"] = scores_AK + np.float32(settings.absolute_margin) > positive_A1
     if settings.relative_margin is not None:
         limits["relative margin"] = scores_AK > positive_A1 - np.abs(positive_A1) * np.float32(settings.relative_margin)
     if settings.max_score is not None:
         limits["maximum score"] = scores_AK > settings.max_score
-    if settings.min_score is not None:
-        limits["minimum score"] = scores_AK < settings.min_score
     return limits

@@ -173,6 +173,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         mined_rows(Encoder(), tmp_path / "file" / "cache")
 
 
+@pytest.mark.slow
 def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "SHARD_SIZE", 256)
     monkeypatch.setattr(dense, "PRODUCT_VECTORS", 256)

@@ -8,8 +8,8 @@ Pairs are JSON lines, a data set (hf:owner/name) or a BEIR folder (--beir). With
 pairs are searched. Vectors are cached on disk (dimension x 4 bytes per passage, or x 2 with --dtype float16), so a
 repeated or interrupted command reuses them, and the corpus can be larger than memory.
 
-Writes anchor, positive, negative_1, negative_2, ..., which sentence-transformers' losses read directly: as JSON lines
-(.jsonl or .jsonl.gz), or as a parquet file if the name of --output ends in .parquet.
+Writes anchor, positive, negative_1, negative_2, ..., which sentence-transformers' losses read directly, as JSON
+lines (.jsonl or .jsonl.gz).
 
 Examples:
   revela-hub mine my-retriever --beir data/beir/scifact --split train --output mined.jsonl
@@ -26,7 +26,6 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -37,7 +36,7 @@ from revela_hub.paths import local_path
 from revela_hub.search.ranker_options import RankerOptions, load_models
 
 if TYPE_CHECKING:
-    from revela_hub.retrieval.mining.mining import MiningSettings
+    pass
 
 POSITIONALS = ("model",)
 
@@ -49,7 +48,7 @@ class Arguments(RankerOptions):
     """Arguments of `revela-hub mine`."""
 
     model: str = required("Sentence-transformers folder or Hub id, or bm25.")
-    output: str = required("Output file: JSON lines (.jsonl or .jsonl.gz), or parquet (.parquet).")
+    output: str = required("Output file: JSON lines (.jsonl or .jsonl.gz).")
     mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(
         None, "How to rank (default: dense, or bm25 if that is the model)."
     )
@@ -67,9 +66,7 @@ class Arguments(RankerOptions):
     relative_margin: float = option(
         0.05, "Minimum distance of a negative's score below the positive's, as a fraction of that score."
     )
-    absolute_margin: float | None = option(None, "Minimum distance of a negative's score below the positive's.")
     max_score: float | None = option(None, "Maximum score of a negative.")
-    min_score: float | None = option(None, "Minimum score of a negative.")
     range_min: int = option(0, "Skip the N best passages that are within the score limits.")
     range_max: int | None = option(
         None, "Number of top passages to consider (default: ten per negative, after --range_min)."
@@ -108,19 +105,18 @@ def run(arguments: Arguments) -> None:
         sparse=models.sparse,
         reranker=models.reranker,
     )
-    _write(mined.rows, output, settings)
+    _write(mined.rows, output)
     print(mined.report)
     note(f"cache: {folder}")
 
 
 def _check_output(arguments: Arguments, output: Path) -> None:
     from revela_hub.data.sources.beir import is_beir
-    from revela_hub.data.sources.rows import ROW_FILES
 
     if output.exists() and not output.is_file():
         raise UserError(f"--output {output} is a folder or a device: choose another name")
-    if not output.name.endswith(ROW_FILES):
-        raise UserError(f"--output {output}: the name must end in {', '.join(ROW_FILES)}")
+    if not output.name.endswith((".jsonl", ".jsonl.gz")):
+        raise UserError(f"--output {output}: the name must end in .jsonl or .jsonl.gz")
     if output.exists() and not arguments.overwrite:
         raise UserError(f"{output} already exists; choose another --output, or replace it with --overwrite")
     for name, source in (("--pairs", arguments.pairs), ("--corpus", arguments.corpus), ("--beir", arguments.beir)):
@@ -148,26 +144,13 @@ def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[st
     else:
         assert arguments.pairs is not None
         pairs = read_pairs(arguments.pairs, arguments.anchor_column, arguments.positive_column)
-    return _begun(pairs), None if documents is None else _begun(documents)
+    return pairs, documents
 
 
-def _begun(rows: Iterator[RowT]) -> Iterator[RowT]:
-    """Return the same rows with the first one read, so that errors in them are raised before a model is loaded."""
-    return chain(list(islice(rows, 1)), rows)
-
-
-def _write(rows: Iterator[dict[str, Any]], output: Path, settings: "MiningSettings") -> None:
-    from pyarrow import parquet
-
-    from revela_hub.retrieval.mining.mining import mined_batches, mined_schema
+def _write(rows: Iterator[dict[str, Any]], output: Path) -> None:
     from revela_hub.whole_files import whole_file
 
     with whole_file(output.resolve(), "--output") as stream:  # resolved: not to replace a link by a file
-        if output.suffix == ".parquet":
-            with parquet.ParquetWriter(stream, mined_schema(settings), compression="zstd") as writer:
-                for batch in mined_batches(rows, settings):
-                    writer.write_batch(batch)
-            return
         with gzip.open(stream, "wb") if output.suffix == ".gz" else nullcontext(stream) as lines:
             for row in rows:
                 lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
