@@ -15,20 +15,18 @@
 The file may also contain only the list of tasks.
 """
 
-import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import yaml
 
 from revela_hub.data.mixture.pairs import PairMode
 from revela_hub.data.sources.source import Source, parse_source
-from revela_hub.data.yaml_lines import line_of, open_yaml
-from revela_hub.errors import UserError, did_you_mean
+from revela_hub.errors import UserError
 from revela_hub.paths import local_path
 
 TaskType: TypeAlias = Literal["retrieval", "pairs", "triplets", "classification", "clustering", "sts"]
@@ -92,6 +90,33 @@ class Task:
     max_samples: int | None = None
     stages: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Checks what would make other pairs than the file describes, or none."""
+        for name in ("name", "instruction"):
+            self._check(name, isinstance(getattr(self, name), str), "a text")
+        self._check("type", self.type in ROLES, ", ".join(ROLES))
+        self._check("mode", self.mode in get_args(PairMode), ", ".join(get_args(PairMode)))
+        roles = ROLES[self.type]
+        self._check("columns", {*self.columns} <= {*roles}, f"columns for {', '.join(roles)}")
+        self._check("symmetric", self.symmetric in (None, True, False), "true or false")
+        self._check("threshold", _is_number(self.threshold), "a number")
+        self._check("weight", self.weight is None or (_is_number(self.weight) and self.weight > 0), "above 0")
+        count = self.max_samples
+        self._check("max_samples", count is None or (type(count) is int and count > 0), "a whole number above 0")
+        self._check("stages", self.stages is None or {*self.stages} in ({1}, {2}, {1, 2}), "[1], [2] or [1, 2]")
+        for name in ("corpus", "queries"):
+            self._check(
+                name, getattr(self, name) is None or self.is_retrieval, f"for {', '.join(RETRIEVAL_TYPES)} only"
+            )
+        for role in ("label", "score"):
+            self._check("columns", len(self.columns.get(role, (role,))) == 1, f"one column for {role}")
+        used = [self.columns.get(role, (role,)) for role in roles if role not in ("negatives", "instruction")]
+        self._check("columns", len({*used}) == len(used), "different for each role")
+
+    def _check(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise UserError(f"task {self.name}: {name} is {getattr(self, name)!r}; it must be {expected}")
+
     @property
     def is_retrieval(self) -> bool:
         """Whether the positives of other rows can be negatives (the in-batch negatives of stage one)."""
@@ -132,85 +157,46 @@ def parse_mixture(
         root: The base folder of relative paths; overrides the file.
 
     Raises:
-        UserError: The file cannot be read, or a task is invalid; the message has file, line and remedy.
+        UserError: The file is not YAML, or a task is invalid.
     """
-    place, given = "mixture", cast("Any", mixture)
-    lines: list[int] = []
+    given: Any = mixture
     if isinstance(mixture, str | Path):
-        place = str(mixture)
-        given, lines = _read_yaml(local_path(mixture))
-    if not isinstance(given, Mapping):
-        given = {"tasks": given}
-    _check_keys(given, ("root", "stopping_strategy", "tasks"), place)
-    tasks = given.get("tasks")
-    if not isinstance(tasks, list | tuple) or not tasks:
-        raise UserError(f"{place}: it needs tasks, a list of mappings with name, type and source")
-    stopping = given.get("stopping_strategy", "first_exhausted")
-    _check_choice("stopping_strategy", stopping, get_args(Stopping), place)
-    folder = _expanded(str(given.get("root") or "") if root is None else str(root), f"{place}: root")
-    parsed: list[Task] = []
-    for number, values in enumerate(tasks):
-        where = f"{place}:{lines[number]}" if lines else f"{place}: task {number + 1}"
-        task = _parse_task(values, folder, where)
-        if any(task.name == other.name for other in parsed):
-            raise UserError(f"{where}: duplicate task name {task.name!r}; names must be unique")
-        parsed.append(task)
-    return MixtureFile(tuple(parsed), stopping)
+        try:
+            given = yaml.safe_load(local_path(mixture).read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:  # with the line
+            raise UserError(f"{mixture}: {error}") from error
+    given = dict(given) if isinstance(given, Mapping) else {"tasks": given}
+    tasks, stopping = given.pop("tasks", None), given.pop("stopping_strategy", "first_exhausted")
+    folder = given.pop("root", None)
+    folder = _expanded(str(folder or "") if root is None else str(root))
+    if given or not isinstance(tasks, list | tuple) or not tasks or stopping not in get_args(Stopping):
+        raise UserError(
+            f"{mixture}: a mixture has tasks (a list of mappings with name, type and source), root, and stopping_strategy"
+            f" ({' or '.join(get_args(Stopping))})"
+        )
+    parsed = tuple(_parse_task(task, folder) for task in tasks)
+    names = [task.name for task in parsed]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"{mixture}: several tasks have the name {', '.join(repeated)}")
+    return MixtureFile(parsed, stopping)
 
 
-def _read_yaml(path: Path) -> tuple[Any, list[int]]:
-    """Return the content of the file, and the line of each task."""
-    with open_yaml(path, "mixture") as (loader, root):
-        if root is None:
-            return None, []
-        node = root
-        if isinstance(root, yaml.MappingNode):
-            node = next((value for key, value in root.value if key.value == "tasks"), root)
-        lines = [line_of(item) for item in node.value] if isinstance(node, yaml.SequenceNode) else []
-        return loader.construct_document(root), lines
-
-
-def _parse_task(given: Any, root: str, place: str) -> Task:
-    if not isinstance(given, Mapping):
-        raise UserError(f"{place}: a task must be a mapping with name, type and source, not {given!r}")
-    place = f"{place}: {given['name']}" if isinstance(given.get("name"), str) else place
-    _check_keys(given, [item.name for item in fields(Task)], place)
-    for key in ("name", "type", "source"):
-        if not given.get(key):
-            raise UserError(f"{place}: the task needs a {key}")
-    values = {key: value for key, value in given.items() if value is not None}
-    _check_kinds(values, place)
-    _check_keys(values.get("columns", {}), ROLES[cast("TaskType", values["type"])], f"{place}: columns")
-    return Task(**_converted(values, root, place))
-
-
-def _converted(values: dict[str, Any], root: str, place: str) -> dict[str, Any]:
-    """Convert the values to the types of `Task`."""
-    for key in ("corpus", "queries"):
-        if key in values and values["type"] not in RETRIEVAL_TYPES:
-            raise UserError(f"{place}: {key} is for {', '.join(RETRIEVAL_TYPES)}, not for {values['type']}")
+def _parse_task(given: Any, root: str) -> Task:
+    known = [item.name for item in fields(Task)]
+    values = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else {}
+    mappings = all(isinstance(values.get(key, {}), Mapping) for key in ("columns", "where"))
+    if not mappings or not {"name", "type", "source"} <= values.keys() <= {*known}:
+        raise UserError(f"task {given}: it needs a name, a type and a source; the keys are {', '.join(known)}")
     for key in ("source", "corpus", "queries"):
         if key in values:
-            values[key] = _source(values[key], root, f"{place}: {key}")
+            values[key] = _source(values[key], root)
     if "split" in values and values["source"].is_dataset:
         values["source"] = replace(values["source"], split=values.pop("split"))
     for key in ("columns", "where"):
         values[key] = {name: _tuple(value) for name, value in values.get(key, {}).items()}
-    _check_columns(values["columns"], place)
     if "stages" in values:
-        values["stages"] = tuple(values["stages"])
-    return values
-
-
-def _check_columns(columns: Mapping[str, tuple[str, ...]], place: str) -> None:
-    for key in ("label", "score"):
-        if len(columns.get(key, (key,))) != 1:
-            raise UserError(f"{place}: columns: {key} is {list(columns[key])}; it must be one column")
-    for one, other in (("anchor", "positive"), ("positive", "negative"), ("sentence1", "sentence2"), ("text", "label")):
-        both = [columns.get(role, (role,)) for role in (one, other)]
-        if both[0] == both[1]:
-            names = " and ".join(both[0])
-            raise UserError(f"{place}: columns: {one} and {other} are both {names}; name two different ones")
+        values["stages"] = _tuple(values["stages"])
+    return Task(**values)
 
 
 def _tuple(value: Any) -> tuple[Any, ...]:
@@ -218,84 +204,26 @@ def _tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value))
-
-
-# Checks of values here, where the message can name the file and line.
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "name": (lambda value: isinstance(value, str), "a text"),
-    "split": (lambda value: isinstance(value, str), "a text"),
-    "instruction": (lambda value: isinstance(value, str), "a text"),
-    "symmetric": (lambda value: isinstance(value, bool), "true or false"),
-    "threshold": (_is_number, "a number"),
-    "weight": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-    "max_samples": (_is_count, "a whole number above 0"),
-    "stages": (
-        lambda value: isinstance(value, list | tuple) and bool(value) and all(stage in (1, 2) for stage in value),
-        "a list of stages, [1], [2] or [1, 2]",
-    ),
-    "where": (lambda value: isinstance(value, Mapping), "a mapping from columns to values"),
-    "columns": (
-        lambda value: isinstance(value, Mapping) and all(map(_are_names, value.values())),
-        "a mapping to names of columns",
-    ),
-}
-
-
-def _check_kinds(values: Mapping[str, Any], place: str) -> None:
-    _check_choice("type", values["type"], get_args(TaskType), place)
-    _check_choice("mode", values.get("mode", "example"), get_args(PairMode), place)
-    for key, (fits, expected) in _KINDS.items():
-        if key in values and not fits(values[key]):
-            raise UserError(f"{place}: {key} is {values[key]!r}; it must be {expected}")
-
-
-def _check_keys(given: Mapping[Any, Any], known: Sequence[str], place: str) -> None:
-    for key in given:
-        if key not in known:
-            remedy = did_you_mean(str(key), known, "{!r}") or f"the keys are {', '.join(known)}"
-            raise UserError(f"{place}: unknown key {key!r}: {remedy}")
-
-
-def _check_choice(key: str, value: Any, choices: Sequence[str], place: str) -> None:
-    if value not in choices:
-        suggestion = did_you_mean(str(value), choices)
-        more = f" ({suggestion})" if suggestion else ""
-        raise UserError(f"{place}: {key} is {value!r}; it must be one of {', '.join(choices)}{more}")
-
-
-def _source(given: Any, root: str, place: str) -> Source:
-    if not isinstance(given, str | Mapping):
-        raise UserError(f"{place}: it must be a path or a mapping with one, not {given!r}")
-    try:
-        source = parse_source(given)
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from error
-    path = _expanded(source.path, place)
+def _source(given: Any, root: str) -> Source:
+    source = parse_source(given)
+    path = _expanded(source.path)
     if not source.is_dataset:
-        path = os.path.join(root, os.path.expanduser(path))
-    return replace(source, path=path, data_files=_expanded_files(source.data_files, place))
+        path = os.path.join(root, path)
+    return replace(source, path=path, data_files=_expanded_files(source.data_files))
 
 
-def _expanded_files(files: Any, place: str) -> Any:
+def _expanded_files(files: Any) -> Any:
     if isinstance(files, Mapping):
-        return {split: _expanded_files(several, place) for split, several in files.items()}
-    return files and tuple(_expanded(file, place) for file in ((files,) if isinstance(files, str) else files))
+        return {split: _expanded_files(several) for split, several in files.items()}
+    return files and tuple(map(_expanded, (files,) if isinstance(files, str) else files))
 
 
-def _expanded(path: str, place: str) -> str:
-    """Expand environment variables in a path."""
+def _expanded(path: str) -> str:
+    """Expand environment variables in a path; one that is not set would be a folder of that name."""
     path = os.path.expandvars(os.path.expanduser(path))
     if unset := re.search(r"\$\{?(\w+)", path):
-        raise UserError(
-            f"{place}: the environment variable {unset[1]} is not set (in {path}); set it, or write out the path"
-        )
+        raise UserError(f"the environment variable {unset[1]} is not set (in {path})")
     return path

@@ -113,11 +113,6 @@ class ExcludedTexts:
                     return name
         return None
 
-    def fingerprint(self) -> str:
-        """Return a hash of the texts, independent of their files."""
-        ngrams = sorted({gram.tobytes() for lengths in self._sets.values() for gram in lengths.values()})
-        return hashlib.sha256(b"".join([str(self.n).encode(), *ngrams])).hexdigest()
-
 
 def _set_hash(tokens: Hashes) -> Hashes:
     distinct = np.unique(tokens)
