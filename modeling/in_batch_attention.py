@@ -25,7 +25,8 @@ Shapes: G groups, B chunks of a group, N = G * B rows, L tokens, H heads, K key/
 dimension of values (= D in most families), P pairs of chunks, T = L * R queries of a chunk (the R of a token are consecutive).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,13 +35,40 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from .backbones import eager_attention
-from .in_batch_inputs import InBatch, StreamE
-from .in_batch_kernels import Options, checkpointed, key_mask, read_pairs, read_pairs_on_cpu, weighted_read
+from .backbones import DECODER_ADVICE, eager_attention
+from .in_batch_kernels import (
+    InBatch,
+    Options,
+    StreamE,
+    checkpointed,
+    key_mask,
+    read_pairs,
+    read_pairs_on_cpu,
+    weighted_read,
+)
 from .joint_reading import joint_reading
 
 # Maximum size of the outputs of a fused call on a GPU before they are weighted and summed.
 BLOCK_BYTES = 2**28
+_RUNNING: list[InBatch | StreamE] = []  # inputs of the passes in progress
+
+
+@contextmanager
+def in_batch_pass(lm: nn.Module, in_batch: InBatch | StreamE) -> Iterator[InBatch | StreamE]:
+    """Run a language model's forward pass inside the context, which it gets as `in_batch`.
+
+    Raises:
+        ValueError: an attention layer did not receive it, or none did: the model would be trained as a plain language model.
+    """
+    _RUNNING.append(in_batch)
+    try:
+        yield in_batch
+    finally:
+        _RUNNING.pop()
+    if not in_batch.used:
+        raise ValueError(
+            f"{type(lm).__name__}: its layers do not call transformers' attention interface; {DECODER_ADVICE}"
+        )
 
 
 def revela_sdpa_attention(
@@ -75,7 +103,10 @@ def _in_batch_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute self-attention for all rows, and read the other chunks in the rows of stream h."""
     if in_batch is None:
+        if _RUNNING:
+            raise ValueError(f"{type(module).__name__} is not passed keyword arguments by its layer; {DECODER_ADVICE}")
         return self_attention(module, query, key, value, attention_mask, **kwargs)  # (2N, L, H, D)
+    in_batch.used = True
     if isinstance(in_batch, StreamE):
         in_batch.store(module.layer_idx, key, value)  # type: ignore[arg-type]
         return self_attention(module, query, key, value, attention_mask, **kwargs)

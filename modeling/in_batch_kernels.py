@@ -1,4 +1,4 @@
-"""Kernels of in-batch attention: the sum over pairs of chunks (i, j) of w_ij * b_ij, defined in `in_batch_attention.py`.
+"""Inputs and kernels of in-batch attention: the sum over pairs of chunks (i, j) of w_ij * b_ij, defined in `in_batch_attention.py`.
 
 `read_pairs` consists of torch operations, for GPUs, and for dropout and soft caps, which `PairReads` does not support.
 `PairReads` is for CPUs, where memory traffic takes most of the time. For each chunk i it processes as
@@ -10,7 +10,7 @@ A n = 1:
     dw = sum(y)     dS = w A * (G V_j^T - y n^T)      dQ_i += dS K_j      dK_j += dS^T Q_i
     dV_j += w (A^T G - (A^T y) * V_j / ||V_j||_2)     (the second part with V-normalisation only)
 
-Shapes: N chunks, K key/value heads, R query heads per key/value head, L tokens, T = L * R queries (the R of a token are
+Shapes: G groups, B chunks of a group, N chunks of all groups, K key/value heads, R query heads per key/value head, L tokens, T = L * R queries (the R of a token are
 consecutive), D head dimension, E head dimension of values (= D in most families), P pairs, J chunks read at a time, t queries and
 l keys that are not padding.
 """
@@ -27,6 +27,47 @@ from torch.utils.checkpoint import checkpoint
 
 BLOCK = 2**18  # scores per block on a CPU: 1 MiB in float32
 PADDING = -3e4  # score of a padded key, which makes its weight 0; fits into float16
+
+
+class StreamE(dict[int, tuple[Tensor, Tensor]]):
+    """Keys and values (N, K, L, D) of stream e by layer: filled by a forward pass that gets it as `in_batch`."""
+
+    repeated = False
+    """Whether a layer runs several times, so that its states cannot be found by its index."""
+    used = False
+    """Whether an attention layer has received it."""
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keep the states of a layer."""
+        self.repeated |= layer in self
+        self[layer] = key, value
+
+
+@dataclass
+class InBatch:
+    """Inputs of the cross-document part besides queries, keys and values.
+
+    Attributes:
+        similarity_GBB: weight of chunk j for chunk i, in float32 or wider; its diagonal is ignored.
+        lengths_N: number of tokens of each chunk; the rest of its row is padding. None without padding.
+        pairs_2P: rows (i, j) of the pairs to compute, as indices into all N rows; None for all pairs.
+        places_NL: column of each of the caller's tokens in the rows here; None if unchanged.
+        v_normalization: whether b_ij is divided by the weighted norm of its values.
+        eps: added to that divisor.
+        bias: (layers,) for joint reading (`joint_reading.py`); None for the paper's added reads.
+        stream_e: keys and values of stream e, if it was run before; None if both streams are run as one batch.
+        used: whether an attention layer has received it.
+    """
+
+    similarity_GBB: Tensor
+    lengths_N: Tensor | None = None
+    pairs_2P: Tensor | None = None
+    places_NL: Tensor | None = None
+    v_normalization: bool = False
+    eps: float = 1e-6
+    bias: Tensor | None = None
+    stream_e: StreamE | None = None
+    used: bool = False
 
 
 @dataclass

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .in_batch_inputs import InBatch
-from .in_batch_kernels import checkpointed
+from .in_batch_kernels import InBatch, checkpointed
 
 # Logits of the rows that are computed at a time, and again in the backward pass. On a GPU, small blocks spend their time on launching kernels.
 BLOCK_ON_CPU, BLOCK_ELSEWHERE = 2**24, 2**27

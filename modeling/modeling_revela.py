@@ -35,13 +35,11 @@ from .backbones import (
     check_mask,
     checking,
     load_backbone,
-    recorded_attention,
-    some_tokens,
     use_attention,
 )
 from .configuration_revela import RevelaConfig
-from .in_batch_attention import every_pair
-from .in_batch_inputs import InBatch, StreamE
+from .in_batch_attention import every_pair, in_batch_pass
+from .in_batch_kernels import InBatch, StreamE
 from .joint_reading import ReadingBias
 from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
 
@@ -126,8 +124,8 @@ class RevelaForCausalLM(PreTrainedModel):
             **config: other fields of `RevelaConfig`.
 
         Raises:
-            ValueError: a checkpoint lacks weights, such as those of the LM's head; the LM is not a causal decoder, or its
-                layers do not support in-batch attention; or both models are the same object.
+            ValueError: a checkpoint lacks weights, such as those of the LM's head; the LM is not a causal decoder; or both models
+                are the same object.
         """
         load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
         if isinstance(retriever, str):
@@ -142,31 +140,9 @@ class RevelaForCausalLM(PreTrainedModel):
         model = cls(RevelaConfig(retriever=retriever.config, lm=lm.config, **config), retriever, lm)
         model.config.dtype = lm.dtype
         if can_run(lm):
-            model._check_in_batch_attention()
+            with checking(lm, "Revela"):
+                check_mask(lm, causal=True)
         return model
-
-    def _check_in_batch_attention(self) -> None:
-        """Run two chunks of a few tokens to check that every attention call is in-batch, with a gradient to the similarity.
-
-        Raises:
-            ValueError: the language model is not a causal decoder, or in-batch attention does not work with its family.
-        """
-        with checking(self.lm, "Revela"):
-            check_mask(self.lm, causal=True)
-            ids_NL = some_tokens(self.lm, 2, 8)
-            similarity_GBB = (1 - torch.eye(2, device=ids_NL.device))[None].requires_grad_()
-            before = self.lm.config._attn_implementation
-            use_attention(self.lm, "revela")
-            with recorded_attention(self.lm) as calls, torch.enable_grad():
-                in_batch = self._in_batch(similarity_GBB)
-                logits = self._language_model(ids_NL, torch.ones_like(ids_NL), in_batch).logits
-                loss = summed_cross_entropy(logits, ids_NL)
-                (gradient,) = torch.autograd.grad(loss, similarity_GBB, allow_unused=True)
-            self.lm.set_attn_implementation(before)
-            if not all("in_batch" in call.arguments for call in calls):
-                raise ValueError("its layers do not pass keyword arguments to their attention")
-            if gradient is None or not gradient.isfinite().all() or not gradient[0, [0, 1], [1, 0]].all():
-                raise ValueError("its loss has no gradient to the similarity")
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the language model's token embeddings, for which FSDP checks whether they are tied to its projection."""
@@ -262,7 +238,8 @@ class RevelaForCausalLM(PreTrainedModel):
             **kwargs: accepted so that the Trainer passes `num_items_in_batch`; unknown arguments raise a TypeError.
 
         Raises:
-            ValueError: N is not a multiple of the group size, or there is no input to compute similarities from.
+            ValueError: N is not a multiple of the group size, there is no input to compute similarities from, or a layer of the
+                LM did not receive the other chunks.
         """
         if kwargs:
             raise TypeError(f"unexpected arguments: {', '.join(sorted(kwargs))}")
@@ -356,12 +333,13 @@ class RevelaForCausalLM(PreTrainedModel):
         input_ids = input_ids.gather(-1, order_NL)
         if not any(parameter.requires_grad for parameter in self.lm.parameters()):
             stream_e = StreamE()
-            with torch.no_grad():
+            with torch.no_grad(), in_batch_pass(self.lm, stream_e):
                 body(self.lm)(input_ids=input_ids, use_cache=False, in_batch=stream_e)
             in_batch.stream_e = None if stream_e.repeated else stream_e
         if in_batch.stream_e is None:
             input_ids = torch.cat([input_ids, input_ids])
-        return self.lm(input_ids=input_ids, use_cache=False, in_batch=in_batch)
+        with in_batch_pass(self.lm, in_batch):
+            return self.lm(input_ids=input_ids, use_cache=False, in_batch=in_batch)
 
     def _resolution(self, similarity: Tensor) -> float:
         """Return the similarity at or below which pairs are skipped; by default what rounding loses in a sum of 1.

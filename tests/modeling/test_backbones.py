@@ -100,10 +100,6 @@ def test_a_pooler_may_be_missing(bert_folder: Path, llama_folder: Path) -> None:
 
 
 REJECTED = {
-    "Revela, arguments are not passed on": (
-        lambda bert: RevelaForCausalLM.from_backbones(bert, decoder("Nemotron")),
-        "NemotronForCausalLM cannot be used for Revela: its layers do not pass keyword arguments to their attention",
-    ),
     "Revela, a bidirectional model": (
         lambda bert: RevelaForCausalLM.from_backbones(bert, decoder("Bert")),
         "BertLMHeadModel cannot be used for Revela: it is not a causal decoder",
@@ -130,6 +126,22 @@ def test_a_family_in_which_a_method_would_be_wrong_is_rejected(case: str, tiny_b
     build, message = REJECTED[case]
     with pytest.raises(ValueError, match=message):
         build(tiny_bert)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_that_does_not_receive_the_other_chunks_is_an_error(tiny_bert: PreTrainedModel, frozen: bool) -> None:
+    """Else the model would be trained as a plain language model; the next pass of another model is not affected."""
+    ids = torch.arange(16).view(2, 8) + 3
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "similarity": 1 - torch.eye(2)[None]}
+    model = RevelaForCausalLM.from_backbones(tiny_bert, decoder("Nemotron"), group_size=2)
+    model.lm.requires_grad_(not frozen)
+    with pytest.raises(ValueError, match="NemotronAttention"):
+        model(**batch)
+    assert model.lm(input_ids=ids).logits.isfinite().all()
+    silent = RevelaForCausalLM.from_backbones(tiny_bert, decoder("Llama"), group_size=2)
+    silent.lm.model.layers = torch.nn.ModuleList()
+    with pytest.raises(ValueError, match="attention interface"):
+        silent(**batch)
 
 
 def test_the_check_leaves_no_trace(tiny_bert: PreTrainedModel) -> None:

@@ -191,7 +191,7 @@ def entropy(similarity: Tensor) -> float:
 def test_bfloat16_similarities_tie_as_in_the_authors_training() -> None:
     """Each step in bf16, as their code ran under DeepSpeed: equal weights where cosines round to the same number."""
     generator = torch.Generator().manual_seed(0)
-    passages, queries = (torch.randn(4 * 40, 24, generator=generator) + 2 for _ in range(2))  # cosines of about 0.8
+    passages, queries = (torch.randn(4 * 40, 24, generator=generator) + 4 for _ in range(2))  # cosines of about 0.94
     model = build(temperature=1e-4, similarity_dtype="bfloat16")
     queries.requires_grad_()
     got = model.similarity(passages, query_embeddings=queries)
@@ -205,9 +205,10 @@ def test_bfloat16_similarities_tie_as_in_the_authors_training() -> None:
     assert ((got - expected.float()).abs() < 1e-6).all(-1).float().mean() > 0.95
     model.config.similarity_dtype = "float32"
     in_float32 = model.similarity(passages, query_embeddings=queries)
-    assert entropy(in_float32) < 0.02 < 0.2 < entropy(got)
-    gradients = [torch.autograd.grad(x.square().sum(), queries)[0].norm() for x in (got, in_float32)]
-    assert gradients[0] > 3 * gradients[1]
+    assert 4 * entropy(in_float32) < entropy(got)
+    direction = torch.randn(got.shape, generator=generator)
+    (gradient,) = torch.autograd.grad((got * direction).sum(), queries)
+    assert gradient.any(-1).float().mean() > 0.1  # chunks that tie have one
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def test_wrong_input_raises_clear_errors() -> None:
     with pytest.raises(ValueError, match="6 rows are not a multiple of group_size=4"):
         model(**batch)
     ids = batch["input_ids"][:4]
-    with pytest.raises(ValueError, match="give retriever_input_ids"):
+    with pytest.raises(ValueError, match="input ids"):
         model(ids, torch.ones_like(ids))
     with pytest.raises(TypeError, match="token_type_ids"):
         model(ids, torch.ones_like(ids), token_type_ids=ids)
