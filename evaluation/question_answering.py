@@ -9,9 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 from numpy.typing import NDArray
+
+from revela_hub.data.text.words import UNSPACED_CHARACTER
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -44,12 +47,15 @@ class QAScores:
 
 
 def normalized(text: str) -> str:
-    """Normalise a text as SQuAD does.
+    """Normalise a text as SQuAD does; in scripts without spaces, each character is a word, as in CMRC and MLQA.
 
-    >>> normalized("The  Nobel Prize, (a prize).")
-    'nobel prize prize'
+    >>> normalized("The  Nobel Prize, (a prize)."), normalized("北京。")
+    ('nobel prize prize', '北 京')
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    text = _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION))
+    if not text.isascii() and UNSPACED_CHARACTER.search(text):
+        text = "".join(f" {c} " if UNSPACED_CHARACTER.match(c) else c for c in text if category(c)[0] != "P")
+    return " ".join(text.split())
 
 
 def exact_match(answer: str, accepted: Sequence[str]) -> float:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.sources.report import counted
 from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, reason
 from revela_hub.paths import local_path
@@ -223,8 +222,6 @@ def _load(
     kind: Any, name: str, device: str | None = None, trust_remote_code: bool = False, max_seq_length: int | None = None
 ) -> Any:
     place = model_place(name)
-    if max_seq_length is not None and max_seq_length < 1:
-        raise UserError(f"the maximum sequence length must be at least 1, not {max_seq_length}")
     model = open_model(kind, place, name, device=device, trust_remote_code=trust_remote_code)
     if not module_types(place):
         without_chat_template(model[0])
@@ -321,11 +318,10 @@ def limit_length(model: Any, max_length: int, name: str) -> None:
         raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
     for module in input_modules(model):
         if _truncates(module):
-            count = getattr(getattr(module, "tokenizer", None), "num_special_tokens_to_add", int)
-            if max_length <= (special := count()):
+            special = getattr(getattr(module, "tokenizer", None), "num_special_tokens_to_add", int)()
+            if max_length <= special:  # every text would have the same vector
                 raise UserError(
-                    f"--max_length {max_length} leaves no room for text: {name} adds {counted(special, 'special token')} to each"
-                    f" text; raise it to {special + 1} or more"
+                    f"--max_length {max_length} leaves no room for text: {name} adds {special} special tokens"
                 )
             module.max_seq_length = max_length
 

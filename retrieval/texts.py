@@ -143,16 +143,6 @@ class TextFile:
         lines_M = np.delete(np.arange(len(self.rows_L)), self._lines_N)
         return lines_M, self.rows_L[lines_M]
 
-    def find(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the number of the text with each of these keys, -1 for an unknown key."""
-        places = np.searchsorted(self.keys_N, keys, sorter=self._order_N)
-        rows: NDArray[np.int64] = self._order_N[np.minimum(places, len(self) - 1)]
-        return np.where(self.keys_N[rows] == keys, rows, -1)
-
-    @cached_property
-    def _order_N(self) -> NDArray[np.int64]:
-        return np.argsort(self.keys_N)
-
 
 def write_texts(texts: Iterable[str | Mapping[str, Any]], folder: Path, schema: pa.Schema = TEXT) -> TextFile:
     """Write texts to a folder, in a file named after a hash of their content.

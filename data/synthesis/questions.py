@@ -88,7 +88,8 @@ class QuestionFilter:
         return "" if self._stems(question) & self._stems(passage) else "without a word of the passage"
 
     def _stems(self, text: str) -> set[str]:
-        return {word[:STEM] for word in words(text) if word not in self._ignored}
+        lengths = ((word, 2 if "가" <= word[0] <= "힣" else STEM) for word in words(text) if word not in self._ignored)
+        return {word[:length] for word, length in lengths}  # Korean words end in particles
 
     def __str__(self) -> str:
         """For example `28 of 40 questions dropped (20 without a word of the passage, 8 not a single question)`."""

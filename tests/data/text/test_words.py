@@ -5,10 +5,12 @@ import unicodedata
 import pytest
 
 from revela_hub.data.sources.source import Document
+from revela_hub.data.synthesis.questions import QuestionFilter
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.data.text.words import aligned, count_words, join_words, normal, word_places, words
+from revela_hub.evaluation.question_answering import exact_match, f1, holds_answer
 
 TRANSLATIONS = {
     "English": "The river carries sand and stones from the mountains to the sea.",
@@ -71,3 +73,15 @@ def test_extracted_queries_are_parts_of_the_text() -> None:
     for passage, [query] in zip(passages, ExtractiveQueries()(passages), strict=True):
         assert query in passage.lower()
         assert count_words(query) <= 10
+
+
+def test_answers_in_scripts_without_spaces_are_compared_by_characters() -> None:
+    """They were one word, so that passages never held them."""
+    assert holds_answer(["中国的首都是北京。"], ["北京"]) and not holds_answer(["中国的首都是北京。"], ["南京"])
+    assert f1("北京市", ["北京"]) == pytest.approx(0.8) and exact_match("北京。", ["北京"]) == 1
+
+
+def test_questions_in_korean_share_words_with_their_passage() -> None:
+    keep = QuestionFilter("Write a question.", ["강은 모래를 나른다.", "달은 밤에 뜬다."])
+    assert keep("강물이 모래가 무엇을 하나요", "강은 모래를 나른다.")
+    assert not keep("하늘이 왜 파란가요", "강은 모래를 나른다.")
