@@ -41,8 +41,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from revela_hub.loading import bf16_is_fast
 from revela_hub.modeling import ImpRAGForCausalLM
-from revela_hub.precision import bf16_is_fast
 from revela_hub.trainers.baselines.ra_dit import (
     RADITTrainer,
     RADITTrainingArguments,

@@ -20,8 +20,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+from revela_hub.loading import varying_shapes
 from revela_hub.retrieval.encoding import encode_texts
-from revela_hub.sdpa import varying_shapes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORDS = (REPOSITORY / "README.md").read_text(encoding="utf-8").split()

@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation import evaluate_retrieval
 from revela_hub.evaluation.significance import compare_queries
-from revela_hub.precision import bf16_is_fast
+from revela_hub.loading import bf16_is_fast
 
 RETRIEVAL = ("medquad", "squad", "cosqa")
 SAMPLES = 2000

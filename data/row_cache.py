@@ -6,31 +6,23 @@ is identified by its name and revision: to follow its changes, set a revision or
 
 import hashlib
 import json
-import logging
 import os
-import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.own_folder import claim, expanded
 from revela_hub.data.sources.converted import SUFFIXES, converter_version
 from revela_hub.data.sources.documents import read_documents, read_held_out
 from revela_hub.data.sources.files import local_files
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
-from revela_hub.errors import DISK_FULL, UserError
+from revela_hub.files import claim, local_path, write_text
 from revela_hub.internals import fingerprint
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-logger = logging.getLogger(__name__)
-
-ROWS, REPORT = "rows.arrow", "report.json"
 FORMAT = 10  # increase it when the same settings and sources produce different rows
 
 
@@ -77,7 +69,7 @@ def cached_rows(
     *,
     cache_dir: str | Path | None = None,
 ) -> "tuple[Dataset, dict[str, Any]]":
-    """Return the rows and counts of a cache entry, or make and write them; a damaged entry is made again.
+    """Return the rows and counts of a cache entry, or make and write them.
 
     Args:
         name: The name of the cache entry, with its fingerprint.
@@ -85,74 +77,32 @@ def cached_rows(
         rows: Makes the rows; called only if they are not cached.
         counts: Returns values to store with the rows, as JSON; called after the last row.
         cache_dir: The cache folder; default: the cache of `datasets`.
-
-    Raises:
-        UserError: From `rows`, or the folder cannot be written to.
     """
-    from filelock import FileLock
-
-    folder = cache_folder(cache_dir) / name
-    with FileLock(f"{folder}.lock"):  # one process writes, the others on this machine wait for it
-        if (entry_found := _read_entry(folder)) is not None:
-            return entry_found
-        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
-        with _removed_on_error(folder):
-            folder.mkdir()
-            dataset = write_rows(rows(), features, folder / ROWS)
-            # Written last: it marks the entry as complete.
-            entry: dict[str, Any] = {"crc32": _checksum(folder / ROWS), "counts": dict(counts())}
-            (folder / REPORT).write_text(json.dumps(entry), encoding="utf-8")
-    return dataset, entry["counts"]
-
-
-@contextmanager
-def _removed_on_error(folder: Path) -> Iterator[None]:
-    """Remove a folder if the block that writes it fails; a full disk becomes a `UserError`."""
-    try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            raise UserError(
-                f"the disk is full: cannot write {folder}; free some space", cache_dir="or use another --cache_dir"
-            ) from error
-        raise
-
-
-def _read_entry(folder: Path) -> "tuple[Dataset, dict[str, Any]] | None":
-    """Read a cache entry; None if it is missing or damaged."""
     import datasets
 
-    try:
-        entry = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-        if _checksum(folder / ROWS) != entry["crc32"]:
-            raise ValueError("wrong checksum")
-        return datasets.Dataset.from_file(str(folder / ROWS)), entry["counts"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s is damaged (%s): rebuilding it", folder, error)
-        return None
+    folder = cache_folder(cache_dir)
+    report = folder / f"{name}.json"
 
+    def made() -> Iterator[Mapping[str, Any]]:
+        yield from rows()
+        write_text(report, json.dumps(dict(counts())))
 
-def _checksum(path: Path) -> int:
-    """Return the CRC-32 of a file, at one or two GB per second: faster than one epoch reads it."""
-    value = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            value = zlib.crc32(block, value)
-    return value
+    try:  # waits for other processes of this machine that write the same entry
+        dataset = datasets.Dataset.from_generator(
+            made, features=datasets.Features(features), cache_dir=str(folder), fingerprint=name
+        )
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise error.__cause__ or error from None
+    return dataset, json.loads(report.read_text(encoding="utf-8"))
 
 
 def write_rows(rows: Iterable[Mapping[str, Any]], features: "Mapping[str, Any] | None", path: Path) -> "Dataset":
     """Write rows to an Arrow file one by one, and open it memory-mapped; without features, the first rows determine them."""
     import datasets
     from datasets.arrow_writer import ArrowWriter
-    from tqdm import tqdm
 
-    bar = tqdm(rows, desc=path.parent.name.partition("-")[0], unit=" rows", disable=None, leave=False)
     with ArrowWriter(path=str(path), features=datasets.Features(features) if features else None) as writer:
-        for row in bar:
+        for row in rows:
             writer.write(row)
         writer.finalize()
     return datasets.Dataset.from_file(str(path))
@@ -179,11 +129,4 @@ def cache_folder(cache_dir: str | Path | None) -> Path:
     """Return the cache folder, created if needed: `revela_hub` in the cache of `datasets`, or in `cache_dir`."""
     import datasets
 
-    folder = expanded(cache_dir or datasets.config.HF_DATASETS_CACHE) / "revela_hub"
-    try:
-        claim(folder, "cache_dir")
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the cache folder {folder}: {error.strerror}", cache_dir="use another --cache_dir"
-        ) from error
-    return folder
+    return claim(local_path(cache_dir or datasets.config.HF_DATASETS_CACHE) / "revela_hub")

@@ -5,23 +5,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from revela_hub.data.own_folder import claim
 from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.evaluation.probe import Probe
-from revela_hub.paths import local_path
-from revela_hub.whole_files import writing
+from revela_hub.files import claim, local_path
 
 SETTINGS_FILE = "probe.json"
 
 
-def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") -> Path:
+def write_probe(probe: Probe, folder: str | Path) -> Path:
     """Write the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`.
 
     The files replace those of an earlier probe when all of them are written.
 
     Raises:
-        UserError: The folder contains files other than those of an earlier probe, or the disk is full.
+        UserError: The folder contains files other than those of an earlier probe.
     """
     folder = local_path(folder)
     metadata = asdict(probe.settings) | {
@@ -31,18 +29,17 @@ def write_probe(probe: Probe, folder: str | Path, option: str = "--output_dir") 
         "characters_read": probe.characters,
         "all_of_the_text": probe.complete,
     }
-    with writing(folder, option):
-        claim(folder, option)
-        with TemporaryDirectory(prefix=".part-", dir=folder) as part:
-            write_beir(probe.task, Path(part))
-            rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
-            lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            (Path(part) / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
-            (Path(part) / SETTINGS_FILE).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
-            for file in sorted(Path(part).rglob("*.*")):
-                target = folder / file.relative_to(part)
-                target.parent.mkdir(exist_ok=True)
-                file.replace(target)
+    claim(folder)
+    with TemporaryDirectory(prefix=".part-", dir=folder) as part:
+        write_beir(probe.task, Path(part))
+        rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (Path(part) / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
+        (Path(part) / SETTINGS_FILE).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+        for file in sorted(Path(part).rglob("*.*")):
+            target = folder / file.relative_to(part)
+            target.parent.mkdir(exist_ok=True)
+            file.replace(target)
     return folder
 
 

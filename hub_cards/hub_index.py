@@ -10,9 +10,8 @@ from huggingface_hub import snapshot_download
 
 from revela_hub.data.sources.source import HUB_PREFIX
 from revela_hub.errors import UserError
-from revela_hub.files import cache_folder
+from revela_hub.files import cache_folder, key_of
 from revela_hub.hub_cards.repository import Destination, Repository, files_of
-from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.index import EQUAL, METADATA, PassageStore
 

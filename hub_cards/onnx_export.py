@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from revela_hub.errors import UserError, require
-from revela_hub.files import local_path
+from revela_hub.files import local_path, scratch_folder
 from revela_hub.hub_cards.tokenizers import uses_chat_template
 from revela_hub.hub_cards.verify import difference, probe_texts
 from revela_hub.retrieval.encoder import load_encoder
-from revela_hub.scratch import scratch_folder
 
 MODEL = "onnx/model.onnx"
 TOLERANCE = 1e-4

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.hub_cards.export import PoolingMode, export_retriever
-from revela_hub.pickles import refuse_pickles
+from revela_hub.loading import refuse_pickles
 
 WEIGHTS = "adapter_model.safetensors"
 PROMPTS = {"query": "Query: ", "document": "Passage: "}

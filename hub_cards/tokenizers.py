@@ -12,8 +12,8 @@ from tokenizers import processors
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from revela_hub.errors import UserError
+from revela_hub.files import scratch_folder
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.scratch import scratch_folder
 
 
 def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -1,7 +1,6 @@
 from .bm25 import ANSERINI as ANSERINI
 from .bm25 import BM25 as BM25
 from .bm25 import BM25Settings as BM25Settings
-from .disk import default_cache_folder as default_cache_folder
 from .encoder import Encoder as Encoder
 from .encoder import load_encoder as load_encoder
 from .encoder import model_identity as model_identity

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from revela_hub.data.text.words import HANGUL, MARKS, UNSPACED, aligned, normal, pairs
 from revela_hub.errors import UserError, first_line
-from revela_hub.retrieval.disk import key_of
+from revela_hub.files import atomic, key_of
 from revela_hub.retrieval.texts import TextFile, TextList, TextRange, TextSource
 from revela_hub.retrieval.top_k import Hits, top_hits
-from revela_hub.whole_files import whole_path, writing
 
 logger = logging.getLogger(__name__)
 
@@ -139,11 +138,11 @@ class BM25:
     def _write(self, folder: Path) -> None:
         """Save the index for later runs; a full or read-only disk does not stop this one."""
         try:
-            with whole_path(folder) as temporary, writing(folder.parent):
+            with atomic(folder) as temporary:
                 self._index.save(str(temporary), show_progress=False)
                 (temporary / "complete").touch()
-        except UserError as error:
-            logger.warning("the BM25 index is not saved and will be built again next time: %s", error.message)
+        except OSError as error:
+            logger.warning("the BM25 index is not saved and will be built again next time: %s", error)
 
     def encode(self, queries: Sequence[str]) -> list[list[int]]:
         """See `Ranker`: the ids of each query's words that occur in any text."""

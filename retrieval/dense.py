@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, require
+from revela_hub.files import atomic
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.top_k import Hits, best_hits
 from revela_hub.retrieval.vectors import NumberedVectors
-from revela_hub.whole_files import whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class FaissIndex:
             self._index = self._built()
             if path is not None:
                 # Not faiss.write_index(path): on a full disk it may stop early without an error.
-                with whole_file(path, option) as stream:
+                with atomic(path) as temporary, temporary.open("wb") as stream:
                     self._faiss.write_index(self._index, self._faiss.PyCallbackIOWriter(stream.write))
         if kind != "flat":
             self._check_lengths()

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, reason
-from revela_hub.paths import local_path
-from revela_hub.pickles import PEFT_ADAPTER, encoder, model_json, model_kind, module_types
-from revela_hub.precision import in_fast_precision
+from revela_hub.files import content_digest, local_path
+from revela_hub.loading import PEFT_ADAPTER, encoder, in_fast_precision, model_json, model_kind, module_types
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer, SparseEncoder

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.sources.unicode import without_surrogates
+from revela_hub.loading import varying_shapes
 from revela_hub.retrieval.encoder import Encoder, as_vectors
-from revela_hub.sdpa import varying_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from revela_hub.data.openai_server import openai_client, server_errors, server_name
 from revela_hub.errors import UserError
-from revela_hub.pickles import model_json, module_types
+from revela_hub.loading import model_json, module_types
 from revela_hub.retrieval.encoder import SERVED_PREFIX, model_place, similarity_of, text_positions
 
 

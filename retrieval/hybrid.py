@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.disk import key_of
+from revela_hub.files import key_of
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.top_k import Hits
 

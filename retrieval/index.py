@@ -23,9 +23,8 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
-from revela_hub.files import local_path, remove, write_text
+from revela_hub.files import claim, local_path, remove, write_text
 from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
-from revela_hub.retrieval.disk import claim_folder
 from revela_hub.retrieval.encoder import Encoder, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.index_options import IndexOptions
@@ -241,7 +240,7 @@ def build_store(
     Raises:
         UserError: There is no passage; the folder holds the index of another model; another process builds an index in it.
     """
-    folder = claim_folder(local_path(output), "--output_dir")
+    folder = claim(local_path(output))
     path = local_path(model)
     described = {
         "model": path.resolve().name if path.exists() else model,

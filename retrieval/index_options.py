@@ -5,8 +5,8 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from revela_hub.errors import UserError, require
+from revela_hub.files import local_path
 from revela_hub.options import option
-from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 
 IndexType = Literal["exact", "flat", "hnsw", "ivfpq", "milvus"]

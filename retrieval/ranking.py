@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
-from revela_hub.paths import local_path
+from revela_hub.files import claim, key_of, local_path, scratch_folder
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.dense import VectorIndex, open_index
-from revela_hub.retrieval.disk import claim_folder, key_of
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import BM25_WEIGHT, Fusion, Hybrid, part_weights
@@ -24,7 +23,6 @@ from revela_hub.retrieval.sparse import SparseIndex, as_terms, pack_terms
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
 from revela_hub.retrieval.vectors import Vectors, VectorStore, truncated_dimension
-from revela_hub.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +112,7 @@ def ranking_folder(cache_dir: str | Path | None, settings: RankerSettings) -> It
     Without a cache folder, it is a temporary one, in which the models need no identity.
     """
     if cache_dir is not None:
-        yield claim_folder(local_path(cache_dir)), settings
+        yield claim(local_path(cache_dir)), settings
         return
     unnamed = "the only model in this folder"
     with scratch_folder("ranking") as temporary:

@@ -24,15 +24,13 @@ from tqdm.auto import tqdm
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
-from revela_hub.pickles import model_kind
-from revela_hub.precision import in_fast_precision
-from revela_hub.retrieval.disk import key_of
+from revela_hub.files import key_of
+from revela_hub.loading import in_fast_precision, model_kind, varying_shapes
 from revela_hub.retrieval.encoder import RERANKERS, input_modules, model_identity, open_model
 from revela_hub.retrieval.hybrid import fuse
 from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.sdpa import varying_shapes
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer

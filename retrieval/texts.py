@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
-from revela_hub.files import atomic
-from revela_hub.retrieval.disk import checksum
+from revela_hub.files import atomic, checksum
 
 LINES_PER_BATCH = 1024
 

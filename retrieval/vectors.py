@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
-from revela_hub.files import atomic
-from revela_hub.retrieval.disk import checksum, key_of
+from revela_hub.files import atomic, checksum, key_of
 from revela_hub.retrieval.texts import TextSource
 
 logger = logging.getLogger(__name__)

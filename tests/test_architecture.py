@@ -12,39 +12,17 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "revela_hub"
 
 # Small modules at the bottom, which everything but modeling may import.
-BASE = {
-    "errors",
-    "output",
-    "paths",
-    "interrupts",
-    "options",
-    "ranges",
-    "scratch",
-    "precision",
-    "sdpa",
-    "files",
-    "pickles",
-    "internals",
-    "digests",
-    "whole_files",
-    "__version__",
-}
+BASE = {"errors", "files", "internals", "interrupts", "loading", "options", "output", "ranges", "__version__"}
 # What each folder of the package may import, besides itself.
 LAYERS = {
-    "paths": set(),
     "errors": set(),
-    "files": set(),
+    "files": {"errors"},
+    "loading": {"errors", "files"},
     "output": set(),
     "interrupts": set(),
-    "scratch": set(),
     "options": set(),
     "ranges": set(),
-    "precision": set(),
-    "sdpa": set(),
     "internals": set(),
-    "pickles": {"errors", "paths"},
-    "digests": {"paths"},
-    "whole_files": {"errors"},
     "modeling": set(),
     "data": BASE,
     "retrieval": {*BASE, "data"},

@@ -17,8 +17,8 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, T
 from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, PreTrainedModel
 
 from revela_hub.errors import UserError
+from revela_hub.loading import module_types, refuse_pickles
 from revela_hub.modeling import ImpRAGForCausalLM
-from revela_hub.pickles import module_types, refuse_pickles
 from revela_hub.retrieval.encoder import load_encoder, load_sparse_encoder
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.language_models import load_lm
@@ -218,6 +218,8 @@ def test_no_loader_in_the_product_is_without_it() -> None:
         f"{file.relative_to(REPOSITORY)}:{line}"
         for folder in PRODUCT
         for file in sorted((REPOSITORY / folder).rglob("*.py"))
-        for line in unsafe(file.read_text(encoding="utf-8"), file.parent.name in ("modeling", "verify"))
+        for line in unsafe(
+            file.read_text(encoding="utf-8"), file.parent.name in ("modeling",) or file.name == "verify.py"
+        )
     }
     assert sorted(found) == []

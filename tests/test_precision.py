@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from revela_hub.data.sources.source import Document
-from revela_hub.precision import bf16_is_fast, in_fast_precision, loading_dtype
+from revela_hub.loading import bf16_is_fast, in_fast_precision, loading_dtype, varying_shapes
 from revela_hub.retrieval import RankerSettings, build_store, model_identity, read_passages
 from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.trainers.imprag.answering import open_answerer
@@ -67,3 +67,12 @@ def test_an_imprag_model_in_bf16_answers_in_float32_unless_the_cpu_has_the_instr
         assert {p.dtype for p in model.parameters()} == {expected}
     assert len(list(answerer.answer(["Where is it?"], max_new_tokens=2))) == 1
     assert {p.dtype for p in load_imprag(folder).model.parameters()} == {torch.float32}  # training keeps float32
+
+
+def test_batches_of_varying_shape_do_not_use_cudnn() -> None:
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    with pytest.raises(KeyError), varying_shapes():
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.math_sdp_enabled()
+        raise KeyError
+    assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -38,7 +38,7 @@ from revela_hub.data.mixture.tasks import MixtureFile, Task, parse_mixture
 from revela_hub.data.row_cache import cache_folder, cached_rows, rows_fingerprint
 from revela_hub.data.sources.report import counted, skips
 from revela_hub.errors import UserError
-from revela_hub.scratch import scratch_folder
+from revela_hub.files import scratch_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset

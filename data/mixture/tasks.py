@@ -27,7 +27,7 @@ import yaml
 from revela_hub.data.mixture.pairs import PairMode
 from revela_hub.data.sources.source import Source, parse_source
 from revela_hub.errors import UserError
-from revela_hub.paths import local_path
+from revela_hub.files import local_path
 
 TaskType: TypeAlias = Literal["retrieval", "pairs", "triplets", "classification", "clustering", "sts"]
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted"]

@@ -21,7 +21,7 @@ from datasets import Dataset
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import Row, file_rows
 from revela_hub.errors import UserError
-from revela_hub.paths import local_path
+from revela_hub.files import local_path
 
 COLUMNS = ("id", "task", "prompt", "input", "answers", "retrieve", "where")
 """The columns of a data set of prompts: `input` is the prompt without its template, for use as a query; `answers` are the

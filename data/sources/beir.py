@@ -10,7 +10,7 @@ from typing import NamedTuple
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.rows import QRELS_HEADER, id_text, json_lines_rows, read_judgements
 from revela_hub.errors import UserError
-from revela_hub.paths import local_path
+from revela_hub.files import local_path
 
 logger = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from revela_hub.data.sources.unicode import decoded, printable_name
 from revela_hub.data.text.same_text import without_part
 from revela_hub.data.text.words import LETTER
 from revela_hub.errors import UserError, first_line
-from revela_hub.paths import local_path
+from revela_hub.files import local_path
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,10 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from revela_hub.data.own_folder import written_by_us
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.errors import UserError
-from revela_hub.paths import local_path
+from revela_hub.files import is_ours, local_path
 
 GENERATED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 
@@ -84,7 +83,7 @@ def _skipped(path: Path, relative: Path, source: Source, report: ReadReport) -> 
         report.patterns.update(patterns)
     elif path.name.startswith("."):
         reason = "hidden"
-    elif written_by_us(path) and not os.path.isfile(path / Path(source.path).name):  # synthetic-*/pairs.jsonl
+    elif is_ours(path) and not os.path.isfile(path / Path(source.path).name):  # synthetic-*/pairs.jsonl
         reason = "written by revela-hub"
     elif (path.name in GENERATED_FOLDERS and os.path.isdir(path)) or os.path.isfile(path / "pyvenv.cfg"):
         reason = "generated"

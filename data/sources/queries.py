@@ -9,7 +9,7 @@ from revela_hub.data.sources.rows import file_rows, has_rows, id_text, text_line
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
-from revela_hub.paths import local_path
+from revela_hub.files import local_path
 
 COLUMNS = ("text", "query", "question", "anchor")
 """Columns of JSON lines and tables that may hold the query, the first one present."""

@@ -21,7 +21,7 @@ from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import HUB_PREFIX, Source
 from revela_hub.data.sources.unicode import UTF16, printable_name, without_surrogates
 from revela_hub.errors import UserError, first_line
-from revela_hub.paths import local_path
+from revela_hub.files import local_path
 
 logger = logging.getLogger(__name__)
 

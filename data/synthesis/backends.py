@@ -13,9 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from revela_hub.data.openai_server import openai_client, server_errors, server_name
 from revela_hub.errors import UserError, loading
-from revela_hub.pickles import pretrained
-from revela_hub.precision import loading_dtype
-from revela_hub.sdpa import varying_shapes
+from revela_hub.loading import loading_dtype, pretrained, varying_shapes
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Fo
 from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates
 from revela_hub.data.text.words import words
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.options import option
-from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, Seed
 
 PAIRS = "pairs.jsonl"

@@ -26,7 +26,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import SourceLike, parse_sources
 from revela_hub.data.text.words import characters_per_word, words
 from revela_hub.errors import UserError
-from revela_hub.paths import local_path
+from revela_hub.files import local_path
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 

@@ -17,11 +17,9 @@ from revela_hub.data.sources.unicode import printable_name
 from revela_hub.data.synthesis.backends import Backend, Request
 from revela_hub.data.synthesis.parsing import first_line_of, without_thoughts
 from revela_hub.data.text.words import LETTER, UNSPACED, UNSPACED_CHARACTER, join_words, visible, word_places, words_at
-from revela_hub.digests import content_digest
 from revela_hub.errors import UserError, loading
-from revela_hub.paths import local_path
-from revela_hub.pickles import pretrained
-from revela_hub.sdpa import varying_shapes
+from revela_hub.files import content_digest, local_path
+from revela_hub.loading import pretrained, varying_shapes
 
 WORD = re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}]){LETTER})+(?:['’-](?:(?![{UNSPACED}]){LETTER})+)*")
 SENTENCE_END = re.compile("[.!?;:\\n\u0964\u061f\u061b\u06d4\u17d4\u104b\u3002\uff01\uff1f\uff1b\uff1a]")

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import RetrievalScores, evaluate_retrieval
-from revela_hub.precision import bf16_is_fast
+from revela_hub.loading import bf16_is_fast
 from revela_hub.retrieval.mining.mining import MiningSettings, Model, mine_negatives
 
 SCALE = 20.0

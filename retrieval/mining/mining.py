@@ -27,9 +27,8 @@ from tqdm.auto import tqdm
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.paths import local_path
+from revela_hub.files import atomic, claim, key_of, local_path
 from revela_hub.retrieval.bm25 import BM25
-from revela_hub.retrieval.disk import claim_folder, key_of, make_folder
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.mining.negatives import MiningReport, MiningSettings, choose_negatives
 from revela_hub.retrieval.mining.pairs import NumberedPairs, number_pairs
@@ -37,7 +36,6 @@ from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.ranking import Own, RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.rerank import Reranker
 from revela_hub.retrieval.top_k import Hits
-from revela_hub.whole_files import whole_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -146,7 +144,7 @@ def mine(
         UserError: As for `mine_negatives`; the error for no negatives is raised while iterating.
         ValueError: The ranker is an encoder without an identity.
     """
-    folder = claim_folder(local_path(folder))
+    folder = claim(local_path(folder))
     report = MiningReport(dropped=settings.fewer == "drop")
     numbered = number_pairs(pairs, corpus, folder, report)
     if settings.range_min + settings.num_negatives >= len(numbered.corpus):  # before anything is encoded
@@ -185,9 +183,7 @@ class _Miner:
         max_positives = int(np.bincount(numbered.anchors_P).max())
         depth = min(settings.depth(max_positives), size)
         texts = numbered.texts.fingerprint
-        kept = make_folder(
-            self.folder / f"hits-{key_of(self.ranker.key, numbered.corpus.fingerprint, texts, depth, 'same text')}"
-        )
+        kept = self.folder / f"hits-{key_of(self.ranker.key, numbered.corpus.fingerprint, texts, depth, 'same text')}"
         with tqdm(total=anchors, desc="Mining", unit=" anchors", disable=not show) as bar:
             for start in range(0, anchors, ANCHOR_BLOCK):
                 stop = min(start + ANCHOR_BLOCK, anchors)
@@ -228,7 +224,7 @@ class _Miner:
         queries = self.ranker.encode(numbered.texts.read(numbered.anchors_A[start:stop].tolist()))
         hits = self.ranker.search(queries, depth)
         scores_P = self.ranker.pair_scores(queries, numbered.anchors_P[pairs] - start, numbered.positives_P[pairs])
-        with whole_file(path) as stream:
+        with atomic(path) as temporary, temporary.open("wb") as stream:
             np.savez(stream, scores=hits.scores_QK, rows=hits.rows_QK, pairs=scores_P)
         return hits, scores_P
 

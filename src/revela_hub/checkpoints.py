@@ -16,7 +16,7 @@ from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
-from revela_hub.pickles import model_json
+from revela_hub.loading import model_json
 from revela_hub.trainers.base.checkpoints import RECORD
 from revela_hub.trainers.base.retriever import RETRIEVER
 from revela_hub.trainers.methods import METHODS as METHODS

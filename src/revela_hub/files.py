@@ -1,11 +1,22 @@
-"""Paths as users write them, the cache folder, and files that appear under their name only when they are complete."""
+"""Paths as users write them, cache and output folders, and files that appear under their name only when they are complete."""
 
+import errno
+import hashlib
+import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from revela_hub.errors import UserError
+
+MARKER = ".revela-hub"
+# Files of the folders that we write without the marker: a run, a checkpoint, an exported model.
+OURS = ((MARKER,), ("run.json", "trainer_state.json"), ("trainer_state.json", "scheduler.pt"), (".revela_hub",))
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -18,7 +29,28 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 def cache_folder(name: str) -> Path:
     """Return one of this package's cache folders, below $XDG_CACHE_HOME or ~/.cache, without creating it."""
-    return local_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "revela-hub" / name
+    return local_path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "revela-hub" / name
+
+
+def is_ours(folder: Path) -> bool:
+    """Return whether this program wrote a folder, which readers skip."""
+    return any(all(os.path.exists(folder / name) for name in names) for names in OURS)
+
+
+def names_in(folder: Path) -> set[str]:
+    """Return the names in a folder without hidden files (`.DS_Store`, `.git`), which are never read or replaced."""
+    return {path.name for path in folder.iterdir() if path.name[0] != "."}
+
+
+def claim(folder: Path) -> Path:
+    """Create an output or cache folder and mark it as ours; one with files of the user is a `UserError`."""
+    names = names_in(folder) if folder.is_dir() else set()
+    # A cache may hold folders of ours. Runs and exported models have no marker: other commands must not replace their files.
+    if names and not (folder / MARKER).exists() and not all((folder / name / MARKER).exists() for name in names):
+        raise UserError(f"{folder} contains files that revela-hub did not write and might replace: use a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+    return folder
 
 
 @contextmanager
@@ -29,18 +61,24 @@ def atomic(path: Path) -> Iterator[Path]:
     machines may write the same path: each uses its own temporary name, and the last one to finish wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = _beside(path)
     try:
         yield temporary
-        if temporary.is_dir():
-            if path.exists():  # a folder cannot be renamed to one that is not empty
-                path.rename(old := path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp"))
-                shutil.rmtree(old, ignore_errors=True)
-            temporary.rename(path)
-        else:
-            temporary.replace(path)
+        while True:
+            try:
+                temporary.replace(path)
+                return
+            except OSError as error:  # a folder cannot replace one that is not empty
+                if not temporary.is_dir() or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            with suppress(FileNotFoundError):  # another process moved it
+                remove(path.rename(_beside(path)))
     finally:
         remove(temporary)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
 
 
 def remove(path: Path) -> None:
@@ -55,3 +93,50 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file as a whole."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def scratch_folder(kind: str, parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new temporary folder, which is deleted at the end."""
+    with tempfile.TemporaryDirectory(prefix=f"revela-hub-{kind}-", dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def key_of(*values: object) -> str:
+    """Return a cache key that depends on these values only."""
+    return checksum(json.dumps(values).encode())
+
+
+def checksum(content: Any) -> str:
+    """Return a hash of bytes or of an array, which names files."""
+    return hashlib.blake2b(content if isinstance(content, bytes) else content.tobytes(), digest_size=16).hexdigest()
+
+
+def content_digest(path: Path) -> str:
+    """Return a digest of a file or of the files in a folder, which a move does not change; of an empty folder, of its path.
+
+    Hidden files, README, licence, training arguments and weights for other programs do not count.
+    """
+    path = local_path(path).resolve()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if _is_content(file, path))
+    digest = hashlib.sha256(b"" if files else os.fsencode(path))
+    for file in files:
+        digest.update(os.fsencode(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n"))
+        add_file(digest, file)
+    return digest.hexdigest()
+
+
+def add_file(digest: Any, file: Path) -> None:
+    """Add a file's content to a digest of `hashlib`; of one above 256 MB, 1,024 blocks."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        for number in range(1024 if size > 2**28 else size // 2**18 + 1):
+            if size > 2**28:
+                stream.seek(number * (size - 2**16) // 1023)
+            digest.update(stream.read(2**16 if size > 2**28 else 2**18))
+
+
+def _is_content(file: Path, folder: Path) -> bool:
+    parts = file.relative_to(folder).parts
+    ignored = parts[0] in ("onnx", "openvino") or file.name in ("README.md", "LICENSE", "training_args.bin")
+    return file.is_file() and not ignored and not any(part.startswith(".") for part in parts)

@@ -24,9 +24,9 @@ from revela_hub.data.sources.source import parse_sources
 from revela_hub.demo.collection import Report
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_folder import read_probe_task
+from revela_hub.files import claim
 from revela_hub.interrupts import Interrupted, status_of
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
-from revela_hub.retrieval.disk import claim_folder
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.base.run import LOCK, lock_output
 from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
@@ -204,18 +204,14 @@ def test_ctrl_c_while_a_candidate_is_measured(
 
 def test_a_candidate_that_is_refused_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(inputs: candidates.Inputs, seconds: float) -> Path:
-        raise UserError("it compares by dot product") from cause
+        raise UserError("it compares by dot product")
 
     monkeypatch.setattr(adapt, "CANDIDATES", {"natural_pairs": refuse})
     inputs: Any = SimpleNamespace(output=tmp_path, labels=None, lm=None, static=False)
     said: list[str] = []
     adaptation = adapt.Adaptation(inputs, 1.0, said.append, [])
-    cause: Exception | None = None
     adaptation.try_candidates()
     assert said[-1] == "natural pairs: skipped, because it compares by dot product"
-    cause = OSError(errno.ENOSPC, "no space left")  # the verdict could not be written either
-    with pytest.raises(UserError):
-        adaptation.try_candidates()
 
 
 def test_ctrl_c_while_candidates_are_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,7 +420,7 @@ def test_a_folder_is_used_by_one_process(
     code: Path, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    (claim_folder(output, "--output_dir") / "work").mkdir()
+    (claim(output) / "work").mkdir()
     with lock_output(output, output / "work" / LOCK):
         assert main(options(code, retriever_folder, output)) == 2
     assert f"--output_dir {output} is in use by another training process" in capsys.readouterr().err

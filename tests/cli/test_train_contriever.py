@@ -66,7 +66,7 @@ def test_the_run_says_what_it_was_worth(
     # what the queries say was not trained on
     from datasets import Dataset
 
-    [rows] = (tmp_path / "cache" / "revela_hub").glob("passages-*/rows.arrow")
+    [rows] = (tmp_path / "cache" / "revela_hub").glob("generator/*passages-*/*/*.arrow")
     trained = " ".join(" ".join(row["text"].split()) for row in Dataset.from_file(str(rows)))
     assert len(task.queries) >= 20 and not any(query in trained for query in task.queries.values())
 

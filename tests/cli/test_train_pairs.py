@@ -35,7 +35,7 @@ def test_half_of_the_natural_pairs_of_a_short_text_measure_and_the_others_train(
     assert "Training " in capsys.readouterr().out
     from datasets import Dataset
 
-    files = (tmp_path / "cache" / "revela_hub").glob("text-pairs-*/rows.arrow")
+    files = (tmp_path / "cache" / "revela_hub").glob("generator/*text-pairs-*/*/*.arrow")
     rows, everything = sorted((Dataset.from_file(str(file)) for file in files), key=len)
     asked = set(read_beir(output / "probe").queries.values())
     assert len(asked) == len(rows) == 40 and len(everything) == 80 and not asked & set(rows["anchor"])

@@ -1,10 +1,8 @@
 """BM25: the equation in a plain loop, its settings, and what it finds on a real collection."""
 
-import errno
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import unicodedata
@@ -154,23 +152,16 @@ def test_the_default_is_the_stronger_on_scifact(shared_data: Path) -> None:
     assert strong.ndcg_at_10 > anserini.ndcg_at_10, (strong, anserini)
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError("3490 requested and 2016 written"), "not saved .*: the disk is full at"),  # numpy's, without an errno
-        (OSError(errno.EROFS, "Read-only file system"), "not saved .*: cannot write to .*: Read-only file system"),
-    ],
-)
 def test_an_index_that_cannot_be_saved_is_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: OSError, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def save(*_: object, **__: object) -> None:
-        raise error
+        raise OSError("3490 requested and 2016 written")  # numpy's on a full disk
 
     monkeypatch.setattr("bm25s.BM25.save", save)
     index = BM25(["rivers carry sediment", "a meteor is a falling rock"], folder=tmp_path)
     assert index.search(["sediment"], 2).rows_QK.tolist() == [[0]]
-    assert re.search(message, caplog.text) and not list(tmp_path.iterdir())
+    assert "is not saved" in caplog.text and not list(tmp_path.iterdir())
 
 
 def test_a_damaged_index_on_disk_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

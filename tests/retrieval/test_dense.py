@@ -1,15 +1,11 @@
 """Every index of vectors gives the same hits as a plain loop, or nearly so where it is approximate."""
 
-import errno
-import io
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from revela_hub import whole_files
 from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList, dense
 from revela_hub.retrieval.dense import open_index
@@ -118,17 +114,3 @@ def test_a_damaged_index_is_named(tmp_path: Path, content: bytes | str) -> None:
     file.write_bytes(file.read_bytes()[:-100] if isinstance(content, str) else content)
     with pytest.raises(UserError, match=rf"{file.name} is damaged: delete it, and it will be rebuilt"):
         open_index(vectors, IndexOptions("hnsw"), folder=tmp_path)
-
-
-def test_a_full_disk_is_named_where_faiss_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("faiss", reason="needs the extra search")
-    vectors, _ = made(tmp_path, 60)
-
-    def full(stream: io.FileIO, block: Any) -> int:
-        with whole_files.writing(tmp_path, "--output"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(whole_files._Output, "write", full)
-    with pytest.raises(UserError, match="the disk is full at .*run the command again"):
-        open_index(vectors, IndexOptions("flat"), folder=tmp_path)
-    assert not list(tmp_path.glob("*.faiss*"))

@@ -12,7 +12,6 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList, vectors
 from revela_hub.retrieval.texts import write_texts
 from revela_hub.retrieval.vectors import VectorStore
-from revela_hub.whole_files import whole_file, whole_path, writing
 
 DIMENSION = 8
 TEXTS = [f"passage number{number}" for number in range(10)]
@@ -131,13 +130,6 @@ def test_a_damaged_file_is_replaced_with_a_warning(
     fill(tmp_path, Encode(limit=0))
 
 
-def test_two_writers_of_one_file_in_one_process_do_not_mix(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "index") as first, whole_file(tmp_path / "index") as second:
-        first.write(b"first")
-        second.write(b"second")
-    assert (tmp_path / "index").read_bytes() == b"first"  # which was left last
-
-
 def test_two_processes_may_fill_one_store(tmp_path: Path) -> None:
     class Meanwhile(Encode):
         """Between this process's reading and its first writing, another one encodes the same texts."""
@@ -185,24 +177,3 @@ def test_any_rows_in_any_order_are_those_of_the_files(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     for rows in (random.integers(0, 300, 500), random.permutation(300), np.arange(290, 300), np.array([5, 5, 4]), []):
         np.testing.assert_array_equal(found.take(np.array(rows, dtype=np.int64)), expected[np.array(rows, dtype=int)])
-
-
-def test_a_folder_replaces_one_of_another_process(tmp_path: Path) -> None:
-    for content in ("first", "second"):
-        with whole_path(tmp_path / "index") as temporary:
-            temporary.mkdir()
-            (temporary / "data").write_text(content)
-    assert (tmp_path / "index" / "data").read_text() == "second"
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
-
-
-def test_a_full_disk_leaves_no_half_written_folder(tmp_path: Path) -> None:
-    with (
-        pytest.raises(UserError, match="the disk is full at .*--cache_dir"),
-        whole_path(tmp_path / "index") as temporary,
-        writing(tmp_path),
-    ):
-        temporary.mkdir()
-        (temporary / "half").write_text("half")
-        raise OSError(errno.ENOSPC, "No space left")
-    assert list(tmp_path.iterdir()) == []

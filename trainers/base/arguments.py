@@ -16,9 +16,9 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
+from revela_hub.files import local_path
+from revela_hub.loading import bf16_is_fast
 from revela_hub.options import option
-from revela_hub.paths import local_path
-from revela_hub.precision import bf16_is_fast
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
 
 Rows = TypeVar("Rows")

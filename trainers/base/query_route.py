@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from revela_hub.errors import UserError
-from revela_hub.pickles import module_types
+from revela_hub.loading import module_types
 from revela_hub.retrieval.encoder import (
     DOCUMENT_ENCODER,
     DOCUMENT_ROUTE,

@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from revela_hub.errors import UserError, first_line, loading
+from revela_hub.files import atomic, local_path
 from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token, with_eos
+from revela_hub.loading import encoder
 from revela_hub.options import option
 from revela_hub.output import command_line
-from revela_hub.paths import local_path
-from revela_hub.pickles import encoder
-from revela_hub.retrieval.disk import make_folder
 from revela_hub.retrieval.encoder import (
     limit_length,
     limit_to_positions,
@@ -41,7 +40,6 @@ from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in
 from revela_hub.trainers.base.query_route import refuse_other_routes, trained_backbone, trained_transformer
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.base.weights import refuse_fused, refuse_remote_code
-from revela_hub.whole_files import whole_path
 
 TRAINING_WEIGHTS = "training_only.safetensors"
 """File in a checkpoint with the weights of a run that are not part of the retriever."""
@@ -248,8 +246,7 @@ class RetrieverTrainer(MethodTrainer):
 
     def export(self, output: Path) -> Path:
         """Write `retriever/` to the output folder, as a whole."""
-        make_folder(output, "--output_dir")
-        with whole_path(output / RETRIEVER, "--output_dir", only_writer=True) as folder:
+        with atomic(output / RETRIEVER) as folder:
             self.write_retriever(folder)
             keep_other_files(output / RETRIEVER, folder)
         return output / RETRIEVER

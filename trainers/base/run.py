@@ -34,10 +34,10 @@ from revela_hub.data.sources.source import HUB_ADDRESS, parse_source
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS
+from revela_hub.files import local_path
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
 from revela_hub.interrupts import if_interrupted
-from revela_hub.paths import local_path
 from revela_hub.trainers.base.arguments import RunArguments
 from revela_hub.trainers.base.callbacks import WallTime, clock
 from revela_hub.trainers.base.checkpoints import (

@@ -9,12 +9,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from revela_hub.data.own_folder import claim, names_in
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.data.sources.documents import HELD_OUT, read_held_out
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.paths import local_path
+from revela_hub.files import claim, local_path, names_in
 from revela_hub.trainers.base.arguments import ProbeArguments
 from revela_hub.trainers.base.distributed import from_main
 
@@ -133,7 +132,7 @@ def _run_probe(arguments: Any, max_queries: int | None) -> Path | None:
         probe = _make_probe(arguments, max_queries)
         if probe is None:
             return None
-        _write(folder, lambda part: write_probe(probe, part, "--output_dir"))
+        _write(folder, lambda part: write_probe(probe, part))
     return folder
 
 
@@ -164,6 +163,6 @@ def _write(folder: Path, write: Callable[[Path], object]) -> None:
     part = folder.parent / ".probe"
     for path in (part, folder):
         shutil.rmtree(path, ignore_errors=True)
-    write(claim(part, "--output_dir"))
+    write(claim(part))
     (part / RUN_MARKER).touch()
     part.rename(folder)

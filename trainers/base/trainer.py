@@ -24,11 +24,11 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
+from revela_hub.files import local_path
 from revela_hub.hub_cards.method import Method
 from revela_hub.interrupts import Interrupted
-from revela_hub.paths import local_path
+from revela_hub.loading import varying_shapes
 from revela_hub.retrieval.encoder import Encoder
-from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.base.arguments import ProbeArguments, RunArguments
 from revela_hub.trainers.base.callbacks import NewEpoch, Progress, SharedEpoch, StopOnSignal, WallTime, count
 from revela_hub.trainers.base.checkpoints import last_checkpoint

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from revela_hub.errors import UserError
-from revela_hub.pickles import model_json, pretrained, refuse_pickles
+from revela_hub.loading import model_json, pretrained, refuse_pickles
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 

@@ -43,11 +43,11 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import forget_origins
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.tokenizers import uses_chat_template
+from revela_hub.loading import refuse_pickles
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating, load_backbone
 from revela_hub.options import option, required
 from revela_hub.output import command_line
-from revela_hub.pickles import refuse_pickles
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.arguments import RunArguments

@@ -28,14 +28,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from trl import SFTConfig, SFTTrainer
 
 from revela_hub.errors import UserError
+from revela_hub.files import atomic, local_path
 from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.loading import varying_shapes
 from revela_hub.options import option, required
 from revela_hub.output import command_line
-from revela_hub.paths import local_path
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.distributed import is_sharded
@@ -56,7 +56,6 @@ from revela_hub.trainers.imprag.data import (
     tokenize_prompts,
 )
 from revela_hub.trainers.imprag.retrieval import rank_passages
-from revela_hub.whole_files import whole_path
 
 READER_FOLDER = "model"
 
@@ -229,7 +228,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         elif isinstance(model, PeftModel):
             model = merged_copy(model.get_base_model(), model)
         tokenizer: Any = self.processing_class
-        with whole_path(target, "--output_dir", only_writer=True) as folder:
+        with atomic(target) as folder:
             save_backbone(model, folder)
             save_tokenizer(tokenizer, folder)
             keep_other_files(target, folder)

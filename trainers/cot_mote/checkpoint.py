@@ -18,15 +18,14 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
+from revela_hub.files import local_path, scratch_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer, with_pooler
 from revela_hub.hub_cards.tokenizers import padding_right
 from revela_hub.hub_cards.verify import probe_texts
+from revela_hub.loading import model_json, refuse_pickles
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
-from revela_hub.paths import local_path
-from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import check_fields, checkpoint_config, config_fields, load_whole
 from revela_hub.trainers.cot_mote import COT_MOTE

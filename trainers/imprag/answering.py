@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
+from revela_hub.loading import varying_shapes
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder, on_device
 from revela_hub.trainers.imprag.data import tokenize_passages
 

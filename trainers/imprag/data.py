@@ -20,10 +20,10 @@ from revela_hub.data.sources.rows import Row
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
+from revela_hub.loading import varying_shapes
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
 from revela_hub.retrieval.encoding import batches, encode_batches
-from revela_hub.sdpa import varying_shapes
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.rows import as_dataset
 

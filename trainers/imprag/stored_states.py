@@ -22,12 +22,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
+from revela_hub.files import atomic, local_path
 from revela_hub.modeling import ImpRAGModel, PassageStates
-from revela_hub.paths import local_path
 from revela_hub.retrieval.index import PassageStore
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
 from revela_hub.trainers.imprag.data import PassageTokens, tokenize_passages
-from revela_hub.whole_files import whole_path, writing
 
 STATES_FOLDER = "states"
 METADATA = "states.json"
@@ -100,7 +99,7 @@ def store_states(
     folder.parent.mkdir(parents=True, exist_ok=True)
     starts = passages.starts - passages.starts[0]
     batches = range(0, len(passages), batch_size)
-    with whole_path(folder, "--output_dir", only_writer=True) as temporary, writing(folder.parent, "--output_dir"):
+    with atomic(folder) as temporary:
         temporary.mkdir()
         # Not written through a memory map, which ends the process if the disk is full.
         with (temporary / "states.npy").open("wb") as stream:

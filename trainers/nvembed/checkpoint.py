@@ -17,15 +17,14 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError, loading
+from revela_hub.files import local_path, scratch_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
 from revela_hub.hub_cards.tokenizers import plain, text_length, with_eos
 from revela_hub.internals import transformer_around
+from revela_hub.loading import model_json, refuse_pickles
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
-from revela_hub.paths import local_path
-from revela_hub.pickles import model_json, refuse_pickles
-from revela_hub.scratch import scratch_folder
 from revela_hub.trainers.base.adapters import add_adapters, merge
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import check_fields, is_encoder, load_whole, raise_for_names

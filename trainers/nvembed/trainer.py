@@ -27,11 +27,11 @@ from torch.utils.data import BatchSampler
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.hub_cards.export import save_config
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
-from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import Encoder, text_positions
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy, refuse_frozen, saving_merged
 from revela_hub.trainers.base.models import ModelLike, default_arguments

@@ -9,12 +9,12 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
+from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer, with_pooler
+from revela_hub.loading import model_json, refuse_pickles
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.paths import local_path
-from revela_hub.pickles import model_json, refuse_pickles
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import (
     check_fields,

@@ -11,12 +11,13 @@ from sentence_transformers.util import is_sentence_transformer_model
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub import pickles
 from revela_hub.errors import UserError, loading
+from revela_hub.files import local_path
 from revela_hub.hub_cards.tokenizers import ends_texts, ensure_empty_text_has_token, uses_chat_template, with_eos
+from revela_hub.loading import encoder as open_encoder
+from revela_hub.loading import refuse_pickles
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
-from revela_hub.paths import local_path
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
 from revela_hub.trainers.base.adapters import merge, refuse_adapters
 from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in, tokenizer_of, unwrapped
@@ -99,7 +100,7 @@ def load_backbones(
     with loading(f"cannot load the retriever and language model {name!r} and {lm_name!r}", name):
         for place in (unwrapped(retriever), lm):
             if isinstance(place, str):
-                pickles.refuse_pickles(place)
+                refuse_pickles(place)
         if own := loaded.settings.get("prompts"):
             config["prompts"] = own | (config.get("prompts") or {})
         model = RevelaForCausalLM.from_backbones(
@@ -120,7 +121,7 @@ def _load_retriever(
     if isinstance(retriever, str | Path):
         refuse_other_kind(name)
     if isinstance(retriever, str | Path) and is_sentence_transformer_model(name):
-        encoder = pickles.encoder(SentenceTransformer, name, device="cpu", trust_remote_code=trust_remote_code)
+        encoder = open_encoder(SentenceTransformer, name, device="cpu", trust_remote_code=trust_remote_code)
     if not isinstance(encoder, SentenceTransformer):
         tokenizer = tokenizer_of(retriever, tokenizer, trust_remote_code=trust_remote_code)
         given: Any = unwrapped(retriever)  # a loaded model may have a language-model head, which is not used
@@ -207,7 +208,7 @@ def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: 
     if not name:
         raise UserError(f"{folder} has no weights of the language model, and its config.json does not name it")
     with loading(f"cannot load the language model {name!r}, which was frozen in this run", name):
-        pickles.refuse_pickles(name)
+        refuse_pickles(name)
         lm = load_backbone(AutoModelForCausalLM, name, dtype=torch.float32, trust_remote_code=trust_remote_code)
     model = RevelaForCausalLM(config, lm=lm)
     model.float()

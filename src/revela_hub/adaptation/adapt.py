@@ -34,19 +34,18 @@ from revela_hub.adaptation.systems import (
 )
 from revela_hub.adaptation.verdict import Verdict
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.errors import DISK_FULL, UserError, causes, os_error
+from revela_hub.errors import UserError
 from revela_hub.evaluation.hybrid_weight import fit_weight
 from revela_hub.evaluation.probe import MIN_QUERIES, Probe, ProbeSettings, build_probe
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, rerank_run, retrieval_run
+from revela_hub.files import atomic, key_of, write_text
 from revela_hub.interrupts import Interrupted, status_of
-from revela_hub.retrieval.disk import key_of
 from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
-from revela_hub.whole_files import whole_path, write_text, writing
 
 WORK, STATE, BASE, LABELS = "work", "state.json", "base", "labels.jsonl"
 PASSAGES, FEWEST_PASSAGES = 1000, 200
@@ -144,10 +143,7 @@ class Adaptation:
             # With all queries, although only some have judgements: runs train on no pair that asks one of them.
             measured = measured_in_training(self.dev)
             measured = replace(measured, queries=measured.queries | probe.task.queries)
-            with (
-                whole_path(self.inputs.probe, "--output_dir", only_writer=True) as part,
-                writing(self.work, "--output_dir"),
-            ):
+            with atomic(self.inputs.probe) as part:
                 write_probe(replace(probe, task=measured), part)
         return probe
 
@@ -210,8 +206,6 @@ class Adaptation:
                     try:
                         self._try(name, seconds)
                     except UserError as error:  # such as a retriever that a method does not support
-                        if any(os_error(cause) in DISK_FULL for cause in causes(error)):
-                            raise
                         self.log(f"{_title(name)}: skipped, because {error}")
 
     def _try(self, name: str, seconds: float) -> None:
@@ -314,7 +308,7 @@ class Adaptation:
         file = self.work / "rankings" / f"{name}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, json.dumps(make()), "--output_dir")
+            write_text(file, json.dumps(make()))
         found: Rankings = json.loads(file.read_text(encoding="utf-8"))
         return found
 
@@ -331,7 +325,7 @@ class Adaptation:
         return self.work / kept if kept and (self.work / kept).is_dir() else None
 
     def _remember(self, name: str, values: dict[str, Any]) -> None:
-        write_text(self.work / STATE, json.dumps(self._states() | {name: values}, indent=2), "--output_dir")
+        write_text(self.work / STATE, json.dumps(self._states() | {name: values}, indent=2))
 
 
 def training_length(longest: int, seconds: float, each: float) -> int:

@@ -14,13 +14,13 @@ from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation.time_limit import TimeLimit
 from revela_hub.data.sources.report import counted
-from revela_hub.pickles import module_types
+from revela_hub.files import atomic
+from revela_hub.loading import module_types
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.pair_tuning.labelled_pairs import PairReport, read_labelled_pairs
-from revela_hub.whole_files import whole_path, writing
 
 UNLIMITED_STEPS = 1_000_000
 QUESTIONS_SHARE = 0.3
@@ -175,7 +175,7 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
             rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **asking)
             if not len(rows):
                 raise TooFewPairs(f"fewer than {PASSAGES_PER_QUESTION} passages are left for it")
-            with whole_path(folder, "--output_dir", only_writer=True) as part, writing(run.output, "--output_dir"):
+            with atomic(folder) as part:
                 rows.save_to_disk(str(part))
         rows = Dataset.load_from_disk(str(folder))
         if inputs.length:  # the teacher read whole texts

@@ -8,8 +8,8 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from revela_hub.files import write_text
 from revela_hub.output import shows_progress
-from revela_hub.whole_files import write_text
 
 TIMES_FILE = "time.json"
 EVALUATIONS = 3
@@ -47,7 +47,7 @@ class TimeLimit(TrainerCallback):
     def _write(self, step: int) -> None:
         """Write the seconds of training until a step."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.file, json.dumps(self._times() | {str(step): round(self.spent, 1)}), "--output_dir")
+        write_text(self.file, json.dumps(self._times() | {str(step): round(self.spent, 1)}))
 
     def _times(self) -> dict[str, float]:
         """Return the seconds of training by the step of each checkpoint."""

@@ -11,12 +11,12 @@ from revela_hub.adaptation import UNTRAINED, combined
 from revela_hub.adaptation.systems import System, compare
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.significance import PairedDifference
+from revela_hub.files import atomic
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.base.run import hardware
-from revela_hub.whole_files import whole_path
 
 
 @dataclass
@@ -195,7 +195,7 @@ class Verdict:
     def export(self, folder: Path, *, max_length: int | None, trust: bool) -> Path:
         """Write the retriever of the chosen system; replaces an earlier one."""
         model = load_retriever(self.chosen.folder, max_length=max_length, trust_remote_code=trust)
-        with whole_path(folder, "--output_dir", only_writer=True) as part:
+        with atomic(folder) as part:
             model.save_pretrained(str(part), create_model_card=False)
             make_readable(part)
         return folder

@@ -97,7 +97,7 @@ def exit_status(action: Callable[[], None], *, debug: bool = False) -> int:
     except Exception as error:
         line, status = explain(error)
         trace = "".join(traceback.format_exception(error))
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):
             log = cache_folder("last-error.log")
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(trace, encoding="utf-8", errors="backslashreplace")

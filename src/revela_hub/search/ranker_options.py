@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from revela_hub.adaptation import HYBRID
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.options import option
 from revela_hub.output import note, shows_progress
-from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, TextLength, Weight
 from revela_hub.retrieval.index_options import IndexArguments, Precision
 from revela_hub.search.encoders import encoder_identity, load_dense

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from revela_hub.adaptation import HYBRID
 from revela_hub.errors import UserError
+from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
-from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
-from revela_hub.scratch import scratch_folder
 from revela_hub.search.ranker_options import RankerOptions, load_models
 from revela_hub.search.reading_options import ReadingOptions, refuse_reading_options
 
@@ -152,15 +151,15 @@ def _read(arguments: SearchOptions, folder: Path) -> "Passages":
 
 def _open(arguments: SearchOptions, passages: "Passages | None", temporary: Path) -> "tuple[Ranker, Passages]":
     from revela_hub.data.sources.report import counted
-    from revela_hub.retrieval import build_ranker, default_cache_folder
-    from revela_hub.retrieval.disk import claim_folder
+    from revela_hub.files import cache_folder, claim
+    from revela_hub.retrieval import build_ranker
     from revela_hub.retrieval.encoder import document_identity
     from revela_hub.retrieval.ranking import VectorRanker
     from revela_hub.retrieval.rerank import RerankedRanker
 
     models = load_models(arguments, arguments.model, arguments.mode)
     settings = models.settings
-    folder = local_path(arguments.cache_dir or default_cache_folder("passages"))
+    folder = local_path(arguments.cache_dir or cache_folder("passages"))
     loaded: dict[str, Any] = {"dense": models.dense, "sparse": models.sparse, "reranker": models.reranker}
     if passages is None:
         from revela_hub.hub_cards.hub_index import open_store
@@ -173,13 +172,13 @@ def _open(arguments: SearchOptions, passages: "Passages | None", temporary: Path
         if arguments.cache_dir is None and os.access(store.derived, os.W_OK):
             folder = store.derived
         else:
-            claim_folder(folder)
+            claim(folder)
         if "dense" in settings.used:
             loaded |= {"vectors": store.vectors, "index": store.index}
     elif "dense" not in settings.used and "sparse" not in settings.used:
         folder = temporary  # BM25 statistics are computed from the current files
     else:
-        claim_folder(folder)
+        claim(folder)
     ranker = build_ranker(passages.texts, settings, folder, **loaded)
     first = ranker.ranker if isinstance(ranker, RerankedRanker) else ranker
     vectors = [part.vectors for part in getattr(first, "parts", [first]) if isinstance(part, VectorRanker)]

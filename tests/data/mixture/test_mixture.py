@@ -418,9 +418,9 @@ def test_the_hash_seed_does_not_matter(folder: Path) -> None:
 
 def test_the_cache_follows_files_and_settings(folder: Path) -> None:
     before = load(folder, QUESTIONS)
-    made = sorted((folder.parent / "cache" / "revela_hub").glob("mixture-*/rows.arrow"))
+    made = sorted((folder.parent / "cache" / "revela_hub").glob("generator/*mixture-*/*/*.arrow"))
     again = load(folder, {**QUESTIONS, "weight": 3, "stages": [2]})
-    assert sorted((folder.parent / "cache" / "revela_hub").glob("mixture-*/rows.arrow")) == made
+    assert sorted((folder.parent / "cache" / "revela_hub").glob("generator/*mixture-*/*/*.arrow")) == made
     assert again.dataset.to_list() == before.dataset.to_list()
     assert str(again.report) == str(before.report)
 
@@ -433,7 +433,7 @@ def test_a_failed_task_leaves_nothing_in_the_cache(folder: Path) -> None:
     write_lines(folder / "rows.jsonl", [{"text": "a", "label": "x"}, {"text": "b"}])
     with pytest.raises(UserError, match="no column 'label'"):
         load(folder, {**COLOURS, "source": "rows.jsonl"})
-    assert not [path for path in (folder.parent / "cache" / "revela_hub").iterdir() if path.is_dir()]
+    assert not list((folder.parent / "cache").rglob("*.arrow"))
 
 
 # --- descriptions

@@ -94,9 +94,6 @@ def test_mistakes_in_the_data_are_the_user_s(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UserError, match="no such file or folder"):
         build(path, tmp_path)
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="cannot write to the cache folder"):
-        build_groups(tmp_path / "file", cache_dir=tmp_path / "file" / "cache")
 
 
 @pytest.mark.parametrize(
@@ -182,32 +179,6 @@ def test_run_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypatch: py
     report = ReadReport()
     assert names(build(path, tmp_path, report))[0] == ["a0", "a1", "a2", "a3"]
     assert report.chunks == 6
-
-
-@pytest.mark.parametrize("damage", ["cut", "other bytes", "no report", "half a report", "empty"])
-def test_a_damaged_cache_is_made_again(
-    tmp_path: Path, readings: list[int], damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write_documents(tmp_path / "d.jsonl", {"a": 40})
-    whole = build(path, tmp_path)[:]
-    [rows] = (tmp_path / "cache" / "revela_hub").glob("groups-*/rows.arrow")
-    content = rows.read_bytes()
-    report = rows.with_name("report.json")
-    if damage == "no report":
-        report.unlink()
-    elif damage == "half a report":
-        report.write_text(report.read_text()[:9])
-    else:
-        middle = content.rindex(b"a20")
-        damaged = {"cut": content[:middle], "other bytes": content[:middle] + b"\0\0\0" + content[middle + 3 :]}
-        rows.write_bytes(damaged.get(damage, b""))
-
-    report_again = ReadReport()
-    assert build(path, tmp_path, report_again)[:] == whole
-    assert report_again.chunks == 40 and len(readings) == 2
-    assert damage == "no report" or "is damaged" in caplog.text
-    build(path, tmp_path)
-    assert len(readings) == 2
 
 
 def test_processes_that_begin_together_build_once(tmp_path: Path, readings: list[int]) -> None:

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.cli.main import main
-from revela_hub.data.own_folder import written_by_us
 from revela_hub.errors import UserError
+from revela_hub.files import is_ours
 from revela_hub.interrupts import Interrupted
 from revela_hub.trainers.base.checkpoints import RunRecord, last_checkpoint
 from revela_hub.trainers.base.run import LOCK, TRAINING_CURVE
@@ -151,7 +151,7 @@ def test_a_finished_run_stays_as_it_is(words: list[str], tmp_path: Path, capsys:
     out = tmp_path / "out"
     assert main(words) == 0
     # They are not read as text.
-    assert written_by_us(out) and written_by_us(out / "checkpoint-6") and written_by_us(out / "encoder")
+    assert is_ours(out) and is_ours(out / "checkpoint-6") and is_ours(out / "encoder")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != LOCK}
     assert main([*words, *LAST]) == 0
     assert "nothing to do" in capsys.readouterr().out
@@ -266,4 +266,4 @@ def test_numbers_out_of_range_are_rejected_before_anything_is_loaded(
     words: list[str], capsys: pytest.CaptureFixture[str], option: tuple[str, str]
 ) -> None:
     assert main([*words, *option]) == 2
-    assert option[0] in capsys.readouterr().err
+    assert option[0][2:] in capsys.readouterr().err

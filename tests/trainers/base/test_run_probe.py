@@ -66,7 +66,7 @@ def test_the_probe_is_made_once_and_a_resumed_run_has_it(text: Path, tmp_path: P
 
 def test_a_run_does_not_write_into_its_data(text: Path, tmp_path: Path) -> None:
     given = arguments(tmp_path, tmp_path / "out")
-    with pytest.raises(UserError, match="is inside the data folder.*--exclude out"), open_run(CONTRIEVER, given):
+    with pytest.raises(UserError, match="is inside the data folder"), open_run(CONTRIEVER, given):
         pass
 
 

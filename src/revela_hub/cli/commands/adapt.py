@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import HYBRID, REPORT, SETTINGS, UNTRAINED
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.options import option, required, values_of
 from revela_hub.output import command_line, note
-from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveFloat, Seed, TextLength
 from revela_hub.search.ranker_options import given
 from revela_hub.search.reading_options import ReadingOptions
@@ -81,9 +81,8 @@ class Arguments(ReadingOptions):
 def run(arguments: Arguments) -> None:
     """Inspect the text, measure, train, select, and print the verdict."""
     from revela_hub.adaptation.adapt import Adaptation
-    from revela_hub.retrieval.disk import claim_folder, make_folder
+    from revela_hub.files import claim
     from revela_hub.trainers.base.run import LOCK, lock_output
-    from revela_hub.whole_files import naming_full_disk
 
     output = Path(arguments.output_dir)
     adaptation = Adaptation(_inputs(arguments, output), seconds_of(arguments.budget), log)
@@ -92,18 +91,18 @@ def run(arguments: Arguments) -> None:
     if arguments.dry_run:
         _inspect(arguments, adaptation)
         return
-    claim_folder(output, "--output_dir")
-    make_folder(adaptation.work, "--output_dir")
-    with lock_output(output, adaptation.work / LOCK), naming_full_disk(output, "--output_dir"):
+    claim(output)
+    adaptation.work.mkdir(exist_ok=True)
+    with lock_output(output, adaptation.work / LOCK):
         _adapt(arguments, adaptation, settings)
 
 
 def _adapt(arguments: Arguments, adaptation: "Adaptation", settings: dict[str, Any]) -> None:
-    from revela_hub.whole_files import write_text
+    from revela_hub.files import write_text
 
     output = Path(arguments.output_dir)
     found = _inspect(arguments, adaptation)
-    write_text(output / SETTINGS, json.dumps(settings, indent=2) + "\n", "--output_dir")
+    write_text(output / SETTINGS, json.dumps(settings, indent=2) + "\n")
     adaptation.baselines(code=found.has_code)
     log(f"base retriever: nDCG@10 {adaptation.systems[0].mean(adaptation.dev, 0.0):.3f} on the dev half")
     for system in adaptation.systems:
@@ -146,10 +145,10 @@ def has_mappings(arguments: Arguments) -> bool:
 
 def write_corpus(output: Path, arguments: Arguments) -> None:
     """Write a configuration file with which `search` reads the same text."""
-    from revela_hub.whole_files import write_text
+    from revela_hub.files import write_text
 
     text = json.dumps({"corpus": arguments.data}, indent=2, ensure_ascii=False)  # is YAML, too
-    write_text(output / CORPUS, f"{text}\n", "--output_dir")
+    write_text(output / CORPUS, f"{text}\n")
 
 
 def seconds_of(budget: str) -> float:
@@ -197,17 +196,17 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
 
 def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
     """Return the settings; check that the output folder is not in the text, and that an earlier run in it had the same."""
-    from revela_hub.data.own_folder import check_apart, is_ours
+    from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.source import parse_sources
-    from revela_hub.digests import content_digest
+    from revela_hub.files import content_digest
 
-    check_apart(parse_sources(arguments.data, **arguments.reading()), output, "--output_dir")
+    check_apart(parse_sources(arguments.data, **arguments.reading()), output)
     file = output / SETTINGS
     free = ("output_dir", "cache_dir", "dry_run")
     settings = {name: value for name, value in vars(arguments).items() if name not in free}
     paths = {name: local_path(settings[name]) for name in MODELS_AND_FILES if settings[name]}
     content = {name: f"{path.name} {content_digest(path)[:12]}" for name, path in paths.items() if path.exists()}
-    if is_ours(output) and file.exists():
+    if file.exists():
         # Folders of earlier versions lack the settings that did not exist: these had what is now the default.
         before = vars(Arguments(data=[])) | json.loads(file.read_text(encoding="utf-8"))
         recorded = before.get(CONTENT, content)
@@ -255,8 +254,8 @@ def _inspect(arguments: Arguments, adaptation: "Adaptation") -> "Inspection":
 def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length: int | None) -> None:
     """Write the retriever with its card, hybrid.json, adapt.json and the figure."""
     from revela_hub.adaptation.verdict import bm25_options
+    from revela_hub.files import write_text
     from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
-    from revela_hub.whole_files import write_text, writing
 
     folder = verdict.export(output / "retriever", max_length=max_length, trust=arguments.trust_remote_code)
     bm25 = bm25_options(verdict.chosen.settings)
@@ -288,11 +287,10 @@ def _deliver(verdict: "Verdict", arguments: Arguments, output: Path, max_length:
     )
     if has_mappings(arguments):
         write_corpus(output, arguments)
-    with writing(output, "--output_dir"):
-        verdict.draw(output / FIGURE)
-        write_card(folder, metadata)
-    write_text(output / HYBRID, json.dumps(hybrid, indent=2) + "\n", "--output_dir")
-    write_text(output / REPORT, json.dumps(report, indent=2) + "\n", "--output_dir")  # the last: marks a finished run
+    verdict.draw(output / FIGURE)
+    write_card(folder, metadata)
+    write_text(output / HYBRID, json.dumps(hybrid, indent=2) + "\n")
+    write_text(output / REPORT, json.dumps(report, indent=2) + "\n")  # the last: marks a finished run
 
 
 def _portable(arguments: Arguments) -> dict[str, Any]:

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING
 
 from revela_hub.adaptation import REPORT, SETTINGS
 from revela_hub.errors import UserError, require
+from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required
 from revela_hub.output import note
-from revela_hub.paths import local_path
 from revela_hub.ranges import Port, PositiveInt, TextLength
-from revela_hub.scratch import scratch_folder
 from revela_hub.search.encoders import encoder_identity, load_dense
 from revela_hub.search.reading_options import ReadingOptions
 
@@ -109,7 +108,7 @@ def _collection(
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.demo.collection import Collection
-    from revela_hub.retrieval.disk import claim_folder, default_cache_folder
+    from revela_hub.files import cache_folder, claim
 
     name = "the passages of the evaluation set"
     sources = [str(folder / PROBE / "corpus.jsonl")]
@@ -124,7 +123,7 @@ def _collection(
         read_documents(sources, report=read),
         retrievers,
         temporary,
-        cache=claim_folder(local_path(arguments.cache_dir or default_cache_folder("passages"))),
+        cache=claim(local_path(arguments.cache_dir or cache_folder("passages"))),
         name=name,
         max_words=arguments.max_words,
         bm25=report.bm25 if report else None,

@@ -41,7 +41,7 @@ class Arguments(PassageOptions):
 def run(arguments: Arguments) -> None:
     """Encode the passages of the shard that have no vector yet."""
     from revela_hub.data.sources.report import counted
-    from revela_hub.retrieval.disk import claim_folder
+    from revela_hub.files import claim
     from revela_hub.retrieval.ranking import document_store, document_vectors
     from revela_hub.retrieval.ray_engine import connect, encode_on_ray
     from revela_hub.retrieval.texts import TextRange
@@ -51,7 +51,7 @@ def run(arguments: Arguments) -> None:
     if arguments.ray is not None:
         connect(arguments.ray)
     loaded = load(arguments, IndexOptions(dtype=arguments.dtype))
-    folder = claim_folder(local_path(arguments.output_dir), "--output_dir")
+    folder = claim(local_path(arguments.output_dir))
     texts = loaded.write(folder).texts
     # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (shard + end) // shards for end in (0, 1))

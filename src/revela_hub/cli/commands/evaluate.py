@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
+from revela_hub.files import scratch_folder
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt
-from revela_hub.scratch import scratch_folder
 from revela_hub.search.ranker_options import (
     DEPTH,
     NO_RERANKING,

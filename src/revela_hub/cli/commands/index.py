@@ -137,14 +137,14 @@ def load(options: PassageOptions, index: IndexOptions) -> Loaded:
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
+    from revela_hub.files import claim
     from revela_hub.retrieval import RankerSettings, read_passages
-    from revela_hub.retrieval.disk import check_folder
 
     if options.model == "bm25":
         raise UserError("bm25 has no vectors and needs no index: use revela-hub search bm25 --corpus PATH")
     output = local_path(options.output_dir)
-    check_apart(parse_sources(options.corpus, exclude=options.exclude), output, "--output_dir")
-    check_folder(output, "--output_dir")
+    check_apart(parse_sources(options.corpus, exclude=options.exclude), output)
+    claim(output)
     report = ReadReport()
     documents = read_documents(options.corpus, report=report, **options.reading())
     encoder = load_encoder_of(options)

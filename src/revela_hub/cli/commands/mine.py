@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.options import option, required, values_of
 from revela_hub.output import note
-from revela_hub.paths import local_path
 from revela_hub.search.ranker_options import RankerOptions, load_models
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Arguments(RankerOptions):
 
 def run(arguments: Arguments) -> None:
     """Mine, write the output and print the report."""
-    from revela_hub.retrieval.disk import check_folder, default_cache_folder, make_folder
+    from revela_hub.files import cache_folder, claim
     from revela_hub.retrieval.mining.mining import MiningSettings, mine
 
     settings = MiningSettings(**values_of(MiningSettings, arguments))
@@ -90,9 +90,9 @@ def run(arguments: Arguments) -> None:
         settings = replace(settings, relative_margin=None)
     output = local_path(arguments.output)
     _check_output(arguments, output)
-    folder = local_path(arguments.cache_dir or default_cache_folder("mining"))
-    check_folder(folder, "--cache_dir")
-    make_folder(output.parent, "--output")
+    folder = local_path(arguments.cache_dir or cache_folder("mining"))
+    claim(folder)
+    output.parent.mkdir(parents=True, exist_ok=True)
     pairs, corpus = _input(arguments)
     models = load_models(arguments, arguments.model, arguments.mode, rerank=arguments.rerank is not None)
     mined = mine(
@@ -148,9 +148,12 @@ def _input(arguments: Arguments) -> tuple[Iterator[tuple[str, str]], Iterator[st
 
 
 def _write(rows: Iterator[dict[str, Any]], output: Path) -> None:
-    from revela_hub.whole_files import whole_file
+    from revela_hub.files import atomic
 
-    with whole_file(output.resolve(), "--output") as stream:  # resolved: not to replace a link by a file
+    with (
+        atomic(output.resolve()) as temporary,
+        temporary.open("wb") as stream,
+    ):  # resolved: not to replace a link by a file
         with gzip.open(stream, "wb") if output.suffix == ".gz" else nullcontext(stream) as lines:
             for row in rows:
                 lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.options import option, required
 from revela_hub.output import command_line, note
-from revela_hub.paths import local_path
 from revela_hub.ranges import PositiveInt, Seed
 from revela_hub.search.reading_options import ReadingOptions
 
@@ -67,12 +67,12 @@ def run(arguments: Arguments) -> None:
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.evaluation.probe import build_probe
     from revela_hub.evaluation.probe_folder import write_probe
-    from revela_hub.retrieval.disk import check_folder
+    from revela_hub.files import claim
 
     output = local_path(arguments.output_dir)
     sources = parse_sources(arguments.data, **arguments.reading())
-    check_apart(sources, output, "--output_dir")
-    check_folder(output, "--output_dir")
+    check_apart(sources, output)
+    claim(output)
     examples = list(read_queries(arguments.example_queries).values()) if arguments.example_queries else ()
     report = ReadReport()
     probe = build_probe(

@@ -1,0 +1,159 @@
+"""Open models: weights from safetensors only, because pickles can run code; precision and attention kernels for this machine."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from revela_hub.errors import UserError
+from revela_hub.files import local_path
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    Module = TypeVar("Module", bound=nn.Module)
+
+Model = TypeVar("Model")
+# transformers is not thread-safe: while it loads a model, it replaces functions of transformers and torch.
+_ONE_AT_A_TIME = threading.RLock()
+PEFT_ADAPTER = "PEFT adapter"
+
+
+def pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
+    """Load a model of transformers with `kind.from_pretrained(name, **options)`; pickled weights are a `UserError`."""
+    refuse_pickles(name)
+    with _ONE_AT_A_TIME:
+        return kind.from_pretrained(os.path.expanduser(name), use_safetensors=True, **options)
+
+
+def encoder(
+    kind: Callable[..., Model], name: str, *, model_kwargs: dict[str, Any] | None = None, **options: Any
+) -> Model:
+    """Load a model or module of sentence-transformers with `kind(name, **options)`; pickled weights are a `UserError`."""
+    refuse_pickles(name)
+    with _ONE_AT_A_TIME:
+        return kind(os.path.expanduser(name), model_kwargs={"use_safetensors": True} | (model_kwargs or {}), **options)
+
+
+def refuse_pickles(name: str | Path) -> None:
+    """Raise a `UserError` if weights of a folder or Hub id exist as a pickle only.
+
+    The option `use_safetensors` does not apply to adapters and to modules of sentence-transformers after the model.
+    """
+    files = [PurePosixPath(file) for file in _files(name)]
+    for file in (file for file in files if file.suffix == ".bin"):
+        beside = {other.name for other in files if other.parent == file.parent}
+        is_read = not beside.isdisjoint({"config.json", "adapter_config.json"}) and not _is_checkpoint(file)
+        kind = next((kind for kind in ("adapter_model", "pytorch_model") if file.name.startswith(kind)), None)
+        safe = "adapter_model" if kind == "adapter_model" else "model"
+        if kind and is_read and not any(o.startswith(safe) and o.endswith(".safetensors") for o in beside):
+            raise UserError(
+                f"cannot load {name}: {file} is a pickle, which can run code when loaded; save the model again with a"
+                " newer version of its library, which writes safetensors"
+            )
+
+
+def _is_checkpoint(file: PurePosixPath) -> bool:
+    return any(part.startswith(("checkpoint-", ".")) for part in file.parts)
+
+
+def _files(name: str | Path) -> list[str]:
+    """Return the files of a folder or a repository; if the Hub cannot be reached, those in its cache."""
+    folder = local_path(name)
+    if not folder.is_dir():
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+        try:
+            return sorted(HfApi().list_repo_files(str(name)))
+        except (HFValidationError, RepositoryNotFoundError):
+            return []  # loading reports it
+        except Exception as error:  # no network
+            try:
+                folder = Path(snapshot_download(str(name), local_files_only=True))
+            except Exception:  # not in the cache
+                raise error from None
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*") if file.is_file())
+
+
+def model_json(name: str | Path, file: str) -> Any:
+    """Return the content of a JSON file of a folder or Hub id; None if there is no such file."""
+    from transformers.utils import cached_file
+
+    place = folder if (folder := local_path(name)).is_dir() else name
+    found = cached_file(str(place), file, _raise_exceptions_for_missing_entries=False)
+    return json.loads(Path(found).read_text(encoding="utf-8")) if found else None
+
+
+def module_types(name: str | Path) -> dict[str, str]:
+    """Return folder -> class of the modules of a sentence-transformers model, including routes; empty for other models."""
+    try:
+        types = {module["path"]: module["type"] for module in model_json(name, "modules.json") or ()}
+        for path in [path for path, kind in types.items() if kind.endswith(("Router", "Asym"))]:
+            folder = f"{path}/" if path else ""
+            config = model_json(name, f"{folder}router_config.json") or model_json(name, f"{folder}config.json") or {}
+            types |= {f"{folder}{part}": kind for part, kind in config["types"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # loading reports the error
+    return types
+
+
+def model_kind(name: str | Path) -> str:
+    """Return the class of sentence-transformers that a model was saved as, or `PEFT_ADAPTER`; empty for others and unreadable ones."""
+    try:
+        kind = (model_json(name, "config_sentence_transformers.json") or {}).get("model_type")
+        if kind or model_json(name, "modules.json"):
+            return str(kind or "SentenceTransformer")
+        if model_json(name, "adapter_config.json"):
+            return PEFT_ADAPTER
+        config = model_json(name, "config.json") or {}
+        classifier = any(str(each).endswith("ForSequenceClassification") for each in config.get("architectures") or ())
+        return "CrossEncoder" if classifier or "sentence_transformers" in config else ""
+    except (OSError, ValueError, TypeError, AttributeError):
+        return ""  # loading reports the error
+
+
+def bf16_is_fast(device: str | None = None) -> bool:
+    """Return whether bf16 is fast on a device (default: the fastest one): on a GPU with bf16, or on a CPU with its instructions.
+
+    On other CPUs, a matrix product takes about 57 times as long as in float32.
+    """
+    import torch
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda"):
+        return torch.cuda.is_available() and bool(torch.cuda.is_bf16_supported())
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return device == "cpu" and any(getattr(torch.cpu, probe, bool)() for probe in probes)
+
+
+def loading_dtype(device: str | None = None) -> str:
+    """Return the `dtype` for `from_pretrained`: "auto" (as in config.json), or "float32" if half precision is slow."""
+    import torch
+
+    on_cpu = device == "cpu" or (device is None and not torch.accelerator.is_available())
+    return "float32" if on_cpu and not bf16_is_fast("cpu") else "auto"
+
+
+def in_fast_precision(model: "Module") -> "Module":
+    """Return the model, converted to float32 if it is in half precision on a CPU where that is slow."""
+    parameter = next(model.parameters(), None)
+    if parameter is not None and parameter.device.type == "cpu" and loading_dtype("cpu") == "float32":
+        model.float()
+    return model
+
+
+@contextmanager
+def varying_shapes() -> Iterator[None]:
+    """Use attention kernels for batches of varying shape: in a `with` statement, or as a decorator.
+
+    On recent NVIDIA GPUs, torch prefers cuDNN's attention, which builds an execution plan for every new shape of a batch. Without
+    it, an H100 encoded 6.7 times as many new texts per second (benchmarks/gpu.md).
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
