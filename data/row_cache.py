@@ -23,7 +23,7 @@ from revela_hub.internals import fingerprint
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-FORMAT = 10  # increase it when the same settings and sources produce different rows
+FORMAT = 11  # increase it when the same settings and sources produce different rows
 
 
 def document_rows(

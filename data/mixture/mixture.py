@@ -23,9 +23,6 @@ import numpy as np
 
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.pairs import (
-    BELOW_THRESHOLD,
-    NO_NEGATIVE,
-    SINGLE_EXAMPLE_CLASS,
     KnownPairs,
     Pair,
     classification_pairs,
@@ -33,7 +30,7 @@ from revela_hub.data.mixture.pairs import (
     fill_negatives,
     sts_pairs,
 )
-from revela_hub.data.mixture.rows import EXCLUDED_BY_WHERE, NO_PASSAGE, Column, TaskRows, read_task
+from revela_hub.data.mixture.rows import Column, TaskRows, read_task
 from revela_hub.data.mixture.tasks import MixtureFile, Task, parse_mixture
 from revela_hub.data.row_cache import cache_folder, cached_rows, rows_fingerprint
 from revela_hub.data.sources.report import counted, skips
@@ -58,20 +55,13 @@ class TaskReport:
     """Dropped rows and pairs, by reason."""
     negatives: Counter[str] = field(default_factory=Counter)
     """Negatives: `given` by the source, `drawn` at random, `wrong` (given, but a known positive; removed)."""
-    passages: int = 0
-    """Passages in the corpus."""
-    repeated_passages: int = 0
-    """Passages with the text of an earlier one."""
 
     def __str__(self) -> str:
-        """For example `scifact (retrieval): 919 rows; negatives: 919 drawn; 5,183 passages; dropped: 2 repeated`."""
+        """For example `scifact (retrieval): 919 rows; negatives: 919 drawn; dropped: 2 repeated`."""
         used = "" if self.used == self.rows else f" ({self.used:,} in the mixture)"
         parts = [f"{self.name} ({self.type}): {counted(self.rows, 'row')}{used}"]
         if negatives := +self.negatives:
             parts.append(f"negatives: {skips(negatives)}")
-        if self.passages:
-            repeated = f" ({self.repeated_passages:,} repeated)" if self.repeated_passages else ""
-            parts.append(f"{counted(self.passages, 'passage')}{repeated}")
         if self.dropped:
             parts.append(f"dropped: {skips(self.dropped)}")
         return "; ".join(parts)
@@ -225,23 +215,9 @@ def _made_rows(
             yield _row(task, pair)
     report.dropped.update(read.dropped)
     if not report.rows:
-        raise UserError(_no_positives(task, report))
-
-
-def _no_positives(task: Task, report: TaskReport) -> str:
-    """Return the message for a task without any row left."""
-    what = f"of {task.source.path}: {skips(report.dropped)}" if report.dropped else f"{task.source.path} has no rows"
-    remedies = {  # filters that the user chose come last
-        NO_PASSAGE: "check corpus and its id_column",
-        SINGLE_EXAMPLE_CLASS: "mode: label needs only one text per class",
-        NO_NEGATIVE: "it needs distinct texts of at least two classes",
-        BELOW_THRESHOLD: "lower the threshold",
-        EXCLUDED_BY_WHERE: "check where",
-    }
-    remedy = next(
-        (remedies[reason] for reason in remedies if report.dropped[reason]), "use other data, or remove the task"
-    )
-    return f"task {task.name}: no positives for training ({what}); {remedy}"
+        raise UserError(
+            f"task {task.name}: no positives for training in {task.source.path} ({skips(report.dropped) or 'no rows'})"
+        )
 
 
 def _pairs(task: Task, read: TaskRows, num_negatives: int, seed: int, report: TaskReport) -> Iterator[Pair]:
@@ -263,7 +239,7 @@ def _pairs(task: Task, read: TaskRows, num_negatives: int, seed: int, report: Ta
         order = np.random.default_rng([seed, 1]).permutation(number).tolist()
     filled = fill_negatives(
         distinct_pairs(map(pair_at, order), dropped=report.dropped),
-        _pool(task, read, report),
+        _pool(task, read),
         known,
         num_negatives=num_negatives,
         seed=seed,
@@ -294,13 +270,12 @@ def _scored_pairs(task: Task, read: TaskRows, known: KnownPairs, report: TaskRep
     return len(pairs), pairs.__getitem__
 
 
-def _pool(task: Task, read: TaskRows, report: TaskReport) -> Sequence[str]:
+def _pool(task: Task, read: TaskRows) -> Sequence[str]:
     """Return the texts that negatives are drawn from: the corpus, or else the documents of the task."""
     if task.type == "sts":
         return [*Column[str](read.rows, "sentence1"), *Column[str](read.rows, "sentence2")]
     if read.corpus is None:
         return Column(read.rows, "positive")
-    report.passages, report.repeated_passages = len(read.corpus), read.repeated_passages
     return Column(read.corpus, "text")
 
 

@@ -6,14 +6,12 @@ Sources are streamed, and texts stay on disk; memory holds the ids of the passag
 """
 
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-import numpy as np
 
 from revela_hub.data.mixture.tasks import Task
 from revela_hub.data.row_cache import write_rows
@@ -62,13 +60,11 @@ class TaskRows:
             `anchor`, `positive`, `negatives`, `instruction` (all others).
         corpus: The whole corpus in the column `text`, if the task has one.
         dropped: Dropped rows, by reason.
-        repeated_passages: Passages of the corpus with the text of an earlier one.
     """
 
     rows: "Dataset"
     corpus: "Dataset | None" = None
     dropped: Counter[str] = field(default_factory=Counter)
-    repeated_passages: int = 0
 
 
 def read_task(task: Task, folder: Path) -> TaskRows:
@@ -96,9 +92,7 @@ def read_task(task: Task, folder: Path) -> TaskRows:
         records = _labelled(task, dropped)
         features = {"text": text, "label": text}
     rows = write_rows(records, features, folder / "rows.arrow")
-    if corpus is None:
-        return TaskRows(rows, dropped=dropped)
-    return TaskRows(rows, corpus.dataset, dropped, corpus.repeated)
+    return TaskRows(rows, corpus.dataset if corpus else None, dropped)
 
 
 def _with_beir_parts(task: Task) -> Task:
@@ -115,10 +109,7 @@ def _with_beir_parts(task: Task) -> Task:
         raise UserError(f"task {task.name}: {folder} is a BEIR folder: only type retrieval, without corpus and columns")
     if task.split is None:
         raise UserError(f"task {task.name}: set split for the BEIR folder {folder}, which has {', '.join(splits)}")
-    try:
-        files = beir_files(folder, task.split)
-    except UserError as error:
-        raise UserError(f"task {task.name}: {error}") from error
+    files = beir_files(folder, task.split)
     return replace(
         task,
         source=Source(str(files.qrels)),
@@ -212,12 +203,10 @@ class _Texts:
         from datasets import Value
 
         self._rows: dict[str, int] = {}
-        hashes = array("q")
-        self.dataset = write_rows(self._read(source, wanted, hashes), {"text": Value("string")}, path)
-        self.repeated = len(hashes) - len(np.unique(np.frombuffer(hashes, dtype=np.int64)))
+        self.dataset = write_rows(self._read(source, wanted), {"text": Value("string")}, path)
         self._texts = Column[str](self.dataset, "text")
 
-    def _read(self, source: Source, wanted: set[str], hashes: "array[int]") -> Iterator[dict[str, str]]:
+    def _read(self, source: Source, wanted: set[str]) -> Iterator[dict[str, str]]:
         title = "title" if source.title_column is None else source.title_column
         for number, row in enumerate(read_rows(source)):
             id_ = id_text(column_value(row, source.id_column or "_id", "choose with id_column"))
@@ -226,7 +215,6 @@ class _Texts:
             # Joined by a space, as in BEIR and in the evaluation.
             values = [column_value(row, name, "choose with text_column") for name in source.text_columns]
             text = " ".join(str(value) for value in (row.columns.get(title), *values) if value)
-            hashes.append(hash(text))
             yield {"text": text}
 
     def find(self, id_: str) -> str | None:
@@ -242,9 +230,9 @@ def _pairs(
     task: Task, dropped: Counter[str], queries: _Texts | None, corpus: _Texts | None
 ) -> Iterator[dict[str, Any]]:
     by_id = corpus is not None
-    check = _NoIds(task)
+    first = list(islice(_selected_rows(task, Counter()), 8 * _MIN_ID_ROWS))
+    _check_no_ids(first, task)
     for row in _selected_rows(task, dropped):
-        check.take(row)
         anchor: str | None = _one(row, "anchor", task, ids=queries is not None)
         if queries is not None:
             anchor = queries.find(cast("str", anchor))
@@ -267,38 +255,18 @@ def _pairs(
                 "instruction": instruction,
             }
 
-    check.end()
 
-
-class _NoIds:
-    """Detects ids that are read as text: without its `corpus`, a task would train on the ids of passages."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._rows = 0
-        sources = {"positive": ("corpus", task.corpus), "anchor": ("queries", task.queries)}
-        self._roles = {role: name for role, (name, source) in sources.items() if source is None}
-
-    def take(self, row: Row) -> None:
-        """Raises UserError for a column with the name of an id column and values that look like ids."""
-        self._rows += 1
-        for role in list(self._roles):
-            if not all(len(text.split()) < 2 and any(map(str.isdigit, text)) for text in _texts(row, role, self._task)):
-                del self._roles[role]
-            elif any(map(_ID_COLUMN.search, self._task.columns.get(role, ()))):
-                raise self._error(role, row.where)
-
-    def end(self) -> None:
-        """Raises UserError for a column in which all values look like ids."""
-        if self._rows >= _MIN_ID_ROWS and self._roles:
-            raise self._error(next(iter(self._roles)), f"task {self._task.name}")
-
-    def _error(self, role: str, place: str) -> UserError:
-        name = " and ".join(self._task.columns.get(role, (role,)))
-        return UserError(
-            f"{place}: {role} is the column {name}, which contains ids instead of text: name the file with the texts "
-            f"({self._roles[role]}: FILE), or choose another with {_remedy(role)}"
-        )
+def _check_no_ids(rows: Sequence[Row], task: Task) -> None:
+    """Raise an error if the first rows have ids instead of text: without its `corpus`, a task would train on the ids of passages."""
+    for role, file, source in (("positive", "corpus", task.corpus), ("anchor", "queries", task.queries)):
+        texts = [text for row in rows for text in _texts(row, role, task)] if source is None else []
+        are_ids = bool(texts) and all(len(text.split()) < 2 and any(map(str.isdigit, text)) for text in texts)
+        names = task.columns.get(role, (role,))
+        if are_ids and (len(rows) >= _MIN_ID_ROWS or any(map(_ID_COLUMN.search, names))):
+            raise UserError(
+                f"{rows[0].where}: {role} is the column {' and '.join(names)}, which contains ids instead of text: name the file"
+                f" with the texts ({file}: FILE), or choose another with {_remedy(role)}"
+            )
 
 
 def _labelled(task: Task, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
