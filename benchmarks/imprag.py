@@ -12,8 +12,7 @@ again; --report only prints the tables of the finished runs.
 
 Rows: `base` (untrained, no passages), `base:bm25` (untrained, passages in the prompt), `tuned` (no passages), `ra-it`,
 `ra-dit`, `ra-dit-llama`, `imprag:untrained` (the language model as it is, reading through its own attention), and
-imprag:STAGES[:b=1,t=4][:ENCODING] with the stages warm-up, distillation or both; `stored` reads the model of
-imprag:warm-up:independent from stored states.
+imprag:STAGES[:b=1,t=4][:ENCODING] with the stages warm-up, distillation or both.
 """
 
 import json
@@ -22,7 +21,6 @@ import resource
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -53,7 +51,6 @@ from revela_hub.trainers.baselines.ra_dit import (
 from revela_hub.trainers.baselines.ra_it import RAITTrainer, RAITTrainingArguments, shortened
 from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, tokenize_passages
 from revela_hub.trainers.imprag.retrieval import multi_label_nce
-from revela_hub.trainers.imprag.stored_states import store_states
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -63,7 +60,7 @@ MAX_LENGTH = 96
 WARM_UP = {"warm-up": 1.0, "distillation": 0.0, "both": 2 / 3}  # stages: fraction of the steps
 READERS = ("base", "tuned", "ra-it")
 IMPRAG = ("imprag:both", "imprag:warm-up", "imprag:distillation")
-ENCODINGS = ("imprag:warm-up:independent", "imprag:warm-up:segmented", "stored")
+ENCODINGS = ("imprag:warm-up:independent", "imprag:warm-up:segmented")
 BOUNDARIES = tuple(f"imprag:warm-up:b={b},t={t}" for b, t in ((1, 4), (3, 4), (2, 2), (2, 5)))
 MAIN = (*READERS, *IMPRAG, "ra-dit-llama", "ra-dit")
 NOT_SIZES = ("data", "output", "device", "seeds", "runs", "report")
@@ -277,8 +274,6 @@ def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:
     """Train and evaluate one row of the tables."""
     given, test, started = experiment.setting, experiment.test, time.process_time()
     torch.manual_seed(seed)
-    if name == "stored":
-        return run_stored(experiment, seed)
     if name.startswith("imprag:"):
         _, stages, *rest = name.split(":")
         pairs = [pair.split("=") for part in rest if "=" in part for pair in part.split(",")]
@@ -299,16 +294,6 @@ def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:
         ranking = tuned_ranking(experiment, name, seed, lm)
     seconds = time.process_time() - started
     return measure_pasted(test, lm, ranking) | {"training_cpu_seconds": round(seconds)}
-
-
-def run_stored(experiment: Experiment, seed: int) -> dict[str, Any]:
-    """Evaluate the model of the row `independent` with stored states, and measure their size."""
-    given, test = experiment.setting, experiment.test
-    model = ImpRAGForCausalLM.from_pretrained(given.output / f"model-independent-{seed}", dtype=torch.float32)
-    tokens = tokenize_passages(test.tokenizer, test.questions.passages, given.l_max)
-    with TemporaryDirectory() as folder:
-        states = store_states(model.eval(), tokens, Path(folder) / "s", fingerprint="x")
-        return measure_imprag(test, model, states) | {"bytes": states.bytes}
 
 
 def check_sizes(setting: Setting) -> None:

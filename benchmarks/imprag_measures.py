@@ -27,7 +27,6 @@ from revela_hub.trainers.imprag.answering import Answerer, left_padded
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
 from revela_hub.trainers.imprag.data import tokenize_passages
 from revela_hub.trainers.imprag.retrieval import rank_passages, top_rows
-from revela_hub.trainers.imprag.stored_states import StoredStates
 
 
 @dataclass
@@ -154,8 +153,8 @@ def measure_pasted(test: Test, reader: PreTrainedModel, ranking: NDArray[np.int3
 
 
 @torch.no_grad()
-def measure_imprag(test: Test, model: ImpRAGForCausalLM, states: StoredStates | None = None) -> dict[str, Any]:
-    """Evaluate an ImpRAG model. Passage states are read from `states`, if given."""
+def measure_imprag(test: Test, model: ImpRAGForCausalLM) -> dict[str, Any]:
+    """Evaluate an ImpRAG model."""
     passages, tokenizer, prompts = test.questions.passages, test.tokenizer, test.prompts
     model.eval()
     encoder = ImpRAGEncoder(model, tokenizer)
@@ -175,7 +174,7 @@ def measure_imprag(test: Test, model: ImpRAGForCausalLM, states: StoredStates | 
         def __len__(self) -> int:
             return len(passages)
 
-    found = Answerer(model, tokenizer, Ranked(), states=states).answer(prompts, max_new_tokens=10, batch_size=20)
+    found = Answerer(model, tokenizer, Ranked()).answer(prompts, max_new_tokens=10, batch_size=20)
     answers = [answer.text.split("\n")[0] for answer in found]
     tokens, prompt_ids = tokenize_passages(tokenizer, passages, test.l_max), tokenizer(prompts)["input_ids"]
     likelihoods = {}
@@ -184,10 +183,7 @@ def measure_imprag(test: Test, model: ImpRAGForCausalLM, states: StoredStates | 
         for number, (prompt, answer) in enumerate(zip(prompt_ids, test.answer_ids(), strict=True)):
             ids = torch.tensor([[*prompt, *answer, tokenizer.eos_token_id]], device=model.device)
             own = rows[number : number + 1]
-            if states is None:
-                read_Bk = model.encode_passages(*(x.to(model.device) for x in tokens.batch(own)))
-            else:
-                read_Bk = states.read(own).to(model.device)
+            read_Bk = model.encode_passages(*(x.to(model.device) for x in tokens.batch(own)))
             log_p = model(ids, passage_states=read_Bk).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
             parts.append(log_p.gather(-1, ids[0, len(prompt) :, None]).sum())
         likelihoods[name] = torch.stack(parts)

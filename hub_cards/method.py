@@ -81,8 +81,6 @@ class Method:
             this package.
         encoder: full name of the function `(folder, device) -> encoder`, if sentence-transformers cannot load the model. The
             encoder has a method `warnings() -> list[str]`.
-        states: full name of the module with `check_states(encoder)` and `store_index_states(encoder, store, ...)`, if an index
-            can store the model's hidden states of the passages.
         answerer: full name of the function `(model, index, *, num_passages, device) -> answerer`, if the model answers questions.
         models: training arguments that name a model to start from, the base model of the card first.
     """
@@ -102,7 +100,6 @@ class Method:
     usage: Path | None = None
     vectors: Path | None = None
     encoder: str = ""
-    states: str = ""
     answerer: str = ""
     models: tuple[str, ...] = ()
 

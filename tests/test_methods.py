@@ -49,7 +49,7 @@ MODELING = {
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_what_a_record_names_exists(method: Method) -> None:
-    for name in (method.assembler, method.encoder, method.states, method.answerer):
+    for name in (method.assembler, method.encoder, method.answerer):
         assert not name or resolve_name(name)
     for file in (method.usage, method.vectors):
         assert file is None or file.is_file()

@@ -35,7 +35,6 @@ IMPRAG = Method(
     usage=Path(__file__).with_name("usage.md.j2"),
     vectors=Path(__file__).with_name("verification.py"),
     encoder="revela_hub.trainers.imprag.checkpoint.load_imprag_encoder",
-    states="revela_hub.trainers.imprag.stored_states",
     answerer="revela_hub.trainers.imprag.answering.open_answerer",
     models=("backbone",),
 )

@@ -22,7 +22,6 @@ from revela_hub.trainers.imprag.data import tokenize_passages
 if TYPE_CHECKING:
     from revela_hub.retrieval.passages import Hit
     from revela_hub.retrieval.rerank import Reranker
-    from revela_hub.trainers.imprag.stored_states import StoredStates
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,6 @@ class Answerer:
         tokenizer: its tokenizer.
         collection: collection to retrieve from; None to answer without passages.
         num_passages: passages per prompt; by default the model's.
-        states: keys and values of the passages (`stored_states.StoredStates`), used instead of their texts.
 
     Attributes:
         k: passages per prompt.
@@ -88,11 +86,10 @@ class Answerer:
         tokenizer: PreTrainedTokenizerBase,
         collection: PassageIndex | None,
         num_passages: int | None = None,
-        states: "StoredStates | None" = None,
         *,
         k: int | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.collection, self.states = model, tokenizer, collection, states
+        self.model, self.tokenizer, self.collection = model, tokenizer, collection
         self.reranker: Reranker | None = None
         self.rerank_depth = 50
         num_passages = k if num_passages is None else num_passages  # its earlier name
@@ -160,8 +157,6 @@ class Answerer:
             for row, found in zip(rows_Bk.tolist(), self.collection.found(hits), strict=True)
         ]
         device = ids.device
-        if self.states is not None:
-            return read, {"passage_states": self.states.read(rows_Bk).to(device)}
         flat = [passage.text for found in read for passage in found]
         tokens = tokenize_passages(self.tokenizer, flat, self.model.config.l_max)
         passage_ids, passage_mask = tokens.batch(np.arange(len(flat)).reshape(rows_Bk.shape))
@@ -225,7 +220,7 @@ def open_answerer(
 
     Args:
         name: folder or Hub id of the model.
-        index: folder written by `revela-hub index`, or `hf:owner/name` on the Hub; if it has stored states, these are used instead of the passages' texts.
+        index: folder written by `revela-hub index`, or `hf:owner/name` on the Hub.
         num_passages: passages per prompt; by default the model's.
         device: by default the fastest device.
         k: earlier name of `num_passages`.
@@ -237,13 +232,8 @@ def open_answerer(
     from revela_hub.hub_cards.hub_index import open_store
     from revela_hub.retrieval.encoder import model_identity
     from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
-    from revela_hub.trainers.imprag.stored_states import STATES_FOLDER, StoredStates
 
     loaded = load_imprag_checkpoint(name, dtype="auto")
     model = on_device(loaded.model, device)
     store = open_store(index, ImpRAGEncoder(model, loaded.tokenizer), model_identity(name), name)
-    states = None
-    if (store.folder / STATES_FOLDER).is_dir():
-        fingerprint = store.metadata.fingerprint + store.metadata.texts
-        states = StoredStates(store.folder / STATES_FOLDER, loaded.model.config.b, fingerprint)
-    return Answerer(model, loaded.tokenizer, store, num_passages, states, k=k)
+    return Answerer(model, loaded.tokenizer, store, num_passages, k=k)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from test_imprag_trainer import PASSAGES, model
 from transformers import PreTrainedTokenizerFast
 
@@ -20,9 +19,7 @@ from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.imprag import answer_command
 from revela_hub.trainers.imprag.answering import Answer, Answerer, PassageRead
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
-from revela_hub.trainers.imprag.data import tokenize_passages
 from revela_hub.trainers.imprag.retrieval import top_rows
-from revela_hub.trainers.imprag.stored_states import StoredStates, store_states
 
 PROMPTS = ["Which town has the river Dart?", "Which town has the river Kenn?", "Where is Alba"]
 
@@ -98,31 +95,6 @@ def test_a_reranker_chooses_among_more_passages(bpe_tokenizer: PreTrainedTokeniz
         assert [read.score for read in answer.passages] == [-n for n in sorted(seen)[:2]]
 
 
-def test_stored_states_are_the_computed_ones(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
-    built, _ = together(bpe_tokenizer, passage_encoding="independent")
-    tokens = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
-    rows = np.array([[3, 0], [7, 11]])
-    with torch.no_grad():
-        computed = built.encode_passages(*tokens.batch(rows))
-        ids = torch.randint(2, 200, (2, 7))
-        expected = built(ids, passage_states=computed).logits
-    stored = store_states(built, tokens, tmp_path, fingerprint="f", batch_size=5)
-    states = stored.read(rows)
-    assert len(stored) == len(PASSAGES)
-    assert torch.equal(states.mask, computed.mask)
-    for part in ("keys", "values"):
-        for got, want in zip(getattr(states, part), getattr(computed, part), strict=True):
-            mask = states.mask[:, None, :, None]
-            assert ((got - want) * mask).norm() / (want * mask).norm() < 2e-3
-    with torch.no_grad():
-        torch.testing.assert_close(built(ids, passage_states=states).logits, expected, atol=0.02, rtol=0)
-    with pytest.raises(UserError, match="another model or other passages"):
-        StoredStates(tmp_path, 1, "g")
-    np.save(tmp_path / "starts.npy", stored.starts[:-1])
-    with pytest.raises(UserError, match="is damaged"):
-        StoredStates(tmp_path, 1, "f")
-
-
 def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     built, collection = together(bpe_tokenizer)
     with pytest.raises(UserError, match="--num_passages 3 is more than the 2 passages that the model reads"):
@@ -136,9 +108,6 @@ def test_invalid_input_raises_clear_errors(tmp_path: Path, bpe_tokenizer: PreTra
         list(answerer.answer(["a", "x y z " * 100], max_new_tokens=6))
     with pytest.raises(UserError, match="prompt 1 is empty"):
         list(answerer.answer([""]))
-    tokens = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
-    with pytest.raises(UserError, match="states can only be stored with passage_encoding independent"):
-        store_states(built, tokens, tmp_path, fingerprint="f")
 
 
 class Recorder:

@@ -10,23 +10,18 @@ are encoded.
 --push_to_hub publishes the index in a data set repository: the text of the passages, their vectors and their places,
 without paths of this machine. Others search it with --index hf:owner/name.
 
-For a model that answers questions and encodes passages independently, --states float16 also stores the keys and
-values of the passages, so that `revela-hub answer` does not compute them again.
-
 Examples:
   revela-hub index my-retriever --corpus docs --output_dir my-index
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type hnsw
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index --index_type milvus --milvus_uri http://db:19530
   revela-hub search my-retriever --index my-index "what is a shard?"
   revela-hub index my-name/my-retriever --corpus docs --output_dir my-index --push_to_hub my-name/my-index --private
-  revela-hub index outputs/reader/model --corpus docs --output_dir my-index --states float16
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
@@ -72,9 +67,6 @@ class PassageOptions(ReadingOptions, EndpointOptions):
 class Arguments(PassageOptions, SmallVectorArguments):
     """Arguments of `revela-hub index`."""
 
-    states: Literal["none", "float16"] = option(
-        "none", "Models that answer: Also store the keys and values of the passages."
-    )
     push_to_hub: str | None = option(
         None, "Data set repository to push the index to; the text is published.", metavar="REPO_ID"
     )
@@ -97,16 +89,11 @@ def run(arguments: Arguments) -> None:
     from revela_hub.hub_cards.hub_index import index_repository, push_index
     from revela_hub.retrieval import build_store
 
-    method, stores_states = method_of_model(arguments.model), arguments.states != "none"
-    if stores_states and not (method and method.states):
-        raise UserError(f"--states requires a model that answers questions, and {arguments.model} is not one")
+    method = method_of_model(arguments.model)
     shared = {"private": arguments.private, "update": arguments.update}
     if arguments.push_to_hub is not None:
         index_repository(arguments.push_to_hub, **shared)
     loaded = load(arguments, arguments.index_options(arguments.dtype))
-    states = import_module(method.states) if method and method.states and stores_states else None
-    if states is not None:
-        states.check_states(loaded.encoder)
     store = build_store(
         loaded.write,
         loaded.encoder,
@@ -122,11 +109,6 @@ def run(arguments: Arguments) -> None:
     )
     for line in loaded.encoder.warnings() if method and method.encoder else ():
         note(line)
-    if states is not None:
-        stored = states.store_index_states(
-            loaded.encoder, store, batch_size=arguments.batch_size, show_progress_bar=shows_progress()
-        )
-        print(f"states of {counted(len(stored), 'passage')}, {stored.bytes / 1e6:,.1f} MB")
     if arguments.push_to_hub is not None:
         print(f"pushed to {push_index(store, arguments.push_to_hub, **shared)}")
 
