@@ -195,13 +195,6 @@ def test_mistakes_are_one_line(place: Path, words: list[str], message: str, caps
     assert not Path("mined.jsonl").exists()
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["mine", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("usage: revela-hub mine MODEL [options]")
-    assert "--query_prompt $'Instruct: Retrieve passages that answer the question\\nQuery: '" in out
-
-
 def test_the_output_is_never_the_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = Path("pairs.jsonl").read_text()
     words = ["mine", "bm25", "--pairs", "pairs.jsonl", "--output", "./pairs.jsonl", "--overwrite"]

@@ -215,12 +215,6 @@ def test_a_query_without_a_hit_says_why(
     assert record["hits"] == [] and record["nothing_found"].startswith("no text contains a word")
 
 
-def test_options_of_reading_with_an_index_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    for option, value in (("max_words", "7"), ("exclude", "tests"), ("text_column", "body")):
-        assert main(["search", "bm25", "rivers", "--index", "folder", f"--{option}", value]) == 2
-        assert f"--{option} requires --corpus" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no names of files that are not UTF-8")
 @pytest.mark.parametrize("kind", ["bm25", "dense", "sparse"])
 def test_lone_surrogates_in_queries_and_names_of_files(

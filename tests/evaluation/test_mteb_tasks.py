@@ -36,15 +36,6 @@ def test_the_sets_of_revelas_paper() -> None:
     assert len(bright) == 12 and "BrightPonyRetrieval" in bright
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("SciFakt", "no task or benchmark 'SciFakt'"), ("STS12", "STS12 is a STS task; only retrieval")],
-)
-def test_names_that_do_not_fit_are_reported(name: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        resolve_tasks(["SciFact", name])
-
-
 def test_data_that_cannot_be_had_is_reported(retriever_folder: Path) -> None:
     model = load_encoder(str(retriever_folder), device="cpu")
     with pytest.raises(
@@ -86,15 +77,6 @@ def test_the_command_uses_the_given_prompt(
         found += [row["ndcg_at_10"] for row in json.loads(capsys.readouterr().out)]
     assert found[0] == pytest.approx(found[1], abs=1e-5)
     assert found[0] != pytest.approx(evaluate_retrieval(load_encoder(str(retriever_folder)), task).ndcg_at_10, abs=1e-4)
-
-
-def test_a_task_without_queries_or_judgements_is_one_error(texts: list[str], tmp_path: Path) -> None:
-    task = read_beir(write_beir(tmp_path / "beir", texts))
-    with pytest.raises(UserError, match="has no queries"):
-        evaluate_bm25(task.subset([]))
-    for judged in ({}, {"d": 1.0}):
-        with pytest.raises(UserError, match="t: the query 'q' needs judgements with whole numbers"):
-            evaluate_bm25(RetrievalTask({"d": "a"}, {"q": "b"}, {"q": judged} if judged else {}, "t"))
 
 
 def test_a_task_of_tasks_is_their_mean(retriever_folder: Path, tmp_path: Path, texts: list[str]) -> None:

@@ -1,12 +1,10 @@
 """The options of commands that read text."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
-from revela_hub.search.ranker_options import given
 
 
 @dataclass(kw_only=True)
@@ -30,10 +28,3 @@ class ReadingOptions:
             "exclude": tuple(self.exclude),
             "max_documents": self.max_documents,
         }
-
-
-def refuse_reading_options(arguments: Any) -> None:
-    """Raise a UserError if options of reading are given with an index, which has its passages already."""
-    names = {option.name for option in fields(ReadingOptions)} | {"max_words"}
-    for name in sorted(names & given(arguments)):
-        raise UserError(f"--{name} requires --corpus: an index has its passages already")

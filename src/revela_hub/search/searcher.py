@@ -16,7 +16,7 @@ from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import SmallVectorArguments
 from revela_hub.search.ranker_options import RankerOptions, load_models
-from revela_hub.search.reading_options import ReadingOptions, refuse_reading_options
+from revela_hub.search.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import Hit, Passages, Ranker
@@ -114,8 +114,6 @@ def _check(arguments: SearchOptions) -> None:
     """Check the options without loading anything, and choose the mode of an output folder of adapt."""
     if bool(arguments.corpus) == bool(arguments.index):
         raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
-    if arguments.index:
-        refuse_reading_options(arguments)
     _check_corpus(arguments)
     if arguments.mode is None and (local_path(arguments.model) / HYBRID).is_file():
         arguments.mode = "hybrid"

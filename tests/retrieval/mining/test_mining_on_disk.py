@@ -167,12 +167,6 @@ def test_damaged_files_are_made_again_with_a_warning(
     assert "searching for its anchors again" in caplog.text
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write to .*file.*--cache_dir"):
-        mined_rows(Encoder(), tmp_path / "file" / "cache")
-
-
 @pytest.mark.slow
 def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "SHARD_SIZE", 256)
