@@ -41,20 +41,29 @@ def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500, among: "D
         among: The rows to choose the questions from, such as `Mixture.retrieval`. None: `rows`.
     """
     among = rows if among is None else among
-    asked = {key for _, key in _retrieval_keys(among)}
+    asked = {text_hash(anchor) for _, anchor in _of_retrieval(among, "anchor")}
     number = min(queries, len(asked) // HELD_OUT_DIVISOR)
     if number < MIN_QUERIES:
         return HeldOut(rows, None)
     chosen = set(heapq.nsmallest(number, asked))
-    left = _without(rows, chosen)
-    task = _task(among.select(_rows_with(among, chosen)), left, passages)
+    held = among.select([index for index, text in _of_retrieval(among, "anchor") if text_hash(text) in chosen])
+    left = without_queries(rows, held["anchor"])
+    task = _task(held, left, passages)
     # Among ten passages, nDCG@10 finds every passage.
     return HeldOut(rows, None) if len(task.corpus) < MIN_PASSAGES else HeldOut(left, task)
 
 
 def without_queries(rows: "Dataset", queries: Iterable[str]) -> "Dataset":
-    """Return the rows without these questions."""
-    return _without(rows, {text_hash(text) for text in queries})
+    """Return the rows without these questions, which are also the passages of reversed pairs, as paraphrases have them."""
+    texts = list(queries)
+    keys, longest = {text_hash(text) for text in texts}, 2 * max(map(len, texts), default=0) + 20  # in another form
+    out = {
+        index
+        for column in ("anchor", "positive")
+        for index, text in _of_retrieval(rows, column)
+        if len(text) <= longest and text_hash(text) in keys
+    }
+    return rows.select([index for index in range(len(rows)) if index not in out]) if out else rows
 
 
 def without_texts(rows: "Dataset", texts: Iterable[str]) -> tuple["Dataset", int]:
@@ -85,20 +94,6 @@ def without_texts(rows: "Dataset", texts: Iterable[str]) -> tuple["Dataset", int
     if changed:
         rows = concatenate_datasets([rows, Dataset.from_list(changed, features=rows.features)])
     return (rows.select(order) if removed else rows), removed
-
-
-def _without(rows: "Dataset", keys: set[int]) -> "Dataset":
-    out = set(_rows_with(rows, keys)) if keys else set()
-    return rows.select([index for index in range(len(rows)) if index not in out]) if out else rows
-
-
-def _rows_with(rows: "Dataset", keys: set[int]) -> list[int]:
-    return [index for index, key in _retrieval_keys(rows) if key in keys]
-
-
-def _retrieval_keys(rows: "Dataset") -> Iterator[tuple[int, int]]:
-    """Yield the position of each retrieval row, and a hash of its question."""
-    return ((index, text_hash(anchor)) for index, anchor in _of_retrieval(rows, "anchor"))
 
 
 def _of_retrieval(rows: "Dataset", column: str) -> Iterator[tuple[int, str]]:

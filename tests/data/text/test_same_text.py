@@ -136,3 +136,18 @@ def test_known_pairs_negatives_and_repeated_pairs() -> None:
 def test_examples_of_a_class_are_distinct() -> None:
     texts, labels = ["red fox", "Red fox.", "a sea", "a lake"], ["animal", "animal", "water", "water"]
     assert len(list(classification_pairs(texts, labels))) == 2  # the class animal has one example
+
+
+def test_a_held_out_question_is_not_trained_on_as_the_passage_of_a_reversed_pair() -> None:
+    """Paraphrases are often paired in both directions."""
+    pairs = [
+        (f"How is paraphrase {number} written", f"paraphrase {number}: the way to write it") for number in range(300)
+    ]
+    rows = Dataset.from_list(
+        [{"anchor": a, "positive": b} for a, b in pairs]
+        + [{"anchor": b, "positive": f"{a.upper()}?"} for a, b in pairs]
+    )
+    left, task = hold_out(rows)
+    held = set(map(text_key, task.queries.values()))
+    assert len(held) == 60 and not held & set(map(text_key, [*left["anchor"], *left["positive"]]))
+    assert len(without_queries(rows, [pairs[7][0]])) == 598
