@@ -122,8 +122,6 @@ def test_mistakes_are_one_line(
     assert main(["index", *short, "--max_length", "9"]) == 0
     assert "with --max_length 9" in message("search", str(retriever_folder), "x", "--index", "short")
     assert "holds the index of" in message("index", str(minimal_change), *common)
-    search = ["search", str(retriever_folder), "x", "--index", "index"]
-    assert "--bm25_stemmer requires --mode bm25 or hybrid" in message(*search, "--bm25_stemmer", "german")
     assert "--shard 3/3" in message("encode", str(retriever_folder), *common, "--shard", "3/3")
     assert "bm25 has no vectors" in message("index", "bm25", *common)
     assert "is not an index" in message("search", "bm25", "x", "--index", "nowhere")

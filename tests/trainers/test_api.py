@@ -419,7 +419,7 @@ def test_evaluation_data_are_prepared_like_training_data(
         (partial(CoTMoTEFinetuner, str(masked_folder), CoTMoTETrainingArguments(**settings, stage="finetune")), pairs),
         (partial(RetroMAETrainer, str(masked_folder), RetroMAETrainingArguments(**settings)), raw),
         (partial(CoTMoTETrainer, str(masked_folder), CoTMoTETrainingArguments(**settings)), raw),
-        (partial(ReplugTrainer, tiny, lm, ReplugTrainingArguments(**settings), group_size=4, max_length=64), raw),
+        (partial(ReplugTrainer, tiny, ReplugTrainingArguments(**settings), lm=lm, group_size=4, max_length=64), raw),
         (partial(RevelaTrainer, tiny, RevelaTrainingArguments(**settings), lm=lm, max_length=64), raw),
         (
             partial(RAITTrainer, lm, RAITTrainingArguments(**settings), passages=["a fox", "the sea"], num_passages=1),
