@@ -105,7 +105,7 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
     """Load a checkpoint of adapters and pooling with its base model, and merge the adapters."""
     adapters = LoraConfig.from_pretrained(str(folder))
     config = NVEmbedConfig.from_pretrained(folder)
-    base = load_nvembed(str(adapters.base_model_name_or_path), dtype=dtype, **_settings(config))
+    base = load_nvembed(str(adapters.base_model_name_or_path), dtype=dtype, **_backbone_options(config))
     adapters.base_model_name_or_path = None  # PEFT would warn that the decoder in it has another name
     base.model.config.max_seq_length = config.max_seq_length
     adapted = add_adapters(base.model.embedding_model, adapters)
@@ -121,7 +121,7 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
     return NVEmbedStart(base.model, tokenizer, _saved_prompts(str(folder)))
 
 
-def _settings(config: NVEmbedConfig) -> dict[str, Any]:
+def _backbone_options(config: NVEmbedConfig) -> dict[str, Any]:
     """Return the arguments of `NVEmbedModel.from_backbone` of a trained model."""
     latent = config.latent_attention_config
     return {
@@ -133,7 +133,7 @@ def _settings(config: NVEmbedConfig) -> dict[str, Any]:
 
 
 def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) -> None:
-    there = _settings(trained)
+    there = _backbone_options(trained)
     for option, value in given.items():
         if there.get(option) != value:
             raise UserError(
