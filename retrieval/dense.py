@@ -100,9 +100,7 @@ class FaissIndex:
     Without a path it is built in memory each time. The hits of compressed vectors are rescored with the vectors.
     """
 
-    def __init__(
-        self, vectors: NumberedVectors, kind: str, path: Path | None = None, option: str = "--cache_dir"
-    ) -> None:
+    def __init__(self, vectors: NumberedVectors, kind: str, path: Path | None = None) -> None:
         require("faiss")
         import faiss
 
@@ -209,12 +207,8 @@ def open_index(
     *,
     folder: Path | None = None,
     device: "str | torch.device" = "cpu",
-    option: str = "--cache_dir",
 ) -> VectorIndex:
-    """Open the index over vectors, building it first if it is not in the folder yet; default: exact search on the device.
-
-    `option` is the command-line option that sets the folder, for messages.
-    """
+    """Open the index over vectors, building it first if it is not in the folder yet; default: exact search on the device."""
     options = options or IndexOptions()
     kind = options.type
     if kind == "exact":
@@ -224,7 +218,7 @@ def open_index(
 
         return MilvusIndex(vectors, milvus_uri(options, folder))
     path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
-    return FaissIndex(vectors, kind, path, option)
+    return FaissIndex(vectors, kind, path)
 
 
 def milvus_uri(options: IndexOptions, folder: Path | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.errors import UserError, reason
+from revela_hub.errors import UserError, loading
 from revela_hub.files import content_digest, local_path
 from revela_hub.loading import PEFT_ADAPTER, encoder, in_fast_precision, model_json, model_kind, module_types
 
@@ -70,14 +70,14 @@ def load_encoder(
 def refuse_other_kind(name: str, *, sparse: bool = False) -> None:
     """Raise a `UserError` if a model was saved as another class than a dense (or sparse) one: it would get new random layers."""
     if (kind := model_kind(model_in(name))) in RERANKERS:
-        raise UserError(f"{name} is a reranker ({kind}), not a retriever", rerank="pass it with --rerank")
+        raise UserError(f"{name} is a reranker ({kind}), not a retriever: pass it with --rerank")
     if kind == PEFT_ADAPTER:
         raise UserError(
             f"{name} is a bare PEFT adapter, without the pooling and the prompts of a retriever: revela-hub export {name}"
             f" --output_dir FOLDER makes one with those of Revela"
         )
     if kind == "SparseEncoder" and not sparse:
-        raise UserError(f"{name} is a SparseEncoder, where a dense retriever is needed", mode="use --mode sparse")
+        raise UserError(f"{name} is a SparseEncoder, where a dense retriever is needed: use --mode sparse")
 
 
 def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
@@ -97,9 +97,7 @@ def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
         if any(isinstance(module, (SpladePooling, SparseAutoEncoder)) for module in model.modules()):
             return model
     raise UserError(
-        f"{name} is not a sparse model: mode sparse needs a SparseEncoder",
-        sparse_model="pass one with --sparse_model",
-        mode="or use --mode dense or hybrid",
+        f"{name} is not a sparse model: use --mode dense or hybrid, or pass a SparseEncoder with --sparse_model"
     )
 
 
@@ -232,17 +230,8 @@ def open_model(
     kind: Any, place: str, name: str, *, device: str | None, trust_remote_code: bool, what: str = "model"
 ) -> Any:
     """Return a model of sentence-transformers, of the class `kind`."""
-    try:
+    with loading(f"cannot load the {what} {name}", name):
         model = encoder(kind, place, device=device, trust_remote_code=trust_remote_code)
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # tokenizers raises plain Exceptions, remote code may raise anything
-        if "trust_remote_code" in str(error) and not trust_remote_code:
-            raise UserError(
-                f"{name} requires remote code",
-                trust_remote_code="review its Python files, then pass --trust_remote_code",
-            ) from error
-        raise UserError(f"cannot load the {what} {name}: {reason(error, name)}") from error
     limit_to_positions(model, name)
     return model
 

@@ -121,8 +121,7 @@ def _open(name: str, device: str | None, trust_remote_code: bool) -> tuple[str, 
     if kind not in RERANKERS:
         raise UserError(
             f"{name} is {'a retriever' if kind else 'not a reranker'} ({kind or 'a model without a classifier'}): --rerank"
-            " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2",
-            rerank_weight="self reranks with the retriever's own token vectors",
+            " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2; self reranks with the retriever's own token vectors"
         )
     of_kind = getattr(sentence_transformers, kind)
     model = open_model(of_kind, name, name, device=device, trust_remote_code=trust_remote_code, what="reranker")
@@ -160,8 +159,7 @@ def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | 
     if not has_tokens(retriever):
         raise UserError(
             "late interaction needs a sentence-transformers model with a transformer, loaded here: this retriever has no vectors"
-            " of tokens in context, or those of queries and passages have different sizes or different Dense layers",
-            rerank="leave out --rerank self",
+            " of tokens in context, or those of queries and passages have different sizes or different Dense layers: leave out --rerank self"
         )
     normalize = Normalize("token_embeddings")
     if _excludes_prompt(retriever):

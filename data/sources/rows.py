@@ -97,25 +97,21 @@ def _is_judgements(path: Path) -> bool:
     return path.parent.name == "qrels" and path.name.endswith((".tsv", ".tsv.gz"))
 
 
-def column_value(row: Row, name: str, remedy: str, **remedies: str) -> Any:
-    """Return the value of a column.
-
-    Raises:
-        UserError: The column does not exist; the message lists the columns and adds the remedy, and those of options.
-    """
+def column_value(row: Row, name: str, remedy: str) -> Any:
+    """Return the value of a column; an error that a column does not exist lists those that do, and adds the remedy."""
     if name not in row.columns:
         columns = ", ".join(repr(column) for column in row.columns) or "none"
-        raise UserError(f"{row.where}: no column {name!r}; the columns are {columns} ({remedy})", **remedies)
+        raise UserError(f"{row.where}: no column {name!r}; the columns are {columns} ({remedy})")
     return row.columns[name]
 
 
-def column_text(row: Row, name: str, remedy: str, **remedies: str) -> str:
+def column_text(row: Row, name: str, remedy: str) -> str:
     """Return the text of a column; "" for null."""
-    value = column_value(row, name, remedy, **remedies)
+    value = column_value(row, name, remedy)
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{row.where}: column {name!r} holds {type(value).__name__}, not text ({remedy})", **remedies)
+        raise UserError(f"{row.where}: column {name!r} holds {type(value).__name__}, not text ({remedy})")
     return value
 
 

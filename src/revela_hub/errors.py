@@ -54,10 +54,6 @@ class UserError(Exception):
     The message is one line with the file, the line number if there is one, and the fix.
     """
 
-    def __init__(self, message: str = "", /, **remedies: str) -> None:  # remedies: until no caller passes them
-        super().__init__("; ".join([message, *remedies.values()]))
-        self.message, self.remedies = message, remedies
-
 
 def explain(error: BaseException) -> tuple[str, int]:
     """Return one line for an error, and the exit status: 2 if the user can probably fix it, 1 if it may be a bug.
@@ -135,30 +131,3 @@ def install_hint(module: str) -> str:
     """Return the command that installs a missing module."""
     top = module.partition(".")[0]
     return f'pip install "revela-hub[{EXTRAS[top]}]"' if top in EXTRAS else f"pip install {top}"
-
-
-# Until their callers are rewritten:
-
-DISK_FULL = (28, 122, 27)
-OS_ERRORS = dict.fromkeys(range(1, 134), "")
-
-
-def os_error(error: BaseException) -> int | None:
-    """Return the operating system's error number of an error."""
-    found = re.search(r"\(os error (\d+)\)|\[Errno (\d+)\]", str(error))
-    return int(found[1] or found[2]) if found else getattr(error, "errno", None)
-
-
-def is_file_error(error: BaseException) -> bool:
-    """Return whether an error means that a file cannot be read or written."""
-    return isinstance(error, OSError) or type(error).__name__ == "SafetensorError" or "inline_container" in str(error)
-
-
-def reason(error: BaseException, model: str | Path | None = None) -> str:
-    """Return the first line of an error."""
-    return first_line(error)
-
-
-def out_of_memory(error: BaseException) -> str | None:
-    """Return the first line of an error if memory cannot be allocated."""
-    return first_line(error) if isinstance(error, MemoryError) else None

@@ -103,8 +103,7 @@ def _without_labels(rows: Iterator[Row], report: PairReport) -> Iterator[Row]:
 
 
 def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) -> Iterator[tuple[str, ...]]:
-    remedy = f"a pair needs the texts {anchor_column!r} and {positive_column!r}"
-    choose = {"positive_column": "choose with --positive_column"}
+    remedy = f"a pair needs the texts {anchor_column!r} and {positive_column!r}: --anchor_column, --positive_column"
     expected: list[str] | None = None
     for row in rows:
         names = [name for name in row.columns if NEGATIVE.fullmatch(name) and row.columns[name] is not None]
@@ -118,8 +117,8 @@ def _row_pairs(rows: Iterator[Row], anchor_column: str, positive_column: str) ->
         negatives = [column_text(row, name, hard) for name in names]
         if empty := [name for name, text in zip(names, negatives, strict=True) if not text.strip()]:
             raise UserError(f"{row.where}: {empty[0]} is empty; remove the row, or give it a text")
-        anchor = column_text(row, anchor_column, remedy, anchor_column="choose with --anchor_column")
-        value = column_value(row, positive_column, remedy, **choose)
+        anchor = column_text(row, anchor_column, remedy)
+        value = column_value(row, positive_column, remedy)
         for positive in (value or [None]) if isinstance(value, list) else [value]:
             part = Row(row.where, {positive_column: positive})
-            yield anchor, column_text(part, positive_column, remedy, **choose), *negatives
+            yield anchor, column_text(part, positive_column, remedy), *negatives
