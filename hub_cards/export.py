@@ -156,11 +156,7 @@ def with_pooler(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_backbone(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype | None = None) -> None:
-    """Save the model as safetensors in the given type, without changing the model.
-
-    Raises:
-        UserError: a weight is not finite, or not in the given type.
-    """
+    """Save the model as safetensors in the given type, without changing the model."""
     state, casts = model.state_dict(), dtype is not None and dtype != model.dtype
     if casts:
         # Tensors that share memory (tied embeddings) must also share it after the cast, or they are stored twice.

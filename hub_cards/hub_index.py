@@ -38,11 +38,7 @@ revela-hub search {index.model} "your question" --index hf:{repo_id}
 
 
 def index_repository(repo_id: str, *, private: bool = False, update: bool = False) -> Repository:
-    """Return the repository of an index, after the checks that need no index.
-
-    Raises:
-        UserError: no write access; a public repository, although it should be private; it holds files, and `update` is off.
-    """
+    """Return the repository of an index, after the checks that need no index."""
     repository = Repository(Destination(repo_id, private=private, update=update), "dataset")
     repository.read()
     if repository.names() - {".gitattributes"} and not update:
@@ -78,9 +74,6 @@ def open_store(
 
     The encoder is None if no vectors are used; the other arguments are those of `PassageStore`. An index on the Hub may name
     the same model in another way, for example as a folder: then the vectors of some passages decide.
-
-    Raises:
-        UserError: See `PassageStore` and `PassageStore.check_vectors`.
     """
     if not index.startswith(HUB_PREFIX):
         store = PassageStore(index, fingerprint, model, documents=documents)

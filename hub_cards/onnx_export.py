@@ -56,12 +56,7 @@ class OnnxModel:
 
 
 def export_onnx(folder: str | Path) -> OnnxFile:
-    """Write `onnx/model.onnx` into the folder of a dense model without remote code, and compare its vectors with the model's.
-
-    Raises:
-        UserError: A package is not installed, the vectors differ, or they depend on what the file does not contain: the
-            prompt, a chat template, or a separate network for queries.
-    """
+    """Write `onnx/model.onnx` into the folder of a dense model without remote code, and compare its vectors with the model's."""
     require("onnx", "onnxscript", "onnxruntime")
     folder = local_path(folder)
     model: Any = load_encoder(str(folder), device="cpu").float().eval()

@@ -39,9 +39,6 @@ def export_adapter(
         prompts: texts to prepend to inputs, named `query` and `document`; by default those of Revela.
         max_length: maximum length in tokens, EOS included.
         dtype: type of the stored weights; by default float32, in which they are merged.
-
-    Raises:
-        UserError: weights are pickles, or adapters of the base model are missing or have no layer.
     """
     folder = local_path(adapter)
     if not folder.is_dir():

@@ -73,12 +73,7 @@ class Repository:
         self.new_branch = False
 
     def read(self) -> None:
-        """Read the current state.
-
-        Raises:
-            UserError: the repository is public instead of private, the token cannot write to the namespace, or another commit has
-                the tag.
-        """
+        """Read the current state."""
         wanted = self.destination
         try:
             self.info = self._info(wanted.revision)
@@ -134,9 +129,6 @@ class Repository:
         """Make one commit with the files that differ, and compare its files with the local ones; return its hash and URL.
 
         Without changes there is no new commit.
-
-        Raises:
-            UserError: the commit has other files than the local ones.
         """
         wanted = self.destination
         if self.info is None:

@@ -147,12 +147,7 @@ def _hub_id(name: str) -> str:
 
 
 def as_vectors(encoded: Any, count: int, *, normalize: bool) -> NDArray[np.float32]:
-    """Convert an encoder's output for `count` texts to a float32 array (count, d), with unit length if `normalize`.
-
-    Raises:
-        ValueError: The shape is not (count, d).
-        UserError: A value is NaN or infinite.
-    """
+    """Convert an encoder's output for `count` texts to a float32 array (count, d), with unit length if `normalize`."""
     vectors = np.asarray(encoded, dtype=np.float32)
     if vectors.ndim != 2 or vectors.shape[0] != count:
         raise ValueError(f"the encoder returned an array of shape {vectors.shape} for {count} texts, not ({count}, d)")

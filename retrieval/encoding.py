@@ -52,10 +52,6 @@ def encode_texts(
         convert: Converts the encoder's output for a number of texts to an array; default: `as_vectors`.
         progress: Called with the number of texts encoded since the last call.
         options: More keywords for the encoder's method.
-
-    Raises:
-        UserError: A value is NaN or infinite.
-        ValueError: The encoder did not return one vector per text.
     """
     texts = [without_surrogates(text) for text in texts]
     method = encoder.encode_query if kind == "query" else encoder.encode_document

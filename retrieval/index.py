@@ -76,11 +76,7 @@ class IndexMetadata:
 
     @classmethod
     def read(cls, folder: str | Path) -> "IndexMetadata":
-        """Read the metadata of an index.
-
-        Raises:
-            UserError: There is no index in the folder, or the file is damaged.
-        """
+        """Read the metadata of an index."""
         path = local_path(folder) / METADATA
         if not path.is_file():
             raise UserError(f"{folder} is not an index ({METADATA} is missing): build one with revela-hub index")

@@ -30,9 +30,6 @@ class MilvusIndex:
     Args:
         vectors: The vectors to search; those missing from the collection are inserted.
         uri: `http://host:19530`, or a path that ends in `.db`.
-
-    Raises:
-        UserError: Milvus does not answer, or pymilvus is not installed.
     """
 
     def __init__(self, vectors: NumberedVectors, uri: str) -> None:
@@ -90,11 +87,7 @@ class MilvusIndex:
 
 
 def connect(uri: str) -> Any:  # noqa: ANN401 (a `MilvusClient`; pymilvus is optional and has no types)
-    """Return a client of a server or a local file.
-
-    Raises:
-        UserError: It does not answer, or pymilvus is not installed.
-    """
+    """Return a client of a server or a local file."""
     require("pymilvus")
     from pymilvus import MilvusClient
     from pymilvus.exceptions import MilvusException

@@ -194,12 +194,7 @@ def document_store(identity: str, prompt: str | None) -> str:
 
 
 def document_vectors(texts: TextSource, encoder: Encoder, settings: RankerSettings, folder: Path) -> Vectors:
-    """Return the vectors of texts; encodes those that are not in the folder yet.
-
-    Raises:
-        UserError: Vectors with NaN or infinity; a full disk; an encoder that compares by a distance; the index needs a package
-            that is not installed.
-    """
+    """Return the vectors of texts; encodes those that are not in the folder yet."""
     normalize = similarity_of(encoder) == "cosine"  # this and the next lines raise before the texts are encoded
     settings.index.check_installed()
     size = getattr(encoder, "get_embedding_dimension", int)() or 0

@@ -52,9 +52,6 @@ class Reranker:
         batch_size: Pairs per forward pass.
         identity: A string that identifies a loaded retriever in a cache folder.
         prompts: Prompts of queries ("query") and passages ("document") that replace those of a loaded retriever, unless they are None.
-
-    Raises:
-        UserError: The model does not exist, is a retriever's name, or has several outputs; a loaded retriever has no token vectors.
     """
 
     def __init__(

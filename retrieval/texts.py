@@ -85,9 +85,6 @@ class TextFile:
     Args:
         path: The Arrow file; the numbers below are next to it, in a file of the same name that ends in `.npz`.
 
-    Raises:
-        UserError: A file is missing or incomplete.
-
     Attributes:
         rows_L: The number of the text on each line.
         keys_N: A 64-bit hash of each text without its white space.

@@ -186,9 +186,6 @@ class VectorStore:
             texts: The texts.
             encode: Encodes texts to vectors (N, D); its second argument is called with the number of encoded texts.
             description: The label of the progress bar; None hides it.
-
-        Raises:
-            UserError: The vectors overflow the dtype.
         """
         missing = self.missing(texts)
         size, start = FIRST_SHARD, 0

@@ -155,9 +155,6 @@ def parse_mixture(
     Args:
         mixture: A YAML file, or its content.
         root: The base folder of relative paths; overrides the file.
-
-    Raises:
-        UserError: The file is not YAML, or a task is invalid.
     """
     given: Any = mixture
     if isinstance(mixture, str | Path):

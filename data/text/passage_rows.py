@@ -45,9 +45,6 @@ def cut_rows(
         Columns of P passages: `_id` (see `passages_with_ids`), `text`, `document`, `start_line` and `end_line`. Empty texts have
         no passages.
 
-    Raises:
-        UserError: A column does not exist or does not contain text.
-
     >>> cut_rows({"_id": [7], "text": ["Rivers carry sediment. It settles in the sea."]}, max_words=5)["text"]
     ['Rivers carry sediment.', 'It settles in the sea.']
     """

@@ -40,9 +40,6 @@ def build_passages(
 
     Returns:
         A data set with one row per passage: `row` (int64, its number), `document` and `text` (strings).
-
-    Raises:
-        UserError: As `read_documents`; fewer than two passages in total.
     """
     import datasets
 

@@ -27,9 +27,6 @@ def stored_groups(
     Returns:
         The columns of `build_groups`. All chunks of a group have the group's number as their document, because the rows do not
         name their documents.
-
-    Raises:
-        UserError: a data set does not have the column, or its rows are not lists.
     """
     import datasets
 

@@ -139,10 +139,6 @@ def mine(
     """`mine_negatives` for more pairs than fit in memory: yields rows instead of returning a data set.
 
     `folder` holds texts, vectors and hits. A reranker scores candidates and positives again; the limits then apply to its scores.
-
-    Raises:
-        UserError: As for `mine_negatives`; the error for no negatives is raised while iterating.
-        ValueError: The ranker is an encoder without an identity.
     """
     folder = claim(local_path(folder))
     report = MiningReport(dropped=settings.fewer == "drop")

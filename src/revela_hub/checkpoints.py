@@ -118,11 +118,7 @@ def is_checkpoint(folder: str | Path) -> bool:
 
 
 def method_of(checkpoint: Path) -> Method:
-    """Return the method of a checkpoint by the `model_type` in its config.json.
-
-    Raises:
-        UserError: the folder is not a checkpoint.
-    """
+    """Return the method of a checkpoint by the `model_type` in its config.json."""
     for method in METHODS.values():
         for folder in dict.fromkeys((checkpoint, checkpoint / method.config_folder)):
             if method.model_type and read_json(folder / "config.json", {}).get("model_type") == method.model_type:

@@ -44,9 +44,6 @@ class MaskedCollator(SharedEpoch):
         pad_to_multiple_of: widths are rounded up to a multiple of this (8 suits tensor cores), up to `max_length`.
         seed: seed of the random numbers.
         epoch: epoch of the random numbers.
-
-    Raises:
-        UserError: a ratio is outside (0, 1), the decoder is unknown, or the tokenizer is not that of a masked language model.
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
@@ -80,9 +77,6 @@ class MaskedCollator(SharedEpoch):
         """Return the number of tokens of the longest text of a batch, special tokens included, rounded up.
 
         `ids` is the column with the tokens, and `number` that with the number of a row, for the message.
-
-        Raises:
-            UserError: a text is longer than `max_length`.
         """
         longest = max(features, key=lambda row: len(row[ids]))
         length = len(longest[ids]) + SPECIAL_TOKENS
@@ -103,11 +97,7 @@ class MaskedCollator(SharedEpoch):
         return batch | ({f"{prefix}labels": np.full((rows, width), IGNORED, dtype=np.int64)} if labels else {})
 
     def tokens(self, row: dict[str, Any], ids: str, number: str) -> Tokens:
-        """Return the tokens of a text with the first and last special token; arguments as in `width`.
-
-        Raises:
-            UserError: a token is not in the tokenizer's vocabulary.
-        """
+        """Return the tokens of a text with the first and last special token; arguments as in `width`."""
         tokens_L: Tokens = np.array([self.vocabulary.first, *row[ids], self.vocabulary.last], dtype=np.int64)
         if tokens_L.max() >= self.vocabulary.size:
             raise UserError(

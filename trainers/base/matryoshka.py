@@ -21,11 +21,7 @@ class MatryoshkaArguments:
     )
 
     def checked_dims(self, dimension: int | None, similarity: str) -> list[int]:
-        """Return the sizes, the largest first; empty if only whole vectors are trained.
-
-        Raises:
-            UserError: a size occurs twice or is larger than the model's, or the model does not compare by cosine.
-        """
+        """Return the sizes, the largest first; empty if only whole vectors are trained."""
         dims = sorted(self.matryoshka_dims or (), reverse=True)
         if not dims:
             return []

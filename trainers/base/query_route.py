@@ -35,9 +35,6 @@ def with_query_route(retriever: SentenceTransformer, *, max_length: int | None =
     """Return a model with a trainable copy of the retriever for queries, and the retriever itself, frozen, for documents.
 
     A model that has both routes already keeps them. `max_length` limits the tokens of queries; documents keep their own limit.
-
-    Raises:
-        UserError: the model has other routes.
     """
     router: Any = retriever[0]
     if not isinstance(router, Router):

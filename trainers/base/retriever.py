@@ -67,10 +67,6 @@ def load_retriever(
         pooling: of a model that is not a sentence-transformers folder: `"mean"` (default), `"cls"`, or `"last"`, the EOS that the
             tokenizer is made to append to every text.
         prompts: prompts `query` and `document`; by default the model's own.
-
-    Raises:
-        UserError: the model cannot be loaded, uses a distance instead of a similarity, contains custom modules (remote
-            code), or has fewer than `max_length` positions.
     """
     retriever = retriever_in(retriever)
     name = name_of(retriever)

@@ -36,9 +36,6 @@ def prepared_rows(
     """Return rows for the collator: rows with these columns unchanged, and raw text prepared with `build`.
 
     `build` is a function such as `build_passages`. A stream stays a stream if `max_steps` is set (`training_rows`).
-
-    Raises:
-        UserError: the rows have other columns, or `build` fails.
     """
     rows = training_rows(rows, args)
     if rows is None or set(columns) <= set(rows.column_names):
@@ -110,12 +107,7 @@ def endless(rows: IterableDataset, seed: int, buffer_size: int) -> IterableDatas
 
 
 def pair_columns(rows: Dataset | IterableDataset) -> list[str]:
-    """Return the text columns of labelled pairs in order: anchor, positive, and negative, negative_1, ... if there are any.
-
-    Raises:
-        UserError: anchor or positive is missing, the name of another column begins with negative, or a text is null or empty
-            (in a stream, when the row is read: `checked_stream`).
-    """
+    """Return the text columns of labelled pairs in order: anchor, positive, and negative, negative_1, ... if there are any."""
     if rows is None:
         raise UserError("train_dataset is missing: give a data set with the columns anchor and positive")
     if not {"anchor", "positive"} <= set(rows.column_names):

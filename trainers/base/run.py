@@ -154,9 +154,6 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
     """Lock the output folder, find the checkpoint to resume from and set the seed, before any model is loaded.
 
     The processes of a run share the output folder, also if they run on several nodes.
-
-    Raises:
-        UserError: the folder contains a run or the user's files, or is in use by another process.
     """
     output = Path(arguments.output_dir or ".")
     with ExitStack() as stack:
@@ -179,11 +176,7 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
 
 
 def lock_output(output: Path, file: Path | None = None) -> AbstractContextManager[object]:
-    """Acquire the lock of an output folder (`file`, by default that of training runs).
-
-    Raises:
-        UserError: another process holds it.
-    """
+    """Acquire the lock of an output folder (`file`, by default that of training runs)."""
     try:
         return FileLock(file or output / LOCK, timeout=0).acquire()
     except Timeout:

@@ -40,9 +40,6 @@ def hold_out_text(arguments: ProbeArguments, *, max_queries: int | None = None) 
 
     A new probe has at most `max_queries` queries. There is no task if evaluation is disabled or the text is too short for a
     probe. A resumed run reuses its probe.
-
-    Raises:
-        UserError: the folder is not a probe, does not list the text it holds out, or the data cannot be read.
     """
     from revela_hub.evaluation.probe_folder import read_probe_task
 

@@ -193,11 +193,7 @@ class MethodTrainer(Trainer):
         self._sums[name] = (total + value.detach().float(), times + 1)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the averages of the scalars passed to `add_metric`.
-
-        Raises:
-            UserError: the loss is NaN or infinite.
-        """
+        """Log the averages of the scalars passed to `add_metric`."""
         if "loss" in logs:
             if self._sums:
                 sums = torch.stack([torch.stack([s, torch.full_like(s, n)]) for s, n in self._sums.values()])
@@ -422,9 +418,6 @@ class MethodTrainer(Trainer):
 
         Returns:
             The published model; None except on the main process.
-
-        Raises:
-            UserError: `hub_model_id` is missing, a check fails or the upload fails.
         """
         from revela_hub.hub_cards.assemble import Assembly
         from revela_hub.hub_cards.upload import publish

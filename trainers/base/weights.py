@@ -41,11 +41,7 @@ def check_fields(given: Iterable[str], *names: str) -> None:
 
 
 def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
-    """Load a model from a folder or Hub id with `from_pretrained(folder, **options)`.
-
-    Raises:
-        UserError: weights are missing, which transformers would initialise at random, or have the wrong shape.
-    """
+    """Load a model from a folder or Hub id with `from_pretrained(folder, **options)`."""
     # With `output_loading_info`, `from_pretrained` returns a pair, contrary to its annotation.
     loaded: Any = pretrained(kind, folder, output_loading_info=True, **options)
     model: Model = loaded[0]
@@ -68,11 +64,7 @@ def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """Load all adapters of `folder/adapter_model.safetensors` into the model; PEFT would only warn about mismatches.
-
-    Raises:
-        UserError: adapters are missing or belong to another model.
-    """
+    """Load all adapters of `folder/adapter_model.safetensors` into the model; PEFT would only warn about mismatches."""
     refuse_pickles(folder)
     adapted = PeftModel.from_pretrained(model, folder)
     expected = set(get_peft_model_state_dict(adapted))

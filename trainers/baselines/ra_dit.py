@@ -411,9 +411,6 @@ def decoder_retriever(
     """Load the layers of a decoder up to one as a retriever (RA-DIT-Llama): an ImpRAG model of which only the vectors are used.
 
     The vectors are the queries and keys of the retrieval layer. `max_passage_length` is stored in the configuration.
-
-    Raises:
-        UserError: the decoder does not have this layer, or ImpRAG does not support it.
     """
     whole = AutoConfig.from_pretrained(backbone)
     positions = text_positions(whole)

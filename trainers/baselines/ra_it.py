@@ -311,11 +311,7 @@ def pasted_log_likelihoods(
     *,
     show_progress_bar: bool = False,
 ) -> Tensor:
-    """Return log p(answer, EOS | prompt) of each pair, summed over the answer's tokens, in nats: (N,) float32.
-
-    Raises:
-        UserError: a pair is too long for the decoder.
-    """
+    """Return log p(answer, EOS | prompt) of each pair, summed over the answer's tokens, in nats: (N,) float32."""
     model.eval()
     every = list(zip(*pair_tokens(tokenizer, prompts, [f" {answer}" for answer in answers]), strict=True))
     _check_room(model, max((len(prompt) + len(answer) for prompt, answer in every), default=0))

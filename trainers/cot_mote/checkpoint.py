@@ -69,10 +69,6 @@ def load_cot_mote_start(
         trust_remote_code: whether to run model code from the repositories.
         attn_implementation: of the encoder; None for the default of transformers.
         **config: fields of `CoTMoTEConfig`; with None, the default or the trained model's value is used.
-
-    Raises:
-        UserError: the model cannot be loaded, is not an encoder with a masked-LM head, has no mask token, or is a CoT-MoTE
-            model whose settings differ from `config`, or to which `query_encoder` or `fresh_head` do not apply.
     """
     check_fields(config, *config_fields(CoTMoTEConfig))
     config = {field: value for field, value in config.items() if value is not None}
@@ -281,11 +277,7 @@ class HybridEncoder(InputModule):
         return {"input_ids": encoding["input_ids"], "attention_mask": encoding["attention_mask"]}
 
     def forward(self, features: dict[str, Any], task: str | None = None, **_: Any) -> dict[str, Any]:
-        """Add `sentence_embedding`: (B, D + V), (B, D) or (B, V).
-
-        Raises:
-            UserError: the task is missing.
-        """
+        """Add `sentence_embedding`: (B, D + V), (B, D) or (B, V)."""
         task = task or features.get("task")
         if task not in EXPERTS:
             raise UserError(

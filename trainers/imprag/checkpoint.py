@@ -74,9 +74,6 @@ def load_imprag(
         max_passage_length: tokens of a passage (`ImpRAGConfig.l_max`).
         passage_encoding: as in `ImpRAGConfig`.
         **further: `attn_implementation` and `dtype` of a decoder; also the fields of `ImpRAGConfig` by their own names.
-
-    Raises:
-        UserError: the model cannot be loaded, is not a decoder, or is an ImpRAG model with other layers.
     """
     named = (retrieval_layer, last_reading_layer, num_passages, max_passage_length, passage_encoding)
     check_fields(further, *config_fields(ImpRAGConfig), "attn_implementation", "dtype", *OPTIONS.values())
@@ -147,11 +144,7 @@ def _complete(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> PreTraine
 
 
 def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Write the whole model, which is retriever and reader in one, with adapters merged.
-
-    Raises:
-        UserError: the passages leave no positions for a prompt, or `max_length` is given.
-    """
+    """Write the whole model, which is retriever and reader in one, with adapters merged."""
     backbone = loaded.model.config.backbone
     base = None if backbone is None else backbone.name_or_path
     save_backbone(loaded.model, folder, dtype=assembly.dtype)

@@ -234,9 +234,6 @@ def tokenize_prompts(
     """Add the columns `prompt_ids`, `answer_ids` (first accepted answer and EOS), `source_row` and `row` (old and new index).
 
     Rows longer than `max_length` are dropped; their number and the location of the first are passed to `log`.
-
-    Raises:
-        UserError: an answer has no tokens, or all rows are too long.
     """
 
     def tokenized(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -346,9 +343,6 @@ def tokenize_passages(
     """Tokenise passages to at most `max_length` tokens, and end each with EOS, the position of its vector.
 
     With `end=False`, texts are tokenised and truncated by the tokenizer alone.
-
-    Raises:
-        UserError: the tokenizer has no EOS token, or the collection is empty.
     """
     if end and tokenizer.eos_token_id is None:
         raise UserError("the tokenizer has no EOS token, which passages end with: set one")

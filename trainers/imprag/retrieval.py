@@ -77,9 +77,6 @@ def rank_passages(
 
     Returns:
         (Q, depth) indices of passages, best first; -1 if there are fewer results.
-
-    Raises:
-        UserError: the collection is empty, the retriever cannot be loaded, or the ranking is of other queries or passages.
     """
     if not len(passages):
         raise UserError("there are no passages to rank")

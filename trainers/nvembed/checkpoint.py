@@ -65,9 +65,6 @@ def load_nvembed(
         dtype: of the loaded weights.
         **config: arguments of `NVEmbedModel.from_backbone`: `pooling`, `mask`, `num_latents`, `num_heads`, and of a decoder
             `attn_implementation`; with None, the default or the trained model's value is used.
-
-    Raises:
-        UserError: the model cannot be loaded, the settings differ from those of a trained model.
     """
     check_fields(config, "pooling", "mask", "num_latents", "num_heads", "attn_implementation")
     config = {name: value for name, value in config.items() if value is not None}
@@ -170,9 +167,6 @@ def nvembed_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
     """Return a copy that appends EOS to every text, pads on the right and removes white space at the end of a text.
 
     The function can be applied twice.
-
-    Raises:
-        UserError: the tokenizer has no end-of-sequence token, or is not a fast tokenizer.
     """
     tokenizer = with_eos(tokenizer)
     backend = tokenizer.backend_tokenizer
@@ -202,9 +196,6 @@ def nvembed_encoder(
         tokenizer: tokenizer of the decoder; a copy that appends EOS is used.
         max_length: maximum tokens of prompt and text, EOS included.
         prompts: texts put before inputs, under the names `query` and `document` (by default empty) and those of tasks.
-
-    Raises:
-        UserError: a prompt leaves no room for text, or the tokenizer has no EOS.
     """
     settings = _settings(model, prompts, max_length)
     tokenizer = nvembed_tokenizer(tokenizer)

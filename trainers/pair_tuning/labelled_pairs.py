@@ -57,9 +57,6 @@ def read_labelled_pairs(
     labels, and the label of another text may be right, too.
 
     `split` selects the qrels of a BEIR folder. Return the rows (`anchor`, `positive`, `negative_1`, ...) and the report.
-
-    Raises:
-        UserError: The source or a column is missing, a value is not text, a negative is missing, or there are fewer than two pairs.
     """
     from datasets import Dataset
 

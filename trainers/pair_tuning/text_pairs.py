@@ -38,9 +38,6 @@ def build_text_pairs(
 
     Returns:
         One row for each passage that contains a query: `anchor`, the query, and `positive`, the passage without it.
-
-    Raises:
-        UserError: anything `read_documents` raises; `TooFewPairs` for fewer than two pairs.
     """
     import datasets
 

@@ -247,9 +247,6 @@ def _check_repeated_texts(rows: Dataset, args: PairsTrainingArguments) -> None:
 
     The sampler puts each text into a batch only once. Batches are then smaller, or with `dataloader_drop_last` missing, but an
     epoch still ends after as many batches as if all were full.
-
-    Raises:
-        UserError: no batch can be full, and incomplete ones are dropped.
     """
     size, drop_last = args.train_batch_size, args.dataloader_drop_last
     counts = [Counter(column) for column in _hashed(rows).to_dict().values()]

@@ -51,10 +51,6 @@ def load_retromae_encoder(
         trust_remote_code: whether to run tokenizer code from the repository; models that need remote code are rejected.
         attn_implementation: of the encoder; None for the default of transformers.
         **config: fields of `RetroMAEConfig`.
-
-    Raises:
-        UserError: the model cannot be loaded, is not an encoder with a masked-LM head, has no mask token, or is a RetroMAE
-            model whose decoder differs from `config`.
     """
     check_fields(config, *config_fields(RetroMAEConfig))
     given, name = unwrapped(encoder), name_of(encoder)

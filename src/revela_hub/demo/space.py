@@ -63,11 +63,7 @@ def space_files(
 
 
 def space_repository(repo_id: str, *, private: bool, update: bool) -> Repository:
-    """Return the repository of the Space, before the model is published.
-
-    Raises:
-        UserError: it is public although it should be private, or it was not made by this package and `update` is False.
-    """
+    """Return the repository of the Space, before the model is published."""
     space = Repository(Destination(repo_id, private=private, update=update), "space")
     space.read()
     if "app.py" in space.names() and not space.is_ours and not update:

@@ -25,9 +25,6 @@ def load_dense(
     """Return the encoder of a model; its `similarity_fn_name` names the similarity of its vectors.
 
     `prompt` replaces the model's own. With a server (`--endpoint`), the model's weights are not loaded.
-
-    Raises:
-        UserError: The model cannot be loaded, uses a distance as its similarity, or does not support an option.
     """
     from revela_hub.checkpoints import method_of_model
     from revela_hub.retrieval.encoder import load_encoder, similarity_of
