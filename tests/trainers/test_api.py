@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset
-from peft import LoraConfig, PromptTuningConfig
+from datasets import Dataset, DatasetDict
+from peft import LoraConfig
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import (
@@ -19,7 +19,6 @@ from transformers import (
     AutoTokenizer,
     BertForMaskedLM,
     BertModel,
-    PreTrainedTokenizerBase,
     set_seed,
 )
 
@@ -39,7 +38,6 @@ from revela_hub.trainers import (
     RevelaTrainingArguments,
     load_backbones,
 )
-from revela_hub.trainers.base.models import default_arguments, tokenizer_of
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, RADITTrainingArguments
@@ -266,51 +264,19 @@ def test_readers_and_their_retrievers(
         RADITTrainer(str(retriever_folder), RADITTrainingArguments(**settings), reader=reader, passages=texts, **both)
 
 
-def test_without_arguments_the_folder_is_named_after_model_and_method(llama_folder: Path) -> None:
-    args = default_arguments(RevelaTrainingArguments, "owner/tiny", RevelaTrainer.method)
-    assert args.output_dir == "tiny-Revela"
-    loaded = AutoModel.from_pretrained(llama_folder)
-    named = default_arguments(CoTMoTETrainingArguments, loaded, CoTMoTETrainer.method, stage="finetune")
-    assert named.output_dir == "tiny-llama-CoT-MoTE" and named.num_train_epochs == 3
-
-
-def test_a_model_that_comes_from_nowhere_needs_its_tokenizer(
-    tiny_llama: Any, bpe_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    with pytest.raises(UserError, match="which was not loaded from a folder or id: pass it as well"):
-        tokenizer_of(tiny_llama, None)
-    assert tokenizer_of(tiny_llama, bpe_tokenizer) is bpe_tokenizer
-
-
-def test_what_is_in_a_data_set_and_what_is_needed(
-    raw: Dataset, masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
+def test_a_missing_column_is_an_error_with_the_columns_there_are(
+    raw: Dataset, masked_folder: Path, llama_folder: Path, settings: dict[str, Any]
 ) -> None:
     bodies = raw.rename_column("text", "body")
-    found = r"train_dataset has the columns body; it needs .*"
     masked = {"model": str(masked_folder), "args": RetroMAETrainingArguments(**settings)}
-    with pytest.raises(UserError, match=found + r"text .* or span, input_ids, word_starts"):
+    with pytest.raises(UserError, match="has the columns body; it needs text"):
         RetroMAETrainer(**masked, train_dataset=bodies)
-    with pytest.raises(UserError, match="has the splits train, test: pass one of them"):
+    with pytest.raises(UserError, match="train, test"):
         RetroMAETrainer(**masked, train_dataset=DatasetDict(train=raw, test=raw))
-    with pytest.raises(UserError, match="train_dataset is a str, not a data set"):
-        RetroMAETrainer(**masked, train_dataset="texts.jsonl")
-    with pytest.raises(
-        UserError, match="train_dataset is missing: give a data set with the columns anchor and positive"
-    ):
-        PairsTrainer(str(retriever_folder), train_dataset=None)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="train_dataset has no rows"):
+    with pytest.raises(UserError, match="no rows"):
         RetroMAETrainer(**masked, train_dataset=raw.select([]))
-    with pytest.raises(UserError, match=found + "anchor, positive"):
+    with pytest.raises(UserError, match="has the columns body; it needs anchor, positive"):
         NVEmbedTrainer(str(llama_folder), NVEmbedTrainingArguments(**settings), train_dataset=bodies)
-    with pytest.raises(UserError, match=found + "anchor, positive"):
-        CoTMoTEFinetuner(str(masked_folder), train_dataset=bodies)
-    with pytest.raises(UserError, match=r"train_dataset:0: no prompt; .* \(the fields are 'body'\)"):
-        ImpRAGTrainer(str(llama_folder), ImpRAGTrainingArguments(**settings), train_dataset=bodies, passages=["a"])
-    with pytest.raises(UserError, match="the language model is missing.*pass lm="):
-        RevelaTrainer(str(retriever_folder), train_dataset=raw)
-    for name in ("no/such/folder", "/no/such/folder", "my model"):
-        with pytest.raises(UserError, match=f"cannot load the encoder '{name}'"):
-            RetroMAETrainer(name, train_dataset=raw)
 
 
 def test_activations_are_recomputed(
@@ -344,18 +310,6 @@ def test_activations_are_recomputed(
         assert any(getattr(module, "gradient_checkpointing", False) for module in other.model.modules())
         for name, value in expected.items():
             torch.testing.assert_close(after[name], value)
-
-
-def test_what_a_run_would_lose_is_rejected(
-    raw: Dataset, masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
-) -> None:
-    with pytest.raises(UserError, match="train_dataset is missing"):
-        RevelaTrainer(
-            str(retriever_folder), RevelaTrainingArguments(**settings), lm=str(llama_folder), max_length=64
-        ).train()
-
-    with pytest.raises(UserError, match="CoTMoTETrainer does not support compute_metrics"):
-        CoTMoTETrainer(str(masked_folder), train_dataset=raw, compute_metrics=lambda predictions: {})
 
 
 def test_the_best_checkpoint_is_loaded_at_the_end(
@@ -443,7 +397,7 @@ def test_evaluation_data_are_prepared_like_training_data(
     }
     with pytest.raises(UserError, match="RADITTrainer has no loss on an eval_dataset"):
         RADITTrainer(tiny, RADITTrainingArguments(**settings), reader=lm, **both)
-    with pytest.raises(UserError, match="pseudo_labels ranks passages for the training rows only"):
+    with pytest.raises(UserError, match="pseudo_labels ranks passages for the training rows"):
         RAITTrainer(lm, RAITTrainingArguments(**settings), pseudo_labels=ranking, **both)
     for wrong, message in (
         (ranking[:7], r"has the shape \(7, 2\), but train_dataset has 8 rows"),
@@ -454,9 +408,6 @@ def test_evaluation_data_are_prepared_like_training_data(
     del both["eval_dataset"]
     given = {"log_likelihoods": torch.rand(8, 2), "pseudo_labels": ranking}
     tuned = RADITTrainer(tiny, RADITTrainingArguments(**settings), **given, **both)
-    for method in (tuned.evaluate, tuned.predict):
-        with pytest.raises(UserError, match="RADITTrainer has no loss on an eval_dataset"):
-            method(questions)
     assert tuned.evaluate(tuned.train_dataset)["eval_loss"] >= 0
 
 
@@ -503,7 +454,7 @@ def test_pairs_that_cannot_be_trained_on_are_named(
         for rows, message in (
             (None, "train_dataset is missing: give a data set with the columns anchor and positive"),
             (good.select([0]), "train_dataset has one pair: training needs at least 2"),
-            (empty, "train_dataset:3: 'anchor' is empty; remove the row"),
+            (empty, "train_dataset:3: 'anchor' is empty"),
             (negative.select([3, 0]), "train_dataset:1: 'negative' is empty"),
         ):
             with pytest.raises(UserError, match=message):
@@ -519,49 +470,8 @@ def test_a_stream_of_pairs_ends_at_a_row_without_text(
     rows = Dataset.from_dict({"anchor": ["a", "b", value, "d"], "positive": ["e", "f", "g", "h"]})
     args = PairsTrainingArguments(**settings | {"per_device_train_batch_size": 2})
     trainer = PairsTrainer(str(retriever_folder), args, train_dataset=rows.to_iterable_dataset())
-    with pytest.raises(UserError, match=f"train_dataset:2: 'anchor' is {'empty' if value else 'null'}; remove the row"):
+    with pytest.raises(UserError, match=f"train_dataset:2: 'anchor' is {'empty' if value else 'null'}"):
         trainer.train()
-
-
-@pytest.mark.parametrize("kind", ["pandas", "polars", "numpy"])
-def test_data_sets_in_the_format_of_another_library(
-    kind: str,
-    raw: Dataset,
-    masked_folder: Path,
-    retriever_folder: Path,
-    llama_folder: Path,
-    settings: dict[str, Any],
-) -> None:
-    if kind == "polars":
-        pytest.importorskip("polars", reason="the format polars needs it")
-    pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["the lazy dog", "the capital"] * 4})
-    for make in pair_trainers(retriever_folder, llama_folder, masked_folder, settings):
-        run(make(train_dataset=pairs.with_format(kind)))
-    args = ContrieverTrainingArguments(**settings, per_device_train_batch_size=4)
-    for rows in (raw.with_format(kind), raw.to_iterable_dataset().with_format(kind)):
-        run(ContrieverTrainer(str(retriever_folder), args, train_dataset=rows))
-
-
-def test_models_that_are_neither_names_nor_models(
-    raw: Dataset, llama_folder: Path, texts: list[str], settings: dict[str, Any]
-) -> None:
-    questions: dict[str, Any] = {"train_dataset": raw, "passages": texts}
-    makers: list[tuple[Callable[..., Any], Any, dict[str, Any]]] = [
-        (PairsTrainer, PairsTrainingArguments, {"train_dataset": raw}),
-        (ContrieverTrainer, ContrieverTrainingArguments, {"train_dataset": raw}),
-        (RevelaTrainer, RevelaTrainingArguments, {"train_dataset": raw, "lm": str(llama_folder)}),
-        (NVEmbedTrainer, NVEmbedTrainingArguments, {"train_dataset": raw}),
-        (RAITTrainer, RAITTrainingArguments, questions),
-        (RADITTrainer, RADITTrainingArguments, questions),
-    ]
-    for make, arguments, given in makers:
-        for args in (None, arguments(**settings)):
-            with pytest.raises(UserError, match="the model is missing: pass a Hub id, a folder or a loaded model"):
-                make(None, args, **given)
-            with pytest.raises(UserError, match="the model is of type list: pass a Hub id"):
-                make([str(llama_folder)], args, **given)
-            with pytest.raises(UserError, match="the model is of type Linear: pass a Hub id"):
-                make(torch.nn.Linear(2, 2), args, **given)
 
 
 def test_the_folder_of_a_model_to_train_is_not_overwritten(
@@ -579,61 +489,6 @@ def test_the_folder_of_a_model_to_train_is_not_overwritten(
             UserError, match=f"^--output_dir {folder} is the folder of the model to train: choose another"
         ):
             trainer(**models, args=args, train_dataset=raw, max_length=40)
-
-
-def test_raw_text_that_is_none(retriever_folder: Path, settings: dict[str, Any]) -> None:
-    args = ContrieverTrainingArguments(**settings)
-    for values, message in (
-        ([1, 2], r"the column 'text' has the type Value\('int64'\); it needs text \(one string in each row"),
-        ([["a"], ["b"]], r"the column 'text' has the type List\(.*it needs text"),
-        (["", " "], "^no documents in train_dataset: skipped 2 empty"),
-    ):
-        with pytest.raises(UserError, match=message):
-            ContrieverTrainer(str(retriever_folder), args, train_dataset=Dataset.from_dict({"text": values}))
-
-
-def test_questions_and_passages_that_are_not_text(
-    llama_folder: Path, retriever_folder: Path, texts: list[str], settings: dict[str, Any]
-) -> None:
-    questions = Dataset.from_dict({"question": ["Where is Paris?", "Where is Tokyo?"], "answer": ["France", "Japan"]})
-    makers = [
-        partial(ImpRAGTrainer, str(llama_folder), ImpRAGTrainingArguments(**settings)),
-        partial(RAITTrainer, str(llama_folder), RAITTrainingArguments(**settings)),
-        partial(RADITTrainer, str(retriever_folder), RADITTrainingArguments(**settings), reader=str(llama_folder)),
-    ]
-    for make in makers:
-        with pytest.raises(UserError, match="train_dataset is missing: give a data set with the columns question"):
-            make(train_dataset=None, passages=texts)
-        generated = IterableDataset.from_generator(lambda: iter([{"question": " ", "answer": "b"}]))  # without features
-        with pytest.raises(UserError, match="train_dataset:0: the question is empty"):
-            make(train_dataset=generated, passages=texts)
-        if make.func is not RAITTrainer:
-            with pytest.raises(UserError, match="has no loss on an eval_dataset"):
-                make(train_dataset=questions, passages=texts, eval_dataset=generated)
-        for values, message in (([" ", "Who?"], "is empty"), ([1, 2], "is of type int instead of text")):
-            rows = Dataset.from_dict({"question": values, "answer": ["b", "c"]})
-            with pytest.raises(UserError, match=f"train_dataset:0: the question {message}"):
-                make(train_dataset=rows, passages=texts)
-        for passages, message in (
-            (None, "passages is a NoneType: pass a list of texts"),
-            (Dataset.from_dict({"text": ["a", None]}), "passages:1: NoneType instead of text"),
-            ([1, "a"], "passages:0: int instead of text"),
-        ):
-            with pytest.raises(UserError, match=message):
-                make(train_dataset=questions, passages=passages)
-
-
-def test_shortened_vectors_need_a_retriever_that_compares_by_cosine(
-    tmp_path: Path, raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
-) -> None:
-    retriever = SentenceTransformer(str(retriever_folder), device="cpu", similarity_fn_name="dot")
-    more = {"per_device_train_batch_size": 4, "matryoshka_dims": [8]}
-    message = "--matryoshka_dims requires a model that compares by cosine, not by dot"
-    with pytest.raises(UserError, match=message):
-        args = RevelaTrainingArguments(**settings | more)
-        RevelaTrainer(retriever, args, lm=str(llama_folder), train_dataset=raw, max_length=64)
-    with pytest.raises(UserError, match=message):
-        ContrieverTrainer(retriever, ContrieverTrainingArguments(**settings | more), train_dataset=raw)
 
 
 def test_retrievers_are_trained_with_adapters_of_peft(
@@ -688,50 +543,9 @@ def test_retrievers_are_trained_with_adapters_of_peft(
         )
 
 
-def test_configurations_of_adapters_are_those_of_other_trainers_or_an_error_is_raised(
-    raw: Dataset, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
-) -> None:
-    """The task that SFT needs and the form of a saved adapter change nothing, and the configuration stays as it is."""
-    pairs = Dataset.from_dict({"anchor": ["fox", "sea"] * 4, "positive": ["a dog", "a city"] * 4})
-    revela = {"lm": str(llama_folder), "max_length": 64, "train_dataset": raw}
-    makers: list[Callable[..., Any]] = [
-        partial(PairsTrainer, str(retriever_folder), PairsTrainingArguments(**settings), train_dataset=pairs),
-        partial(NVEmbedTrainer, str(llama_folder), NVEmbedTrainingArguments(**settings), train_dataset=pairs),
-        partial(RevelaTrainer, str(retriever_folder), RevelaTrainingArguments(**settings), **revela),
-    ]
-    for make in makers:
-        expected = run(make(peft_config=LoraConfig(r=2)))
-        for options in ({"task_type": "CAUSAL_LM"}, {"task_type": "FEATURE_EXTRACTION", "inference_mode": True}):
-            config = LoraConfig(r=2, **options)
-            before = config.to_dict()
-            equal(expected, run(make(peft_config=config)))
-            assert config.to_dict() == before
-        for wrong in ({"r": 2}, PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)):
-            with pytest.raises(
-                UserError, match=f"peft_config is of type {type(wrong).__name__}: pass adapters of layers"
-            ):
-                make(peft_config=wrong)
-        with pytest.raises(UserError, match="cannot add the adapters of peft_config: Target modules .*nope"):
-            make(peft_config=LoraConfig(r=2, target_modules=["nope"]))
-
-
 def test_an_unknown_argument_of_a_model_is_an_error(
     raw: Dataset, masked_folder: Path, settings: dict[str, Any]
 ) -> None:
     args = RetroMAETrainingArguments(**settings)
     with pytest.raises(TypeError, match="pulling"):  # transformers would store it in the configuration and ignore it
         RetroMAETrainer(str(masked_folder), args, train_dataset=raw, model_init_kwargs={"pulling": "mean"})
-
-
-def test_imprag_has_names_instead_of_letters(tmp_path: Path, llama_folder: Path) -> None:
-    named = load_imprag(
-        str(llama_folder), retrieval_layer=0, last_reading_layer=0, num_passages=3, max_passage_length=9
-    )
-    lettered = load_imprag(str(llama_folder), b=0, t=0, k=3, l_max=9)
-    assert named.model.config.to_dict() == lettered.model.config.to_dict()
-    assert [getattr(named.model.config, name) for name in ("b", "t", "k", "l_max")] == [0, 0, 3, 9]
-    named.model.save_pretrained(tmp_path)
-    named.tokenizer.save_pretrained(tmp_path)
-    assert load_imprag(tmp_path, num_passages=2).model.config.k == 2
-    with pytest.raises(UserError, match="was trained with retrieval_layer 0, which cannot be changed to 1"):
-        load_imprag(tmp_path, retrieval_layer=1)

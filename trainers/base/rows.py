@@ -27,7 +27,10 @@ def prepare_datasets(given: dict[str, Any], prepare: Callable[[Any], Any]) -> No
 
 def prepare_eval_dataset(rows: Any, prepare: Callable[[Any], Any]) -> Any:
     """Prepare an `eval_dataset`, or each of a dict of them."""
-    return {name: prepare(part) for name, part in rows.items()} if isinstance(rows, dict) else prepare(rows)
+    try:
+        return {name: prepare(part) for name, part in rows.items()} if isinstance(rows, dict) else prepare(rows)
+    except UserError as error:
+        raise UserError(str(error).replace("train_dataset", "eval_dataset")) from error
 
 
 def prepared_rows(

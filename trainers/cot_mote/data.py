@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from datasets import Dataset, IterableDataset, Value
 from sentence_transformers import SentenceTransformerTrainingArguments
-from sentence_transformers.base.sampler import BatchSamplers
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.mixture.pairs import KnownPairs
@@ -197,27 +196,8 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
             if getattr(self, name) is None:
                 setattr(self, name, value)
         super().__post_init__()
-        self._check_inherited()
-        if self.scores not in ("hybrid", "dense", "sparse"):
-            raise ValueError(f"scores must be hybrid, dense or sparse, got {self.scores}")
-        for name in ("query_flops_weight", "passage_flops_weight"):
-            if getattr(self, name) and self.scores == "dense":
-                raise ValueError(f"{name} is for sparse vectors, which --scores dense does not train: leave it out")
-
-    def _check_inherited(self) -> None:
-        """Raise a `ValueError` for an argument of sentence-transformers that has no effect, or none on the exported model."""
         if self.prompts:
-            raise ValueError(
-                "prompts would be missing in the exported model: CoT-MoTE has an expert for queries and one for passages instead of"
-                " prompts; leave it out"
-            )
-        if self.stage == "pretrain":
-            set_here = {
-                "learning_rate_mapping": bool(self.learning_rate_mapping),
-                "batch_sampler": self.batch_sampler != BatchSamplers.BATCH_SAMPLER,
-            }
-            for name in (name for name, given in set_here.items() if given):
-                raise ValueError(f"{name} has no effect in pretrain, only in finetune: leave it out")
+            raise ValueError("prompts would be missing in the exported model, which has experts instead of prompts")
 
 
 @dataclass

@@ -79,10 +79,6 @@ class CoTMoTETrainer(MaskedTrainer):
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("compute_metrics") is not None:  # evaluations keep no predictions, as in sentence-transformers
-            raise UserError(
-                "CoTMoTETrainer does not support compute_metrics: pass retrieval_task=RetrievalTask(...) instead"
-            )
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method)
         if not isinstance(model, CoTMoTEForPreTraining):
             set_seed(args.seed)  # as the Trainer does, but before the decoder is initialised

@@ -50,10 +50,7 @@ def losses(out: Path) -> list[float]:
     "method", [m if m == "nvembed" else pytest.param(m, marks=pytest.mark.exhaustive) for m in METHODS]
 )
 def test_the_same_seed_gives_the_same_run_bit_for_bit(words: Words, tmp_path: Path, method: str) -> None:
-    """Whatever was drawn in the process before: fresh decoders, pooling, adapters, masks, order, dropout.
-
-    `test_hash_seeds.py` compares two runs of all methods.
-    """
+    """Whatever was drawn in the process before: fresh decoders, pooling, adapters, masks, order, dropout."""
     for number, name in enumerate(("one", "other")):
         torch.manual_seed(number)
         assert main(words(method, name)) == 0

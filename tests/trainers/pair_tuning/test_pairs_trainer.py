@@ -412,12 +412,6 @@ def test_wrong_rows_are_one_line(rows: list[dict[str, Any]], message: str, tmp_p
         read_labelled_pairs(write(tmp_path, rows))
 
 
-def test_options_are_recommended_to_commands_that_have_them(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        read_labelled_pairs(write(tmp_path, [{"query": "a", "positive": "b"}]))
-    assert "a pair needs the texts 'anchor' and 'positive'" in str(raised.value)
-
-
 def test_a_data_set_without_the_columns_is_named(retriever_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="train_dataset has the columns query, text; it needs anchor, positive"):
         trainer(tmp_path, retriever_folder, Dataset.from_dict({"query": ["a"], "text": ["b"]}))
