@@ -1,7 +1,6 @@
-"""REPLUG: its equations in loops, runs that are killed, and two processes as one."""
+"""REPLUG: its equations in loops."""
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,6 @@ from revela_hub.errors import UserError
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.replug import GroupCollator, Replug, ReplugTrainer, ReplugTrainingArguments
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_contriever import _Kill, assert_same_training, processes_give  # noqa: E402
 
 
 def groups(number: int = 8, absent: int = 0) -> Dataset:
@@ -106,29 +102,6 @@ def test_it_learns_what_the_frozen_model_likes(retriever_folder: Path, llama_fol
     assert all(torch.equal(value, lm[name]) for name, value in run.model.lm.state_dict().items())
     assert not run.model.lm.training
     assert not any(file.stat().st_size > 2_000_000 for file in run.export(Path(run.args.output_dir)).rglob("*"))
-
-
-def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
-    retriever_folder: Path, llama_folder: Path, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"max_steps": 9, "save_strategy": "steps", "save_steps": 4}
-    whole = trainer(tmp_path / "whole", retriever_folder, llama_folder, **options)
-    whole.train()
-    killed = trainer(tmp_path / "killed", retriever_folder, llama_folder, callbacks=[_Kill()], **options)
-    with pytest.raises(KeyboardInterrupt):
-        killed.train()
-    resumed = trainer(tmp_path / "killed", retriever_folder, llama_folder, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-4"))
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], value), name
-
-
-@pytest.mark.slow
-def test_two_processes_are_one(retriever_folder: Path, llama_folder: Path, tmp_path: Path) -> None:
-    start = [str(retriever_folder), str(llama_folder)]
-    one = processes_give(1, 2, "test_replug", start, tmp_path)
-    two = processes_give(2, 1, "test_replug", start, tmp_path)
-    assert_same_training(one, two, retriever_folder)
 
 
 def test_models_of_which_a_part_would_not_be_trained_are_rejected(
