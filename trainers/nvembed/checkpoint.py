@@ -197,7 +197,7 @@ def nvembed_encoder(
         max_length: maximum tokens of prompt and text, EOS included.
         prompts: texts put before inputs, under the names `query` and `document` (by default empty) and those of tasks.
     """
-    settings = _settings(model, prompts, max_length)
+    settings = _retriever_settings(model, prompts, max_length)
     tokenizer = nvembed_tokenizer(tokenizer)
     length = _checked_length(model, tokenizer, settings)
     model.config.max_seq_length, model.config.official_instruction_mask = length, False
@@ -235,7 +235,7 @@ def export_nvembed(
     """
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them first (merge_and_unload)")
-    settings, folder = _settings(model, prompts, max_length), local_path(folder)
+    settings, folder = _retriever_settings(model, prompts, max_length), local_path(folder)
     tokenizer = nvembed_tokenizer(tokenizer)
     length = _checked_length(model, tokenizer, settings)
     save_backbone(model, folder, dtype=dtype)
@@ -250,7 +250,7 @@ def export_nvembed(
     return folder
 
 
-def _settings(model: NVEmbedModel, prompts: dict[str, str], max_length: int) -> RetrieverSettings:
+def _retriever_settings(model: NVEmbedModel, prompts: dict[str, str], max_length: int) -> RetrieverSettings:
     pooling = "last" if model.config.pooling == "eos" else "mean"
     prompts = {"query": "", "document": ""} | prompts
     return RetrieverSettings(
