@@ -2,8 +2,8 @@
 
 The methods change a backbone's attention through transformers' attention interface. A family that does not use the interface
 in every layer would train without an error, but as a different model. A model that is built from a backbone therefore runs it
-once on a few tokens inside `recorded_attention`, and raises a ValueError if a call is missing or has the wrong mask. Published
-models are not checked again when they are loaded.
+once on a few tokens (`check_mask`), and raises a ValueError if a mask is wrong; layers that do not call the attention of the method
+are an error of the forward pass. Published models are not checked again when they are loaded.
 
 Shapes: N rows, L tokens, D hidden size.
 """
@@ -111,6 +111,23 @@ def check_interface(model: PreTrainedModel, purpose: str) -> None:
         )
 
 
+def check_backbone(backbone: PreTrainedModel) -> None:
+    """Raise a ValueError unless the model is a decoder with a head whose layers use transformers' attention interface."""
+    name = type(backbone).__name__
+    if backbone.config.is_encoder_decoder or not layers_name(body(backbone)):
+        raise ValueError(f"{name} is not a causal decoder; {DECODER_ADVICE}")
+    if backbone.get_output_embeddings() is None:
+        raise ValueError(f"{name} has no language-model head: load it with AutoModelForCausalLM")
+    check_interface(backbone, "reading passages")
+
+
+def layers_name(decoder: PreTrainedModel) -> str:
+    """Return the name of a decoder's list of layers; empty if it has none."""
+    layers = decoder.config.get_text_config().num_hidden_layers
+    found = (name for name, m in decoder.named_children() if isinstance(m, nn.ModuleList) and len(m) == layers)
+    return next(found, "")
+
+
 def can_run(model: PreTrainedModel) -> bool:
     """Return whether all weights have values in this process: none on the meta device or in a shard elsewhere."""
     return all(weight.numel() and not weight.is_meta for weight in model.parameters())
@@ -122,12 +139,10 @@ class AttentionCall:
 
     Attributes:
         layer: index of the layer; None if its module has no `layer_idx`.
-        arguments: names of the keyword arguments received.
         reads_later: whether the first token attends to one of the last two.
     """
 
     layer: int | None
-    arguments: frozenset[str]
     reads_later: bool
 
 
@@ -147,7 +162,7 @@ def recorded_attention(model: PreTrainedModel) -> Iterator[list[AttentionCall]]:
     ) -> tuple[Tensor, Tensor | None]:
         own = eager_attention(module) if base.endswith("eager") else sdpa_attention_forward
         later = _reads_later(own, module, query, key, value, attention_mask, **kwargs)
-        calls.append(AttentionCall(getattr(module, "layer_idx", None), frozenset(kwargs), later))
+        calls.append(AttentionCall(getattr(module, "layer_idx", None), later))
         function = own if base in ("eager", "sdpa") else AttentionInterface()[base]
         result: tuple[Tensor, Tensor | None] = function(module, query, key, value, attention_mask, **kwargs)
         return result

@@ -30,7 +30,7 @@ from transformers.utils import ModelOutput
 from .backbones import CACHE, cache_of
 from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
 from .passage_attention import PassageStates, Reading
-from .reading_decoder import ImpRAGModel
+from .reading_decoder import ImpRAGModel, check_read
 
 
 @dataclass
@@ -130,7 +130,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         cache = kwargs.pop("cache", past_key_values)
         other = {"position_ids": position_ids, "inputs_embeds": inputs_embeds}
         inputs = self._reading_inputs(input_ids, attention_mask, passage_states, cache, kwargs | other)
-        run = partial(self.backbone, **inputs, use_cache=use_cache)
+        run = partial(self._run, inputs, use_cache=use_cache)
         loss = logits = None
         if labels is not None:
             labels = next_token_labels(labels, attention_mask)
@@ -147,6 +147,11 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             if outputs.get(name) is not None:
                 output[name] = outputs[name]
         return output
+
+    def _run(self, inputs: dict[str, Any], **options: Any) -> Any:  # noqa: ANN401 (the backbone's output)
+        outputs = self.backbone(**inputs, **options)
+        check_read(inputs)
+        return outputs
 
     @torch.no_grad()
     def generate(  # the mixin's, with passages
@@ -232,7 +237,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             raise ValueError("a candidate passage is empty: leave it out")
         inputs = self._reading_inputs(ids_1L, None, states.select(at.new_zeros(1)), None, {})
         inputs["imprag"] = Reading(states=states, layer_b=self._layer_b, repeats=len(ids_CP))
-        logits = self.backbone(**inputs, use_cache=False, logits_to_keep=at).logits.float()
+        logits = self._run(inputs, use_cache=False, logits_to_keep=at).logits.float()
         log_p: Tensor = logits.log_softmax(-1).gather(-1, answer.expand(len(ids_CP), -1)[..., None])[..., 0].sum(-1)
         return log_p
 

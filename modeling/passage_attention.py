@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from .backbones import eager_attention
+from .backbones import DECODER_ADVICE, eager_attention
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ class Reading:
         layer_b: layer b of the running model, which the next two change; the backbone may belong to several models.
         before_rotary: whether layer b skips the rotary embedding; its output is then not meaningful.
         repeats: candidates per row: from layer b on, each row is repeated this many times.
+        calls: layers among these whose attention was called, for `check`.
     """
 
     states: PassageStates | None = None
@@ -103,6 +104,23 @@ class Reading:
     layer_b: nn.Module | None = None
     before_rotary: bool = False
     repeats: int = 1
+    calls: list[int] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Check, after a forward pass, that each layer that reads or is recorded called the attention function once.
+
+        Raises:
+            ValueError: another number of calls: the model would ignore passages, or read them twice, without an error.
+        """
+        states = self.states
+        first, last = (0, 0) if states is None else (states.first_layer, states.first_layer + len(states.keys))
+        wrong = [layer for layer in (*self.record, *range(first, last)) if self.calls.count(layer) != 1]
+        self.calls.clear()
+        if wrong:
+            raise ValueError(
+                f"layer {wrong[0]} does not call transformers' attention interface exactly once, so it cannot read passages;"
+                f" {DECODER_ADVICE}"
+            )
 
     def at_layer_b(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Change the inputs of layer b, as a pre-hook of the layer."""
@@ -146,11 +164,13 @@ def _attention(
     if imprag is None:
         return own(module, query, key, value, attention_mask, **kwargs)
     layer: int = module.layer_idx  # type: ignore[assignment]  # an int in every decoder with a cache
-    # Recorded once: gradient checkpointing calls this function again in the backward pass.
-    if layer in imprag.record and layer not in imprag.recorded:
-        imprag.recorded[layer] = LayerStates(query, key, value)
     states = imprag.states
+    if layer in imprag.record:
+        imprag.calls.append(layer)
+        # Recorded once: gradient checkpointing calls this function again in the backward pass.
+        imprag.recorded.setdefault(layer, LayerStates(query, key, value))
     if states is not None and 0 <= layer - states.first_layer < len(states.keys):
+        imprag.calls.append(layer)
         plain = own is sdpa_attention_forward and kwargs.get("position_bias") is None and not kwargs.get("dropout")
         plain = plain and (attention_mask is None or attention_mask.dtype == torch.bool)
         if plain and query.shape[2] == 1:

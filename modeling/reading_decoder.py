@@ -15,10 +15,21 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .backbones import CACHE, body, cache_argument, cache_of, can_run, load_backbone, use_attention
+from .backbones import (
+    CACHE,
+    body,
+    cache_argument,
+    cache_of,
+    can_run,
+    check_backbone,
+    check_mask,
+    checking,
+    layers_name,
+    load_backbone,
+    use_attention,
+)
 from .configuration_imprag import ImpRAGConfig
 from .passage_attention import LayerStates, PassageStates, Reading, right_padded
-from .reading_checks import check_backbone, check_reading, layers_name
 
 
 @dataclass
@@ -102,8 +113,8 @@ class ImpRAGModel(PreTrainedModel):
             **config: other fields of `ImpRAGConfig`: b, t, k, l_max, passage_encoding.
 
         Raises:
-            ValueError: the checkpoint lacks weights, such as those of the head; it is not a causal decoder whose layers b to t
-                can attend to passages; or a field is out of range.
+            ValueError: the checkpoint lacks weights, such as those of the head; it is not a causal decoder; or a field is out of
+                range. If a layer cannot read passages, the first forward pass raises one.
         """
         if isinstance(backbone, str):
             load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
@@ -113,7 +124,8 @@ class ImpRAGModel(PreTrainedModel):
         check_backbone(loaded)
         model = cls(ImpRAGConfig(backbone=loaded.config, **config), loaded)
         if can_run(loaded):
-            check_reading(model)
+            with checking(loaded, "ImpRAG"):
+                check_mask(loaded, causal=True)
         model.config.dtype = loaded.dtype
         if loaded.generation_config is not None:
             model.generation_config = copy.deepcopy(loaded.generation_config)
@@ -212,6 +224,7 @@ class ImpRAGModel(PreTrainedModel):
         cache = kwargs.pop("cache", past_key_values)
         inputs = self._reading_inputs(input_ids, attention_mask, passage_states, cache, kwargs)
         outputs = self.get_decoder()(**inputs)
+        check_read(inputs)
         return ImpRAGModelOutput(outputs.last_hidden_state, cache_of(outputs), passage_states=passage_states)
 
     def retrieve(
@@ -271,6 +284,7 @@ class ImpRAGModel(PreTrainedModel):
         bottom = copy.copy(decoder)  # shares its modules, except the list of layers
         bottom._modules = {**decoder._modules, layers_name(decoder): nn.ModuleList(self._layers()[: last + 1])}
         bottom(input_ids=ids_NL, position_ids=positions, use_cache=False, imprag=reading)
+        reading.check()
 
     def _last_token(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return query (N, H, D) and key (N, K, D) of the last token at layer b, before rotary embedding."""
@@ -345,6 +359,12 @@ class ImpRAGModel(PreTrainedModel):
         inputs["position_ids"] = positions + shift_R1
         inputs["imprag"] = Reading(states=states)
         return inputs
+
+
+def check_read(inputs: dict[str, Any]) -> None:
+    """Check, after a forward pass with these arguments, that its layers have read the passages, if there are any."""
+    if "imprag" in inputs:
+        inputs["imprag"].check()
 
 
 def _at_layer_b(

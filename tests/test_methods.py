@@ -42,7 +42,6 @@ MODELING = {
     "in_batch_attention": "revela",
     "latent_attention": "nvembed",
     "passage_attention": "imprag",
-    "reading_checks": "imprag",
     "reading_decoder": "imprag",
 }
 

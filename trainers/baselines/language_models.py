@@ -7,8 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from revela_hub.errors import UserError, loading
 from revela_hub.loading import refuse_pickles
-from revela_hub.modeling.backbones import check_mask, checking, load_backbone
-from revela_hub.modeling.reading_checks import check_backbone
+from revela_hub.modeling.backbones import check_backbone, check_mask, checking, load_backbone
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import is_encoder
 
