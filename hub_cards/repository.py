@@ -105,8 +105,8 @@ class Repository:
         """Check that the token can write to the namespace, before the work."""
         me = self.api.whoami()
         role = (me.get("auth", {}).get("accessToken") or {}).get("role")
-        writable = {me["name"], *(group["name"] for group in me.get("orgs") or ())}
-        if self.repo_id.partition("/")[0] not in writable or role == "read":
+        orgs = {group["name"] for group in me.get("orgs") or () if group.get("roleInOrg") != "read"}
+        if self.repo_id.partition("/")[0] not in {me["name"], *orgs} or role == "read":
             raise UserError(f"no write access to {self.repo_id}: log in with a token that can write to this namespace")
 
     @property
@@ -115,7 +115,7 @@ class Repository:
         if self.info is None or self.new_branch:
             return False
         commits = self.api.list_repo_commits(self.repo_id, repo_type=self.kind, revision=self.destination.revision)
-        return commits[0].title.startswith(COMMIT_MESSAGE)
+        return bool(commits) and commits[0].title.startswith(COMMIT_MESSAGE)
 
     def names(self) -> set[str]:
         """Return the paths of the current files."""

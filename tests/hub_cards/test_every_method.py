@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import commands
 
-from revela_hub.checkpoints import exported_retriever, is_checkpoint, publish
+from revela_hub.checkpoints import is_checkpoint, publish
 from revela_hub.cli.main import main
 from revela_hub.hub_cards import Assembly, Destination, as_table, check
 from revela_hub.trainers.methods import METHODS
@@ -25,20 +25,13 @@ def test_what_is_exported_has_the_vectors_of_the_trained_model(
     method, out = METHODS[name], tmp_path / "out"
     run = [*words[name], "--output_dir", str(out), "--max_steps", "2", "--save_steps", "2"]
     assert main(run) == 0
-    code = bool(method.usage) or any((out / folder).glob("*.py") for folder in method.folders)
     for folder in method.folders:
-        checks = check(out / folder, trust_remote_code=code, methods=METHODS)
-        assert all(row.ok for row in checks), f"{folder}\n{as_table(checks)}"
         card = (out / folder / "README.md").read_text()
-        assert (
-            method.paper.arxiv in card
-            and str(tmp_path) not in card
-            and "from_pretrained" in card
-            or "Encoder(" in card
-            or "Transformer(" in card
-        )
-    if not is_checkpoint(out):  # its checkpoints are plain sentence-transformers folders, or the model itself
-        assert (exported_retriever(out) / "config.json").is_file() or (out / next(iter(method.folders))).is_dir()
+        assert method.paper.arxiv in card and str(tmp_path) not in card
+    if not is_checkpoint(out):  # a plain model
+        for folder in method.folders:
+            checks = check(out / folder, methods=METHODS)
+            assert all(row.ok for row in checks), f"{folder}\n{as_table(checks)}"
         return
     for part in method.parts:
         published = publish(out, Destination("org/x"), Assembly(part=part), dry_run=True, keep=tmp_path / part)
