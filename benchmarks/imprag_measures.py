@@ -15,7 +15,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub.data.prompts.rows import prompt_row
+from revela_hub.data.prompts import prompt_row
 from revela_hub.data.sources.rows import Row
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import chunk_document

@@ -1,8 +1,8 @@
 from .mixture.instructions import query_prompt as query_prompt
 from .mixture.mixture import Mixture as Mixture
 from .mixture.mixture import load_mixture as load_mixture
-from .prompts.rows import read_prompts as read_prompts
-from .prompts.self_supervised import text_prompts as text_prompts
+from .prompts import read_prompts as read_prompts
+from .prompts import text_prompts as text_prompts
 from .sources.beir import RetrievalTask as RetrievalTask
 from .sources.beir import read_beir as read_beir
 from .sources.beir import write_beir as write_beir

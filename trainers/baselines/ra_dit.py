@@ -188,7 +188,7 @@ class RADITTrainer(RetrieverTrainer):
         model: Hub id or folder of a retriever, or a loaded `SentenceTransformer`; or, with `retrieval_layer`, the Hub id or
             folder of a decoder. Also a `Retriever`.
         args: training arguments; by default, the output folder is named after the model.
-        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts as
+        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts` describes, or prompts as
             `read_prompts` returns them. Prompts that do not retrieve are dropped; so are, with a log message, those with
             fewer than two candidates.
         passages: the collection: texts, or a data set with a column text.

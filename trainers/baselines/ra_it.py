@@ -142,7 +142,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         model: Hub id or folder of a decoder, or a loaded one, which gets adapters in place if `args` asks for them.
         args: training arguments; by default, the output folder is named after the model.
         processing_class: tokenizer with an EOS token, by default the decoder's own.
-        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts as
+        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts` describes, or prompts as
             `read_prompts` returns them.
         passages: the collection: texts, or a data set with a column text.
         pseudo_labels: retriever that finds the passages (bm25, Hub id or folder), or its rankings: (rows, at least

@@ -54,7 +54,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Opens the index, then answers the prompt, or those of standard input."""
-    from revela_hub.data.prompts.rows import render, retrieves
+    from revela_hub.data.prompts import render, retrieves
     from revela_hub.trainers.imprag.answering import open_answerer
 
     if arguments.prompt is not None and not arguments.prompt.strip():

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.data.prompts.rows import COLUMNS, prompt_row, read_prompts
-from revela_hub.data.prompts.self_supervised import mix, text_prompts
+from revela_hub.data.prompts import COLUMNS, mix, prompt_row, read_prompts, text_prompts
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.rows import Row

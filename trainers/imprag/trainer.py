@@ -76,7 +76,7 @@ class ImpRAGTrainer(MethodTrainer):
         model: Hub id or folder of a decoder or of an ImpRAG model, or a loaded one, which gets adapters in place, if any.
         args: training arguments; by default with an output folder named after the model.
         processing_class: tokenizer of the backbone, by default its own; needs an EOS token.
-        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts.rows` describes, or prompts from
+        train_dataset: questions with answers, in the columns that `revela_hub.data.prompts` describes, or prompts from
             `read_prompts`.
         passages: the collection: M texts, or a data set with a column `text`.
         pseudo_labels: ranking of the passages for the warm-up: `bm25`, the id or folder of a retriever, or an array (rows,

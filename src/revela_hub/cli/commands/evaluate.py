@@ -232,7 +232,7 @@ def _evaluate_answers(arguments: Arguments) -> None:
     from tqdm.auto import tqdm
 
     from revela_hub.checkpoints import method_of_model
-    from revela_hub.data.prompts.rows import read_prompts
+    from revela_hub.data.prompts import read_prompts
     from revela_hub.evaluation.question_answering import score_answers
 
     models, data, index = arguments.models, arguments.data, arguments.index

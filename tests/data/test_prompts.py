@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from revela_hub.data.prompts.rows import COLUMNS, read_prompts
-from revela_hub.data.prompts.self_supervised import KINDS, mix, text_prompts
+from revela_hub.data.prompts import COLUMNS, KINDS, mix, read_prompts, text_prompts
 from revela_hub.data.sources.source import Document
 from revela_hub.errors import UserError
 

@@ -1,1 +1,0 @@
-"""Prompts with answers: JSON lines through templates, and tasks made from raw text."""
