@@ -68,13 +68,6 @@ def test_a_wrong_line_is_named(tmp_path: Path, row: dict[str, object], message: 
         read_prompts([file])
 
 
-def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
-        read_prompts([tmp_path / "nothing.jsonl"])
-    with pytest.raises(UserError, match="no prompts in"):
-        read_prompts([write(tmp_path / "empty.jsonl")])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_tasks_made_of_raw_text_are_pieces_of_it(kind: str) -> None:
     sentences = [f"The river number {i} flows from Mount Alba {i} to the sea." for i in range(12)]

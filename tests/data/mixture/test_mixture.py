@@ -548,28 +548,6 @@ def test_a_source_that_does_not_fit(folder: Path, task: dict[str, Any], message:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("q0\tp0\t1\n", r"train\.tsv:1: the first line must be the header query-id<tab>corpus-id<tab>score"),
-        ("query-id\tcorpus-id\tscore\nq0\tp0\n", r"train\.tsv:2: "),
-        ("query-id\tcorpus-id\tscore\nq0\tp0\tyes\n", r"train\.tsv:2: "),
-    ],
-)
-def test_broken_judgements(folder: Path, content: str, message: str) -> None:
-    (folder / "beir/qrels/train.tsv").write_text(content)
-    with pytest.raises(UserError, match=message):
-        load(folder, {"name": "t", "type": "retrieval", "source": "beir", "split": "train"})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"), [({"num_negatives": 0}, "num_negatives is 0"), ({"stage": 3}, "stage is 3")]
-)
-def test_options_that_make_no_sense(folder: Path, options: dict[str, int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load(folder, COLOURS, **options)
-
-
 # --- the recipes
 
 

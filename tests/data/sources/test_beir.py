@@ -122,13 +122,6 @@ def test_missing_files_are_named_with_what_is_there(folder: Path, tmp_path: Path
         read_beir(folder)
 
 
-def test_folder_without_judgements(folder: Path) -> None:
-    for path in (folder / "qrels").iterdir():
-        path.unlink()
-    with pytest.raises(UserError, match=r"no qrels/test\.tsv"):
-        read_beir(folder)
-
-
 @pytest.mark.parametrize(
     ("judged", "message"),
     [

@@ -1,6 +1,5 @@
 import gzip
 import json
-import os
 import subprocess
 import sys
 import tracemalloc
@@ -399,17 +398,6 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, source: Callable[[Path], 
     with pytest.raises(UserError, match=message) as caught:
         list(read_documents(source(tmp_path)))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_file(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("secret")
-    (tmp_path / "a.txt").chmod(0)
-    (tmp_path / "b.txt").write_text("open")
-    report = ReadReport()
-
-    assert ids(read_documents(tmp_path, report=report), tmp_path) == ["b.txt"]
-    assert report.skipped == {"unreadable": 1}
 
 
 def test_sources_as_they_are_written() -> None:

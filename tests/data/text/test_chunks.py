@@ -261,11 +261,6 @@ def test_odd_input_takes_linear_time(kind: str, text: str) -> None:
     assert time.process_time() - began < 5
 
 
-def test_max_words_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="max_words is 0"):
-        chunk_document(prose("x"), max_words=0)
-
-
 def test_standard_library_is_kept_to_the_character() -> None:
     report = ReadReport()
     for document in read_documents(f"{sysconfig.get_path('stdlib')}/email/*.py"):

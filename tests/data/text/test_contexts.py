@@ -93,18 +93,6 @@ def test_a_query_stands_for_its_span_and_the_span_for_the_query(
     assert len(both) > 2 * len(passages)
 
 
-def test_what_cannot_be_is_told(tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast) -> None:
-    build = {"tokenizer": wordpiece_tokenizer, "cache_dir": tmp_path / "cache", "max_length": 26}
-    with pytest.raises(UserError, match="contexts must be one or more of neighbour, overlap, query, not next"):
-        build_contexts([documents], contexts=["next"], **build)
-    with pytest.raises(UserError, match="contexts with query need a query generator"):
-        build_contexts([documents], contexts=["query"], **build)
-    short = tmp_path / "short.jsonl"
-    short.write_text(json.dumps({"text": "The quick brown fox jumps over the lazy dog."}) + "\n")
-    with pytest.raises(UserError, match="no text of at least 8 tokens with a contextual span: use longer documents"):
-        build_contexts([str(short)], contexts=["neighbour"], **build)
-
-
 def test_extracted_queries_are_what_tells_a_passage_from_the_others() -> None:
     passages = [
         "The patient has a fever. Malaria parasites invade the liver.",

@@ -80,37 +80,6 @@ def test_one_chunk_is_not_enough(tmp_path: Path) -> None:
         build(write_documents(tmp_path / "d.jsonl", {"a": 1}), tmp_path)
 
 
-def test_mistakes_in_the_data_are_the_user_s(tmp_path: Path) -> None:
-    path = write_documents(tmp_path / "d.jsonl", {"a": 9})
-    with path.open("a") as file:
-        file.write("broken\n")
-    with pytest.raises(UserError, match=r"d\.jsonl:2: not valid JSON"):
-        build(path, tmp_path)
-
-    write_documents(path, {"a": 9})  # put right, the same command works
-    assert len(build(path, tmp_path)) == 2
-    with pytest.raises(UserError, match="no such file or folder"):
-        build(tmp_path / "gone", tmp_path)
-    path.unlink()
-    with pytest.raises(UserError, match="no such file or folder"):
-        build(path, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"group_size": 1}, "group_size is 1; a group needs at least 2 chunks"),
-        ({"run_length": 3}, "run_length is 3; it must divide group_size"),
-        ({"run_length": 0}, "run_length is 0"),
-        ({"max_words": 0}, "max_words is 0"),
-        ({"max_groups": 0}, "max_groups is 0"),
-    ],
-)
-def test_settings_that_make_no_groups(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        GroupSettings(**settings)
-
-
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each time that documents are read and cut."""
@@ -278,12 +247,6 @@ def test_mixture_until_all_are_used_up(three: list[Dataset]) -> None:
         n for n, row in zip(long["group"], long["document"], strict=True) if row[0] == "a"
     }
     assert len(long) > 1800
-
-
-@pytest.mark.parametrize("weights", [[1], [1, 0], [1, -1], [1, float("nan")], [1, 1, 1]])
-def test_weights_that_do_not_fit(three: list[Dataset], weights: list[float]) -> None:
-    with pytest.raises(UserError, match="one positive number for each of the 2 sources"):
-        mix_groups(three[:2], weights)
 
 
 def test_groups_needed_is_enough_and_not_much_more() -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from revela_hub.data import build_groups
 from revela_hub.data.text.languages import CODES, check_language
 from revela_hub.errors import UserError
 
@@ -16,15 +15,3 @@ def test_codes_of_two_and_of_three_letters() -> None:
 def test_no_language(code: str) -> None:
     with pytest.raises(UserError, match="is not an ISO 639 code"):
         check_language(code)
-
-
-def test_a_hint_from_the_name() -> None:
-    with pytest.raises(UserError, match="two letters, such as en, or three"):
-        check_language("English")
-
-
-def test_the_data_are_not_read_for_an_unknown_language() -> None:
-    from revela_hub.data.text.groups import GroupSettings
-
-    with pytest.raises(UserError, match="language 'xx'"):
-        build_groups(["nowhere"], GroupSettings(language="xx"))

@@ -7,7 +7,6 @@ import pytest
 
 from revela_hub.data.text.masking import (
     Vocabulary,
-    check_mask_ratio,
     masked_tokens,
     replace_chosen,
     visibility,
@@ -130,12 +129,6 @@ def test_visibility_by_rows() -> None:
     visible = visibility(hidden, np.array([0, 1, 1, 0]))
     assert visible.astype(int).tolist() == [[0, 0, 1, 1], [1, 0, 0, 1], [1, 1, 0, 1], [1, 0, 1, 0]]
     assert hidden.astype(int).tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]  # not changed
-
-
-@pytest.mark.parametrize("ratio", [0.0, 1.0, -0.1, 1.5, float("nan")])
-def test_ratios_outside_of_the_open_interval(ratio: float) -> None:
-    with pytest.raises(UserError, match=r"encoder_mask_ratio is .*; it must be between 0 and 1"):
-        check_mask_ratio("encoder_mask_ratio", ratio)
 
 
 def test_vocabulary_of_a_tokenizer(wordpiece_tokenizer: Any) -> None:

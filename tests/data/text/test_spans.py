@@ -269,22 +269,6 @@ def test_second_run_reads_the_cache(
     assert len(readings) == 4
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_length": 2}, r"max_length is 2; it must be at least 3 \(min_tokens and two special tokens\)"),
-        ({"max_length": 9, "min_tokens": 8}, "max_length is 9; it must be at least 10"),
-        ({"min_tokens": 0}, "min_tokens is 0; it must be at least 1"),
-        ({"max_spans": 0}, "max_spans is 0; it must be at least 1"),
-    ],
-)
-def test_settings_that_make_no_spans(
-    tmp_path: Path, wordpiece_tokenizer: Any, settings: dict[str, int], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        build(write(tmp_path / "d.jsonl", "The fox."), wordpiece_tokenizer, **settings)
-
-
 def test_tokenizers_that_do_not_suit(tmp_path: Path, bpe_tokenizer: Any) -> None:
     path = write(tmp_path / "d.jsonl", "The fox.")
     with pytest.raises(UserError, match="has no mask token; use an encoder trained as a masked LM"):
