@@ -24,7 +24,7 @@ from sentence_transformers import SentenceTransformer  # noqa: E402
 from revela_hub.data.sources.source import parse_sources  # noqa: E402
 from revela_hub.evaluation import evaluate_retrieval  # noqa: E402
 from revela_hub.trainers import PairsTrainer, PairsTrainingArguments  # noqa: E402
-from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs  # noqa: E402
+from revela_hub.trainers.pair_tuning.data import build_text_pairs  # noqa: E402
 
 SETTINGS = ((32, 256), (32, 64), (16, 128), (16, 64), (8, 128))
 MEASURED_TOKENS = 128

@@ -29,7 +29,7 @@ from revela_hub.interrupts import Interrupted, status_of
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.base.run import LOCK, lock_output
-from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
+from revela_hub.trainers.pair_tuning.data import build_text_pairs
 
 VERDICT = re.compile(
     r"VERDICT: (BETTER|WORSE|NO DIFFERENCE) [+-]\d\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\] nDCG@10 \| retriever \S+ \| bm25_weight \d\.\d"

@@ -24,7 +24,7 @@ from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.probe_queries import passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, resembling
-from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
+from revela_hub.trainers.pair_tuning.data import build_text_pairs
 
 FUNCTION = '''def make_{name}(value):
     """Builds the {name} of a value and returns it with care.

@@ -37,8 +37,7 @@ from revela_hub.trainers.base.retriever import load_retriever, print_retriever
 from revela_hub.trainers.base.run import Run, open_run
 from revela_hub.trainers.base.run_probe import HeldOutText, hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
-from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
-from revela_hub.trainers.pair_tuning.text_pairs import build_text_pairs
+from revela_hub.trainers.pair_tuning.data import build_text_pairs, read_labelled_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
 

@@ -2,13 +2,12 @@ r"""Fine-tunes a retriever on query-passage pairs with sentence-transformers' lo
 
     L = - mean_i log( exp(s(q_i, p_i) / t) / sum_{p in P} exp(s(q_i, p) / t) )
 
-P holds the passages and hard negatives of the whole batch, on all devices, without false negatives (`trainers.base.in_batch`); s is the model's own similarity. With a
-`mini_batch_size` below the batch size the loss is `CachedMultipleNegativesRankingLoss` (GradCache, Gao et al. 2021, arXiv 2101.06983,
-equation 2): less memory, a second forward pass, the same result. With `matryoshka_dims` L is the mean over truncated vectors
-(`MatryoshkaLoss`).
+P holds the passages and hard negatives of the whole batch, on all devices, without false negatives (`trainers.base.in_batch`); s is the
+model's own similarity. With a `mini_batch_size` below the batch size the loss is `CachedMultipleNegativesRankingLoss` (GradCache, Gao et
+al. 2021, arXiv 2101.06983, equation 2): less memory, a second forward pass, the same result. With `matryoshka_dims` L is the mean over
+truncated vectors (`MatryoshkaLoss`).
 """
 
-from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -223,7 +222,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
 def _given_loss(loss: Any, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
     """Return the loss that a class or function makes, or a loss of this model."""
-    if args.matryoshka_dims:
+    if args.matryoshka_dims:  # the model would be exported as trained for these sizes
         raise UserError("--matryoshka_dims changes the contrastive loss: leave it out, or the other loss")
     made: nn.Module = loss if isinstance(loss, nn.Module) else loss(retriever)
     if getattr(made, "model", retriever) is not retriever:
@@ -232,41 +231,16 @@ def _given_loss(loss: Any, retriever: SentenceTransformer, args: PairsTrainingAr
 
 
 def _check_batches(rows: Dataset | IterableDataset, args: PairsTrainingArguments) -> None:
-    """Allow equal texts in the batches of a stream, and check that other rows can be put into batches as `args` says."""
+    """Allow equal texts in the batches of a stream, and raise a `UserError` if a run would have no batch."""
     if isinstance(rows, IterableDataset):
-        if args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
-            args.log("train_dataset is a stream: a batch may contain equal texts")
-            args.batch_sampler = BatchSamplers.BATCH_SAMPLER
-        return
-    if args.batch_sampler in NO_DUPLICATES:
-        _check_repeated_texts(rows, args)
-
-
-def _check_repeated_texts(rows: Dataset, args: PairsTrainingArguments) -> None:
-    """Log how many rows an epoch can use at most if it has fewer batches than the most frequent text has rows.
-
-    The sampler puts each text into a batch only once. Batches are then smaller, or with `dataloader_drop_last` missing, but an
-    epoch still ends after as many batches as if all were full.
-    """
-    size, drop_last = args.train_batch_size, args.dataloader_drop_last
-    counts = [Counter(column) for column in _hashed(rows).to_dict().values()]
-    if drop_last and (fewest := min(map(len, counts))) < size:
-        raise UserError(
-            f"no batch of {size} rows without equal texts: a column has only {fewest} different ones, and incomplete batches"
-            " are dropped; lower --per_device_train_batch_size, or allow equal texts with --batch_sampler batch_sampler"
-        )
-    batches = len(rows) // size if drop_last else -(-len(rows) // size)
-    used = min(sum(min(number, batches) for number in texts.values()) for texts in counts)
-    most = max(max(texts.values()) for texts in counts)
-    if most > batches:
-        fitting = len(rows) // most
-        smaller = (
-            f"set --per_device_train_batch_size {fitting} or lower to have room for all, or " if fitting > 1 else ""
-        )
-        args.log(
-            f"an epoch uses at most {used:,} of the {len(rows):,} rows: one text is in {most:,} of them, but only once in each of"
-            f" the {batches:,} batches; {smaller}allow equal texts with --batch_sampler batch_sampler"
-        )
+        args.batch_sampler = BatchSamplers.BATCH_SAMPLER
+    elif args.batch_sampler in NO_DUPLICATES and args.dataloader_drop_last:
+        fewest = min(len(set(column)) for column in _hashed(rows).to_dict().values())
+        if fewest < args.train_batch_size:
+            raise UserError(
+                f"a column has only {fewest} different texts, fewer than a batch, and incomplete batches are dropped: lower"
+                " --per_device_train_batch_size"
+            )
 
 
 def _hashed(rows: Dataset) -> Dataset:

@@ -20,7 +20,7 @@ from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
-from revela_hub.trainers.pair_tuning.labelled_pairs import PairReport, read_labelled_pairs
+from revela_hub.trainers.pair_tuning.data import PairReport, read_labelled_pairs
 
 UNLIMITED_STEPS = 1_000_000
 QUESTIONS_SHARE = 0.3
@@ -153,7 +153,7 @@ def distillation(inputs: Inputs, seconds: float) -> Path:
     from revela_hub.trainers.base.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
     from revela_hub.trainers.pair_tuning.command import Arguments
-    from revela_hub.trainers.pair_tuning.text_pairs import TooFewPairs, build_text_pairs
+    from revela_hub.trainers.pair_tuning.data import TooFewPairs, build_text_pairs
     from revela_hub.trainers.pair_tuning.trainer import PairsTrainer
 
     arguments = Arguments(data=inputs.data, **inputs.common("distillation"), **inputs.options, **DISTILLATION)

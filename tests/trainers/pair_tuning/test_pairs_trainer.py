@@ -20,11 +20,12 @@ from transformers import TrainerCallback
 from revela_hub.data import RetrievalTask
 from revela_hub.data.sources.beir import write_beir
 from revela_hub.data.synthesis.synthesis import TASK_PREFIX
+from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly
 from revela_hub.trainers.base.encoder_in_training import rank_together
 from revela_hub.trainers.pair_tuning import command
-from revela_hub.trainers.pair_tuning.labelled_pairs import read_labelled_pairs
+from revela_hub.trainers.pair_tuning.data import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 from revela_hub.trainers.revela.trainer import RevelaTrainer
 
@@ -243,26 +244,20 @@ def test_a_resumed_run_ends_with_the_same_weights(rank: int, retriever_folder: P
     )
 
 
-def test_rows_that_the_batches_of_an_epoch_cannot_hold_are_counted(
-    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_without_a_batch_is_an_error_and_batches_have_no_text_twice(
+    retriever_folder: Path, tmp_path: Path
 ) -> None:
-    columns = {"anchor": [f"query {n}" for n in range(60)], "positive": [f"passage {n % 4}" for n in range(60)]}
-
-    def rows_of_an_epoch(size: int, **options: Any) -> tuple[int, str]:
-        given = {"per_device_train_batch_size": size, "quiet": False, **options}
-        loader = trainer(tmp_path, retriever_folder, Dataset.from_dict(columns), **given).get_train_dataloader()
-        return len(
-            {row for batch in islice(loader.batch_sampler, len(loader)) for row in batch}
-        ), capsys.readouterr().out
-
-    assert rows_of_an_epoch(12) == (
-        20,
-        "an epoch uses at most 20 of the 60 rows: one text is in 15 of them, but only once in each of the 5 batches; set"
-        " --per_device_train_batch_size 4 or lower to have room for all, or allow equal texts with --batch_sampler batch_sampler\n",
-    )
-    assert rows_of_an_epoch(4) == rows_of_an_epoch(12, batch_sampler="batch_sampler") == (60, "")
-    with pytest.raises(UserError, match="no batch of 5 rows without equal texts: a column has only 4 different ones"):
-        rows_of_an_epoch(5, dataloader_drop_last=True)
+    columns = {
+        "anchor": [f"query {n}" for n in range(60)],
+        "positive": [f"Passage {n % 4}{'!' * (n % 3)}" for n in range(60)],
+    }
+    rows = Dataset.from_dict(columns)
+    with pytest.raises(UserError, match="only 4 different texts"):
+        trainer(tmp_path, retriever_folder, rows, per_device_train_batch_size=5, dataloader_drop_last=True)
+    loader = trainer(tmp_path, retriever_folder, rows, per_device_train_batch_size=4).get_train_dataloader()
+    for batch in islice(loader.batch_sampler, len(loader)):
+        texts = [text_key(text) for text in rows[batch]["positive"]]
+        assert len(set(texts)) == len(texts)
 
 
 @pytest.mark.parametrize("sampler", ["no_duplicates", "batch_sampler"])

@@ -1,0 +1,189 @@
+"""Query-passage pairs: labelled ones from a file, or natural ones made from a text.
+
+Natural pairs are a docstring and its function, a title and its section, or a sentence and the rest of its passage, made as the queries
+of a probe are (`evaluation.probe_queries`). The queries of the probe that measures the run are held out.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from revela_hub.data.mixture.held_out import without_queries
+from revela_hub.data.mixture.pairs import KnownPairs
+from revela_hub.data.row_cache import document_rows
+from revela_hub.data.sources.beir import is_beir, read_beir_pairs
+from revela_hub.data.sources.queries import read_queries
+from revela_hub.data.sources.report import ReadReport, counted
+from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
+from revela_hub.data.sources.source import Document, Source, SourceLike, parse_source, parse_sources
+from revela_hub.data.text.same_text import text_key
+from revela_hub.errors import UserError
+from revela_hub.evaluation.probe import KINDS
+from revela_hub.evaluation.probe_queries import Passage, passages_of_each
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+NEGATIVE = re.compile(r"negative(_\d+|s)?")
+SYNTHETIC = "synthetic/"  # as in `data.synthesis.synthesis`
+SKIPPED = {
+    "empty": "empty",
+    "repeated": "repeated",
+    "labels": "with a label as the passage (kind: other)",
+    "wrong": "with a positive as a hard negative",
+}
+
+
+@dataclass
+class PairReport:
+    """Counts of the pairs, of their hard negatives, and of skipped rows; `str(report)` is the line that a run prints."""
+
+    pairs: int = 0
+    negatives: int = 0
+    empty: int = 0
+    repeated: int = 0
+    labels: int = 0
+    wrong: int = 0
+
+    def __str__(self) -> str:
+        """For example `2,000 pairs with 3 hard negatives each; skipped: 12 empty, 3 repeated`."""
+        text = counted(self.pairs, "pair")
+        text += f" with {counted(self.negatives, 'hard negative')} each" if self.negatives else ""
+        skipped = [f"{count:,} {words}" for name, words in SKIPPED.items() if (count := getattr(self, name))]
+        return text + (f"; skipped: {', '.join(skipped)}" if skipped else "")
+
+
+def read_labelled_pairs(
+    source: SourceLike, *, anchor_column: str = "anchor", positive_column: str = "positive", split: str = "train"
+) -> tuple["Dataset", PairReport]:
+    """Read pairs from JSON lines, a data set or a BEIR folder.
+
+    A positive may be a list of texts: each makes a pair. Columns named `negative`, `negative_1`, `negative_2`, ... hold hard
+    negatives, as `revela-hub mine` writes them. Skipped are repeated pairs (by `text_key`), pairs with a hard negative that is a
+    positive of the same query, and the examples of kind "other" of `revela-hub synthesize`, whose positives are labels.
+
+    `split` selects the qrels of a BEIR folder. Return the rows (`anchor`, `positive`, `negative_1`, ...) and the report.
+
+    Raises:
+        UserError: A column is missing, a value is not text, a negative is missing, or there are fewer than two pairs.
+    """
+    from datasets import Dataset
+
+    parsed, report = parse_source(source), PairReport()
+    rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by their keys: a pair in another spelling is a repetition
+    for texts in _texts(parsed, anchor_column, positive_column, split, report):
+        if not all(text.strip() for text in texts[:2]):
+            report.empty += 1
+        elif (keys := tuple(map(text_key, texts))) in rows:
+            report.repeated += 1
+        else:
+            rows[keys] = texts
+    known = KnownPairs()
+    for anchor, positive, *_ in rows.values():
+        known.add(anchor, positive)
+    right = [row for row in rows.values() if not any((row[0], negative) in known for negative in row[2:])]
+    report.wrong, report.pairs = len(rows) - len(right), len(right)
+    report.negatives = len(next(iter(rows), ("", ""))) - 2
+    if report.pairs < 2:
+        raise UserError(f"{parsed.path}: {report}; training needs at least 2 pairs")
+    columns = list(map(list, zip(*right, strict=True)))
+    for name, texts in zip(("queries", "passages"), columns, strict=False):
+        if not report.negatives and len(set(map(text_key, texts))) == 1:
+            raise UserError(f"{parsed.path}: all {name} are equal; training needs different ones, or hard negatives")
+    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
+    return Dataset.from_dict(dict(zip(names, columns, strict=True))), report
+
+
+def _texts(
+    source: Source, anchor_column: str, positive_column: str, split: str, report: PairReport
+) -> Iterator[tuple[str, ...]]:
+    """Yield anchor, positive and negatives."""
+    if not source.is_dataset and is_beir(source.path):
+        yield from read_beir_pairs(source.path, split)
+        return
+    remedy = f"a pair needs the texts {anchor_column!r} and {positive_column!r}: --anchor_column, --positive_column"
+    expected: list[str] | None = None
+    for row in read_rows(source):
+        if row.columns.get("kind") == "other" and str(row.columns.get("task")).startswith(SYNTHETIC):
+            report.labels += 1
+            continue
+        names = [name for name in row.columns if NEGATIVE.fullmatch(name) and row.columns[name] is not None]
+        expected = names if expected is None else expected
+        if names != expected:
+            number = counted(len(names), "negative")
+            raise UserError(f"{row.where}: {number}, but {len(expected)} in the rows before: give each the same number")
+        negatives = [
+            column_text(row, name, "hard negatives are in columns negative_1, negative_2, ...") for name in names
+        ]
+        if empty := [name for name, text in zip(names, negatives, strict=True) if not text.strip()]:
+            raise UserError(f"{row.where}: {empty[0]} is empty; remove the row, or give it a text")
+        anchor, value = column_text(row, anchor_column, remedy), column_value(row, positive_column, remedy)
+        for positive in (value or [None]) if isinstance(value, list) else [value]:
+            part = Row(row.where, {positive_column: positive})
+            yield anchor, column_text(part, positive_column, remedy), *negatives
+
+
+# --- natural pairs
+
+
+def build_text_pairs(
+    sources: Iterable[SourceLike] | SourceLike,
+    *,
+    seed: int = 0,
+    cache_dir: str | Path | None = None,
+    report: ReadReport | None = None,
+) -> "Dataset":
+    """Build the natural pairs of the sources' documents, or read them from the cache (by default that of `datasets`).
+
+    The seed selects the sentence of a passage that becomes its query. The counts are added to the report.
+
+    Returns:
+        One row for each passage that contains a query: `anchor`, the query, and `positive`, the passage without it.
+    """
+    import datasets
+
+    text = datasets.Value("string")
+    features = {"anchor": text, "positive": text}
+    made_with = {"sentencex": version("sentencex"), "seed": seed}
+    sources = parse_sources(sources)
+    rows = document_rows("text-pairs", sources, features, made_with, partial(_rows, seed), cache_dir, report)
+    probes = sorted({source.held_out for source in sources if source.held_out and is_beir(source.held_out)})
+    left = without_queries(rows, (query for probe in probes for query in read_queries(probe).values()))
+    if len(left) < 2:
+        raise TooFewPairs(f"the evaluation asks all but {len(left)} of the {len(rows)} natural pairs of the text")
+    if report is not None:
+        report.held_out += len(rows) - len(left)
+    return left
+
+
+class TooFewPairs(UserError):
+    """The text has too few natural pairs to train on."""
+
+
+def _rows(seed: int, documents: Iterable[Document], report: ReadReport) -> Iterator[dict[str, Any]]:
+    number = 0
+    for _, passages in passages_of_each(documents, lambda document: Random(f"{seed}/{document.id}")):
+        for passage in passages:
+            report.chunks += 1
+            if pair := _pair(passage):
+                yield pair
+                number += 1
+    if number < 2:
+        raise TooFewPairs(
+            f"the text has {counted(number, 'natural pair')} (read: {report}); add functions with docstrings, headings, or passages"
+            " of three sentences, or train without pairs (revela-hub train contriever)"
+        )
+
+
+def _pair(passage: Passage) -> dict[str, str] | None:
+    """Return the first kind of query that the passage contains, and the passage without it."""
+    for kind in KINDS:
+        if candidate := passage.candidates.get(kind):
+            rest = " ".join(passage.text.split(candidate.removed)) if kind == "sentence" else passage.text
+            return {"anchor": candidate.text, "positive": rest.strip()}
+    return None
