@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from revela_hub.data.text.words import HANGUL, MARKS, UNSPACED, aligned, normal, pairs
 from revela_hub.errors import UserError, first_line
 from revela_hub.files import atomic, key_of
-from revela_hub.retrieval.texts import TextFile, TextList, TextRange, TextSource
+from revela_hub.retrieval.texts import TextFile, TextList, TextSource
 from revela_hub.retrieval.top_k import Hits, top_hits
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class BM25:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import bm25s
 
-        source = texts if isinstance(texts, (TextFile, TextList, TextRange)) else TextList(list(texts))  # type: ignore[arg-type]
+        source = texts if isinstance(texts, (TextFile, TextList)) else TextList(list(texts))  # type: ignore[arg-type]
         self.settings = settings or BM25Settings()
         self.key = key_of(
             "bm25 of letters, marks, pairs of Korean syllables and single letters",

@@ -200,19 +200,26 @@ def document_vectors(texts: TextSource, encoder: Encoder, settings: RankerSettin
     size = getattr(encoder, "get_embedding_dimension", int)() or 0
     truncated_dimension(size, settings.index.truncate_dim)
     store = VectorStore(folder, document_store(settings.identity, settings.document_prompt), dtype=settings.index.dtype)
-    _fill(store, texts, encoder, settings, "Encoding passages")
+    fill_store(store, texts, encoder, settings)
     return store.vectors(texts, normalize=normalize, truncate_dim=settings.index.truncate_dim)
 
 
-def _fill(
-    store: VectorStore, texts: TextSource, encoder: Any, settings: RankerSettings, bar: str, convert: Any = None
+def fill_store(
+    store: VectorStore,
+    texts: TextSource,
+    encoder: Any,
+    settings: RankerSettings,
+    *,
+    part: slice = slice(None),
+    convert: Any = None,
 ) -> None:
-    """Encodes the texts that are missing from the store."""
+    """Encode the texts, or a part of them, that are missing from the store."""
     how: dict[str, Any] = {"batch_size": settings.batch_size, "prompt": settings.document_prompt, "convert": convert}
     store.fill(
         texts,
         lambda batch, progress: encode_texts(encoder, batch, "document", progress=progress, **how),
-        bar if settings.show_progress_bar else None,
+        "Encoding passages" if settings.show_progress_bar else None,
+        part=part,
     )
 
 
@@ -265,9 +272,7 @@ class SparseRanker(SparseIndex):
         self._settings = settings
         most = settings.max_terms
         store = VectorStore(folder, f"{settings.sparse_identity} terms {most} {settings.document_prompt!r}")
-        _fill(
-            store, texts, encoder, settings, "Encoding passages (terms)", lambda weights, _: pack_terms(weights, most)
-        )
+        fill_store(store, texts, encoder, settings, convert=lambda weights, _: pack_terms(weights, most))
         terms = store.vectors(texts)
         self.key = key_of("sparse", terms.key, settings.query_prompt)
         super().__init__(terms, int(self.encode(["how many terms"]).shape[1]))

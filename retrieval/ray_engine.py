@@ -37,18 +37,19 @@ def encode_on_ray(
     store: VectorStore,
     texts: TextSource,
     *,
+    part: slice = slice(None),
     batch_size: int = 32,
     prompt: str | None = None,
     num_actors: int | None = None,
 ) -> None:
-    """Encode the texts that are missing from a store on the connected cluster; all nodes share the folder of both.
+    """Encode the texts in a part that are missing from a store on the connected cluster; all nodes share the folder of both.
 
     `load` is called once in each of `num_actors` actors (default: one per GPU of the cluster, or per CPU core if it has none).
     """
     import ray
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    missing = store.missing(texts)
+    missing = store.missing(texts, part)
     if not len(missing):
         return
     resources = ray.cluster_resources()

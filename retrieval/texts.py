@@ -60,25 +60,6 @@ class TextList:
         return [self.texts[row] for row in rows]
 
 
-class TextRange:
-    """The texts of another source from `start` up to, but not including, `stop`, as a `TextSource`."""
-
-    def __init__(self, texts: TextSource, start: int, stop: int) -> None:
-        self._texts, self._start = texts, start
-        self.digests_N2 = texts.digests_N2[start:stop]
-        self.fingerprint = f"{texts.fingerprint}[{start}:{stop}]"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TextRange, (self._texts, self._start, self._start + len(self))
-
-    def __len__(self) -> int:
-        return len(self.digests_N2)
-
-    def read(self, rows: Iterable[int]) -> list[str]:
-        """See `TextSource`."""
-        return self._texts.read(self._start + row for row in rows)
-
-
 class TextFile:
     """The distinct texts of a file, numbered in the order of their first appearance.
 

@@ -179,15 +179,18 @@ class VectorStore:
         self._dimension = dimension
         self._shards[path] = digests_M2
 
-    def fill(self, texts: TextSource, encode: "Encode", description: str | None = None) -> None:
+    def fill(
+        self, texts: TextSource, encode: "Encode", description: str | None = None, *, part: slice = slice(None)
+    ) -> None:
         """Encode and write the missing vectors, in shards that start small.
 
         Args:
             texts: The texts.
             encode: Encodes texts to vectors (N, D); its second argument is called with the number of encoded texts.
             description: The label of the progress bar; None hides it.
+            part: Only these of the texts.
         """
-        missing = self.missing(texts)
+        missing = self.missing(texts, part)
         size, start = FIRST_SHARD, 0
         with tqdm(total=len(missing), desc=description, unit=" texts", disable=description is None) as bar:
             while start < len(missing):
@@ -197,9 +200,9 @@ class VectorStore:
                 if time.monotonic() - began < SHARD_SECONDS:
                     size = min(2 * size, SHARD_SIZE)
 
-    def missing(self, texts: TextSource) -> NDArray[np.int64]:
-        """Return the numbers of the texts that have no vector, each of several equal texts once."""
-        missing = np.flatnonzero(self._find(texts.digests_N2) < 0)
+    def missing(self, texts: TextSource, part: slice = slice(None)) -> NDArray[np.int64]:
+        """Return the numbers of the texts in a part that have no vector, each of several equal texts once."""
+        missing = np.flatnonzero(self._find(texts.digests_N2[part]) < 0) + (part.start or 0)
         return missing[np.sort(np.unique(texts.digests_N2[missing], axis=0, return_index=True)[1])]
 
     def add(

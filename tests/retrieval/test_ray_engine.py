@@ -17,7 +17,7 @@ from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.ray_engine import encode_on_ray
-from revela_hub.retrieval.texts import TextFile, TextRange, write_texts
+from revela_hub.retrieval.texts import TextFile, write_texts
 from revela_hub.retrieval.vectors import VectorStore
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
@@ -62,9 +62,9 @@ def test_a_killed_worker_loses_nothing_and_the_vectors_are_those_of_one_process(
     assert (tmp_path / "killed").exists()
     np.testing.assert_array_equal(found.read(0, len(texts)), expected)
 
-    # A second run finds everything, and loads no encoder; a range of the texts needs no more.
-    again = encoded(TextRange(texts, 10, 20), tmp_path / "there", failing_encoder)
-    np.testing.assert_array_equal(again.read(0, 10), expected[10:20])
+    # A second run finds everything, and loads no encoder.
+    again = encoded(texts, tmp_path / "there", failing_encoder)
+    np.testing.assert_array_equal(again.read(10, 20), expected[10:20])
 
 
 def test_an_error_of_a_worker_is_one_line(ray_cluster: None, tmp_path: Path) -> None:
@@ -75,12 +75,12 @@ def test_an_error_of_a_worker_is_one_line(ray_cluster: None, tmp_path: Path) -> 
 def test_texts_and_vectors_travel_as_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     texts, store = write_texts(TEXTS, Path()), VectorStore(Path("vectors"), "words")
-    packed = ray.cloudpickle.dumps(TextRange(texts, 5, 9))
+    packed = ray.cloudpickle.dumps(texts)
     assert len(packed) < 1000
     both = ray.cloudpickle.dumps((texts, store))
     expected = texts.read([5, 8]), store.folder.resolve()
     monkeypatch.chdir("/")  # workers have their own working directory
-    assert ray.cloudpickle.loads(packed).read([0, 3]) == expected[0]
+    assert ray.cloudpickle.loads(packed).read([5, 8]) == expected[0]
     found, vectors = ray.cloudpickle.loads(both)
     assert isinstance(found, TextFile) and vectors.folder == expected[1]
 

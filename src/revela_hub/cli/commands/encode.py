@@ -42,9 +42,8 @@ def run(arguments: Arguments) -> None:
     """Encode the passages of the shard that have no vector yet."""
     from revela_hub.data.sources.report import counted
     from revela_hub.files import claim
-    from revela_hub.retrieval.ranking import document_store, document_vectors
+    from revela_hub.retrieval.ranking import document_store, fill_store
     from revela_hub.retrieval.ray_engine import connect, encode_on_ray
-    from revela_hub.retrieval.texts import TextRange
     from revela_hub.retrieval.vectors import VectorStore
 
     shard, shards = shard_of(arguments.shard)
@@ -55,22 +54,25 @@ def run(arguments: Arguments) -> None:
     texts = loaded.write(folder).texts
     # Consecutive passages, not every n-th one, because they are read in order later.
     start, stop = (len(texts) * (shard + end) // shards for end in (0, 1))
-    part = TextRange(texts, start, stop)
-    if arguments.ray is not None:
+    part = slice(start, stop)
+    identity = document_store(loaded.settings.identity, arguments.document_prompt)
+    store = VectorStore(folder, identity, dtype=arguments.dtype)
+    if arguments.ray is None:
+        fill_store(store, texts, loaded.encoder, loaded.settings, part=part)
+    else:
         place = local_path(arguments.model)
         model = str(place.resolve()) if place.exists() else arguments.model  # actors have their own working directory
-        identity = document_store(loaded.settings.identity, arguments.document_prompt)
         encode_on_ray(
             partial(load_encoder_of, replace(arguments, model=model)),
-            VectorStore(folder, identity, dtype=arguments.dtype),
-            part,
+            store,
+            texts,
+            part=part,
             batch_size=arguments.batch_size,
             prompt=arguments.document_prompt,
             num_actors=arguments.num_actors,
         )
-    vectors = document_vectors(part, loaded.encoder, loaded.settings, folder)
     which = f" (shard {shard} of 0 to {shards - 1})" if shards > 1 else ""
-    print(f"encoded {len(vectors):,} of {counted(len(texts), 'passage')} in {folder}{which}")
+    print(f"encoded {stop - start:,} of {counted(len(texts), 'passage')} in {folder}{which}")
 
 
 def shard_of(text: str) -> tuple[int, int]:
