@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from revela_hub.data.own_folder import check_apart
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import parse_sources
+from revela_hub.data.sources.source import check_apart, parse_sources
 from revela_hub.errors import UserError
 from revela_hub.files import atomic, claim, content_digest, is_ours, write_text
 

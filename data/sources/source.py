@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import unquote
 
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -193,3 +194,16 @@ def parse_sources(sources: SourceLike | Iterable[SourceLike], **defaults: Any) -
     if not parsed:
         raise UserError("no data: pass a folder, a file, a pattern or a data set (hf:owner/name)")
     return parsed
+
+
+def check_apart(sources: Iterable[Source], output: Path) -> None:
+    """Check that the output is not inside the data, where the next run would read it."""
+    for source in sources:
+        folder = local_path(source.path)
+        if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
+            continue
+        inside = output.resolve().relative_to(folder.resolve())
+        if not any(source.excluding(folder / part, part) for part in (inside, *inside.parents)):
+            raise UserError(
+                f"{output} is inside the data folder {folder}: choose another one, or exclude it (--exclude)"
+            )

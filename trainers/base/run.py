@@ -28,9 +28,8 @@ from transformers.integrations import CodeCarbonCallback, unset_hf_deepspeed_con
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from revela_hub.data.own_folder import check_apart
 from revela_hub.data.sources.report import counted
-from revela_hub.data.sources.source import HUB_ADDRESS, parse_source
+from revela_hub.data.sources.source import HUB_ADDRESS, check_apart, parse_source
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS

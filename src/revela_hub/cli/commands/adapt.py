@@ -196,8 +196,7 @@ def _inputs(arguments: Arguments, output: Path) -> Any:
 
 def _checked_settings(arguments: Arguments, output: Path) -> dict[str, Any]:
     """Return the settings; check that the output folder is not in the text, and that an earlier run in it had the same."""
-    from revela_hub.data.own_folder import check_apart
-    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.data.sources.source import check_apart, parse_sources
     from revela_hub.files import content_digest
 
     check_apart(parse_sources(arguments.data, **arguments.reading()), output)

@@ -115,10 +115,9 @@ def run(arguments: Arguments) -> None:
 
 def load(options: PassageOptions, index: IndexOptions) -> Loaded:
     """Check the paths, and load the model."""
-    from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.report import ReadReport
-    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.data.sources.source import check_apart, parse_sources
     from revela_hub.files import claim
     from revela_hub.retrieval import RankerSettings, read_passages
 

@@ -61,10 +61,9 @@ class Arguments(ReadingOptions):
 
 def run(arguments: Arguments) -> None:
     """Make the evaluation set, and print its summary and some of its queries."""
-    from revela_hub.data.own_folder import check_apart
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.data.sources.report import ReadReport
-    from revela_hub.data.sources.source import parse_sources
+    from revela_hub.data.sources.source import check_apart, parse_sources
     from revela_hub.evaluation.probe import build_probe
     from revela_hub.evaluation.probe_folder import write_probe
     from revela_hub.files import claim
