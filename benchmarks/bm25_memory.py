@@ -24,8 +24,9 @@ def measure(corpus: str, documents: int) -> str:
         number = len(passages)
         words = sum(count_words(text) for row in range(number) for text in passages.read([row])) / number
         index = BM25(passages)
-        distinct = len(index.weights().data) / number
-        return f"| {number:,} | {words:.0f} | {distinct:.1f} | {index.bytes / number:.0f} | {index.bytes / 1e6:.0f} |"
+        scores = index._index.scores
+        size = sum(scores[name].nbytes for name in ("data", "indices", "indptr"))
+        return f"| {number:,} | {words:.0f} | {len(scores['data']) / number:.1f} | {size / number:.0f} | {size / 1e6:.0f} |"
 
 
 def main() -> None:

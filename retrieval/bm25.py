@@ -170,23 +170,6 @@ class BM25:
         stop = "" if self.settings.stopwords == "none" else " (stop words such as 'the' are ignored)"
         return ["" if words else f"no text contains a word of the query{stop}" for words in queries]
 
-    def weights(self) -> Any:
-        """Return the weights of the words in the texts, a sparse matrix (N, words) in rows, in memory.
-
-        The score of a text is the sum of the weights of the words of a query.
-        """
-        from scipy.sparse import csc_matrix
-
-        if self._index is None:
-            return csc_matrix((self._size, 0), dtype=np.float32).tocsr()
-        data, indices, starts = self._postings
-        return csc_matrix((data, indices, starts), shape=(self._size, len(starts) - 1)).tocsr()
-
-    @property
-    def bytes(self) -> int:
-        """The size of the index."""
-        return 0 if self._index is None else sum(int(array.nbytes) for array in self._postings)
-
     @property
     def _postings(self) -> list[NDArray[Any]]:
         """The weights of all words, the texts that they belong to, and where those of each word start."""

@@ -226,11 +226,6 @@ def test_split_identifiers_help_on_code() -> None:
     assert split > evaluate_bm25(task).ndcg_at_10 + 0.05
 
 
-def test_the_size_of_an_index() -> None:
-    assert BM25(["river sea", "sea"]).bytes > 0
-    assert BM25([""]).bytes == 0
-
-
 @pytest.mark.parametrize(("given", "expected"), [({}, "false"), ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, "true")])
 def test_jax_reserves_no_memory_of_the_gpu(given: dict[str, str], expected: str, tmp_path: Path) -> None:
     """bm25s calls jax.lax when it is imported, and JAX then reserves three quarters of the GPU's memory by default."""
