@@ -1,7 +1,7 @@
 """Find tokens, keys, home folders and local paths in the text files of a model.
 
-The twelve rules know the prefixes that services publish for this purpose. They find what is left by accident; what is hidden on
-purpose, encoded or compressed they do not find.
+The twelve rules know the prefixes that services publish for this purpose. They find accidents, not secrets that are encoded or
+compressed.
 """
 
 import os
