@@ -169,9 +169,7 @@ def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembl
 
 
 def copy_with_metadata(source: Path, folder: Path) -> None:
-    """Copy the model files of a finished folder to a new or empty one, with our metadata for its card and its reference vectors."""
-    if folder.is_dir():
-        folder.rmdir()
+    """Copy the model files of a finished folder to a new one, with our metadata for its card and its reference vectors."""
     copy_model(source, folder)
     if (source / METADATA_FOLDER).is_dir():
         shutil.copytree(source / METADATA_FOLDER, folder / METADATA_FOLDER)

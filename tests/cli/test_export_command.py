@@ -13,7 +13,7 @@ from revela_hub.cli.main import main
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders to convert, instead of a conversion."""
     folders: list[Path] = []
-    monkeypatch.setattr(export, "_add_onnx", folders.append)
+    monkeypatch.setattr(export, "_add_onnx", lambda folder, shown=None: folders.append(shown or folder))
     return folders
 
 

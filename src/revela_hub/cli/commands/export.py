@@ -18,13 +18,13 @@ Examples:
   revela-hub export my-retriever --output_dir my-retriever --format onnx
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from revela_hub.errors import UserError
-from revela_hub.files import local_path
+from revela_hub.files import atomic, local_path
+from revela_hub.loading import PEFT_ADAPTER, model_kind
 from revela_hub.options import option, required
 from revela_hub.ranges import TextLength
 
@@ -74,42 +74,53 @@ def run(arguments: Arguments) -> None:
 
 
 def _add_onnx_to_copy(source: Path, output: Path) -> None:
-    """Copy a finished model, unless the output is its own folder, and add the file; delete the copy after an error."""
+    """Copy a finished model, unless the output is its own folder, and add the file."""
     from revela_hub.hub_cards.assemble import copy_with_metadata
 
     if source.resolve() == output.resolve():
         _add_onnx(output)
         return
-    if output.is_dir() and any(output.iterdir()):
-        raise UserError(f"--output_dir {output} is not empty: choose a new folder, or {source} itself")
-    copy_with_metadata(source, output)
-    try:
-        _add_onnx(output)
-    except BaseException:
-        shutil.rmtree(output)
-        raise
+    _check_empty(output, f"a new folder, or {source} itself")
+    with atomic(output) as new:
+        copy_with_metadata(source, new)
+        _add_onnx(new, shown=output)
 
 
-def _add_onnx(folder: Path) -> None:
+def _add_onnx(folder: Path, shown: Path | None = None) -> None:
     from revela_hub.hub_cards.onnx_export import export_onnx
 
     file = export_onnx(folder)
-    print(f"{file.path}: {file.bytes / 1e6:,.1f} MB, vectors differ from the model's by {file.difference:.0e}")
+    path = (shown or folder) / file.path.relative_to(folder)
+    print(f"{path}: {file.bytes / 1e6:,.1f} MB, vectors differ from the model's by {file.difference:.0e}")
+
+
+def _check_empty(folder: Path, choice: str) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--output_dir {folder} is not empty: choose {choice}")
 
 
 def _export(arguments: Arguments) -> list[Path]:
-    """Write the folders of a checkpoint, and return them without that of the language model."""
+    """Write the folders of a checkpoint or an adapter, and return them without that of the language model."""
     import torch
 
-    from revela_hub.checkpoints import export_checkpoint, method_of
+    from revela_hub.checkpoints import export_checkpoint, is_checkpoint, method_of
     from revela_hub.hub_cards.metadata import describe
+    from revela_hub.hub_cards.peft_adapters import export_adapter
 
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
-    output = export_checkpoint(
-        arguments.checkpoint, arguments.output_dir, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype
-    )
-    names = list(method_of(Path(arguments.checkpoint)).folders)
-    for name in [*names, *(["lm"] if arguments.lm else [])]:
-        folder = output / name
+    checkpoint, output = local_path(arguments.checkpoint), local_path(arguments.output_dir)
+    names = {"retriever": output}
+    if model_kind(arguments.checkpoint) == PEFT_ADAPTER and not is_checkpoint(checkpoint):
+        _check_empty(output, "a new folder")
+        prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
+        length = arguments.max_length or 2048
+        export_adapter(
+            arguments.checkpoint, output, pooling=arguments.pooling, prompts=prompts, max_length=length, dtype=dtype
+        )
+    else:
+        export_checkpoint(checkpoint, output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype)
+        wanted = [*method_of(checkpoint).folders, *(["lm"] if arguments.lm else [])]
+        names = {name: output / name for name in wanted}
+    for name, folder in names.items():
         print(f"{'language model' if name == 'lm' else name}: {describe(folder).loading_code(str(folder))}")
-    return [output / name for name in names]
+    return [folder for name, folder in names.items() if name != "lm"]
