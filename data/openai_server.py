@@ -1,12 +1,18 @@
 """A client of servers with OpenAI's API (vLLM, text-embeddings-inference, llama.cpp, Ollama, a provider)."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from revela_hub.errors import UserError, require
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def openai_client(url: str, key: str | None = None, *, timeout: float = 600.0, retries: int = 5) -> Any:
@@ -37,6 +43,39 @@ def api_key(variable: str | None) -> str | None:
     if key == "":
         raise UserError("--api_key_env: there is no environment variable of that name, or it is empty")
     return key
+
+
+def concurrently(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[tuple[Item, Result]]:
+    """Yield each item with its result, in order; after the first one, up to `workers` calls run at the same time.
+
+    They run in daemon threads, not in a ThreadPoolExecutor, for whose threads Python waits at exit: Ctrl-C would take as long as a
+    server that does not answer.
+    """
+    window: deque[tuple[Item, Future[Result]]] = deque()
+    most = 1
+    for item in items:
+        window.append((item, _in_thread(function, item)))
+        if len(window) >= most:
+            first, future = window.popleft()
+            yield first, future.result()
+            most = workers
+    for first, future in window:
+        yield first, future.result()
+
+
+def _in_thread(function: Callable[[Item], Result], item: Item) -> "Future[Result]":
+    future: Future[Result] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function(item))
+        except BaseException as error:  # raised in the caller's thread
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
 
 
 @contextmanager

@@ -4,14 +4,13 @@ Prompts, the maximum length and the similarity are those of the model's folder a
 none of them. Whether the server computes the folder's vectors is compared by `revela-hub check FOLDER --endpoint URL`.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.openai_server import openai_client, server_errors, server_name
+from revela_hub.data.openai_server import concurrently, openai_client, server_errors, server_name
 from revela_hub.errors import UserError
 from revela_hub.loading import model_json, module_types
 from revela_hub.retrieval.encoder import SERVED_PREFIX, model_place, similarity_of, text_positions
@@ -81,8 +80,8 @@ class OpenAIEncoder:
             raise UserError("servers cannot leave the prompt out of pooling (include_prompt: false): no --endpoint")
         sent = [self._cut(prompt + text) for text in texts]
         batches = [sent[start : start + batch_size] for start in range(0, len(sent), batch_size)]
-        with ThreadPoolExecutor(self._concurrency) as requests, server_errors(self._url, self._key):
-            vectors = list(requests.map(self._vectors, batches))
+        with server_errors(self._url, self._key):
+            vectors = [vectors_ND for _, vectors_ND in concurrently(self._vectors, batches, self._concurrency)]
         return np.concatenate(vectors)[:, : self._dimensions] if vectors else np.empty((0, 0), dtype=np.float32)
 
     def _vectors(self, texts: list[str]) -> NDArray[np.float32]:

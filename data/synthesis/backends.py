@@ -4,14 +4,12 @@ A backend takes an iterable of requests, from which it takes no more than it can
 """
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from revela_hub.data.openai_server import openai_client, server_errors, server_name
+from revela_hub.data.openai_server import concurrently, openai_client, server_errors, server_name
 from revela_hub.errors import UserError, loading
 from revela_hub.loading import loading_dtype, pretrained, varying_shapes
 
@@ -160,17 +158,8 @@ class Endpoint:
 
     def replies(self, requests: Iterable[RequestT]) -> Iterator[tuple[RequestT, Reply]]:
         """Yield each request with its reply, in order, with up to `concurrency` concurrent requests."""
-        window: deque[tuple[RequestT, Future[Reply]]] = deque()
-        with ThreadPoolExecutor(self.concurrency) as threads, server_errors(self.url, self.api_key):
-            for request in requests:
-                window.append((request, threads.submit(self._ask, request)))
-                # One at first: it shows whether the server answers at all.
-                if len(window) >= (self.concurrency if self._answered else 1):
-                    asked, future = window.popleft()
-                    yield asked, future.result()
-            while window:
-                asked, future = window.popleft()
-                yield asked, future.result()
+        with server_errors(self.url, self.api_key):
+            yield from concurrently(self._ask, requests, self.concurrency)
 
     def _ask(self, request: Request) -> Reply:
         import openai

@@ -15,6 +15,8 @@ from revela_hub.data.synthesis.backends import Endpoint, Request
 from revela_hub.data.synthesis.prompts import FORMS
 from revela_hub.errors import UserError
 
+pytestmark = pytest.mark.slow  # a server
+
 KEY = "sk-a-secret-key"
 WORDS = [f"{a}{b}" for a in ("ba", "de", "fi", "go", "lu", "mo", "ne", "ri") for b in "kmnprstvxz"]
 
