@@ -229,13 +229,6 @@ def test_late_interaction_is_evaluated_for_each_retriever(
     assert main([*words, "--mode", "dense", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["model"] for row in rows] == [str(retriever_folder), f"{retriever_folder} > self", "bm25"]
-    words = ["evaluate", "--corpus", str(tmp_path / "beir"), "--rerank", "self"]
-    for options in (["--models", "bm25"], ["--models", str(retriever_folder), "--mode", "bm25"]):
-        assert main([*words, *options]) == 2
-        assert "--rerank self needs the vectors of a retriever" in capsys.readouterr().err
-    words = ["evaluate", str(retriever_folder), "--corpus", str(tmp_path / "beir"), "--dims", "4", "--rerank"]
-    assert main([*words, "none"]) == 0
-    assert main([*words, "self"]) == 2
 
 
 def test_late_interaction_that_is_not_possible_is_an_error(
@@ -343,7 +336,6 @@ def test_models_of_the_wrong_kind_are_rejected(
         with pytest.raises(UserError, match=f"{other.name} is {kind}"):
             load_retriever(other)
     assert main(["search", str(tiny_sparse_folder), "x", "--corpus", str(corpus), "--mode", "sparse"]) == 0
-    assert "--rerank_depth requires --rerank MODEL" in error("bm25", "--rerank_depth", "3")
     three = tmp_path / "three"
     CrossEncoder(str(bert_folder), num_labels=3, device="cpu").save_pretrained(str(three))
     assert "has 3 outputs; a reranker has one" in error("bm25", "--rerank", three)
