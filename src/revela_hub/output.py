@@ -37,28 +37,19 @@ def quiet(wanted: bool) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def any_text() -> Iterator[None]:
+def accept_any_text() -> None:
     r"""Escape characters that the encoding of the output does not support, e.g. `\udcff` in a file name.
 
     Bytes of standard input that are not in its encoding become U+FFFD.
     """
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        with suppress(io.UnsupportedOperation):  # a program that calls `main` has read from it
-            sys.stdin.reconfigure(errors="replace")
-    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
-    before = [stream.errors for stream in streams]
-    for stream in streams:
-        stream.reconfigure(errors="backslashreplace")
-    try:
-        yield
-    finally:
-        for stream, errors in zip(streams, before, strict=True):
-            stream.reconfigure(errors=errors)
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(io.UnsupportedOperation):  # a program that calls `main` has read from it
+                stream.reconfigure(errors=errors)
 
 
 def is_utf8() -> bool:
-    """Return whether standard output takes any text; JSON of other encodings is ASCII, because `any_text` escapes otherwise."""
+    """Return whether standard output takes any text; JSON of other encodings is ASCII, because `accept_any_text` escapes otherwise."""
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 

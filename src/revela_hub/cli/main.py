@@ -133,13 +133,14 @@ def _dispatch(argv: list[str]) -> None:
     # Imported here because the list of commands does not need them.
     from revela_hub.cli.parser import build_arguments
     from revela_hub.internals import limit_waiting_for_the_hub
-    from revela_hub.output import any_text, quiet
+    from revela_hub.output import accept_any_text, quiet
 
     parser = parser_of(name)
     values = parser.read(rest)
     if values is None:
         return
-    with quiet(parser.quiet), any_text():
+    accept_any_text()
+    with quiet(parser.quiet):
         limit_waiting_for_the_hub(HUB_TIMEOUT)
         command = importlib.import_module(COMMANDS[name].module)
         command.run(build_arguments(command.Arguments, values))

@@ -6,11 +6,11 @@ The command line overrides the file, and the file the dataclass's defaults. In a
 
 import argparse
 import dataclasses
-import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -53,6 +53,7 @@ class CommandParser(argparse.ArgumentParser):
 
     Attributes:
         options: The option of each field.
+        hidden: The fields that only `--help-all` shows.
         quiet: Whether the arguments that were read last ask for results and errors only.
     """
 
@@ -69,47 +70,39 @@ class CommandParser(argparse.ArgumentParser):
         self.positionals, self.quiet = list(positionals), False
         self.kinds = {name: _kinds(hint) for name, hint in get_type_hints(arguments).items()} | {"quiet": [bool]}
         fields = [field for field in dataclasses.fields(arguments) if field.init and field.name not in NOT_OPTIONS]
-        self.fields = {field.name for field in fields}
         self.required = [field.name for field in fields if field.default is field.default_factory]
-        groups: dict[str, list[dataclasses.Field[Any]]] = {}
-        for field in fields:
-            groups.setdefault(_title(arguments, field.name), []).append(field)
-        self.hidden = {field.name for field in groups.get(OTHER_OPTIONS, ())}
-        self.options: dict[str, argparse.Action] = {}
-        for title in sorted(groups, key=lambda title: (title == OTHER_OPTIONS, title != "options")):
-            self._add(self.add_argument_group(title), groups[title])
+        titles = {field.name: _title(arguments, field.name) for field in fields}
+        order = sorted(dict.fromkeys(titles.values()), key=lambda title: (title == OTHER_OPTIONS, title != "options"))
+        groups = {title: self.add_argument_group(title) for title in order}
+        self.options = {field.name: self._add(groups[titles[field.name]], field) for field in fields}
+        self.hidden = [name for name in titles if titles[name] == OTHER_OPTIONS]
         words = [f"{name.upper()}{' ...' if self.options[name].nargs == '+' else ''}" for name in self.positionals]
         self.usage = " ".join([program, *words, "[options]"])
-        self._add_common_options()
-
-    def _add(self, group: Any, fields: "Iterable[dataclasses.Field[Any]]") -> None:
-        for field in fields:
-            name, kinds = field.name, self.kinds[field.name]
-            default = field.default_factory() if callable(field.default_factory) else field.default
-            option = group.add_argument(*_spellings(name), type=lambda word, name=name: self._value(name, word))
-            if any(get_origin(kind) is list for kind in kinds):
-                option.nargs = "+"
-            elif {*kinds} <= {bool, NoneType}:
-                option.nargs, option.const = "?", True
-                if default is True:
-                    group.add_argument(
-                        *_spellings(f"no_{name}"), dest=name, action="store_false", help=argparse.SUPPRESS
-                    )
-            if default is not False:
-                option.metavar = field.metadata.get("metavar") or self._expected(name)
-            option.help = _help(field.metadata.get("help", ""), default, required=name in self.required)
-            self.options[name] = option
-
-    def _add_common_options(self) -> None:
         common = self.add_argument_group("common options")
         common.add_argument("--config", metavar="FILE", help="YAML file of options; command-line options override it.")
         if "quiet" not in self.options:  # training commands have a field of this name
-            truth: dict[str, Any] = {"nargs": "?", "const": True, "type": lambda word: self._value("quiet", word)}
-            self.options["quiet"] = common.add_argument("--quiet", **truth, help="Print results and errors only.")
+            truth = partial(self._value, "quiet")
+            common.add_argument("--quiet", nargs="?", const=True, type=truth, help="Print results and errors only.")
         common.add_argument("--debug", action="store_true", help="Print the traceback of an error.")
         common.add_argument("-h", "--help", action="store_true", help="Print this text.")
         if self.hidden:
             common.add_argument("--help-all", action="store_true", help=f"Print this text with {OTHER_OPTIONS}.")
+
+    def _add(self, group: Any, field: "dataclasses.Field[Any]") -> argparse.Action:
+        """Add the option of a field, in both spellings."""
+        name, kinds = field.name, self.kinds[field.name]
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        option: argparse.Action = group.add_argument(*_spellings(name), type=partial(self._value, name))
+        if any(get_origin(kind) is list for kind in kinds):
+            option.nargs = "+"
+        elif {*kinds} <= {bool, NoneType}:
+            option.nargs, option.const = "?", True
+            if default is True:
+                group.add_argument(*_spellings(f"no_{name}"), dest=name, action="store_false", help=argparse.SUPPRESS)
+        if default is not False:
+            option.metavar = field.metadata.get("metavar") or self._expected(name)
+        option.help = _help(field.metadata.get("help", ""), default, required=name in self.required)
+        return option
 
     def _expected(self, name: str) -> str:
         """Return the placeholder of an option's value."""
@@ -123,7 +116,7 @@ class CommandParser(argparse.ArgumentParser):
         kinds = [item for kind in self.kinds[name] for item in (get_args(kind) if get_origin(kind) is list else [kind])]
         is_list = any(get_origin(kind) is list for kind in self.kinds[name])
         if (value is None and NoneType in kinds) or (
-            isinstance(value, dict) and (is_list or dict in map(_plain, kinds))
+            isinstance(value, dict) and (is_list or any((get_origin(kind) or kind) is dict for kind in kinds))
         ):
             return value
         if value == "" and not any(part in name for part in MAY_BE_EMPTY):
@@ -148,22 +141,21 @@ class CommandParser(argparse.ArgumentParser):
                 self.options[name].help = argparse.SUPPRESS
             self.print_help()
             return None
-        for word in (word.partition("=")[0] for word in words if " " not in word):
-            if word[:1] == "-" and word not in {"-", *self._option_string_actions}:
-                if not self._negative_number_matcher.match(word):
-                    self.error(self._unknown(word))
         # A switch takes the next word only if it is a truth value: `--json "query"`.
         switches = {name for name, option in self._option_string_actions.items() if option.nargs == "?"}
         pairs = zip(words, [*words[1:], ""], strict=False)
         whole = [f"{word}=true" if word in switches and after.lower() not in TRUTH else word for word, after in pairs]
         known, rest = self.parse_known_args(whole)
+        for word in rest:
+            if word[:1] == "-" and word != "-" and " " not in word and not self._negative_number_matcher.match(word):
+                self.error(self._unknown(word.partition("=")[0]))
         values = (self._from_file(local_path(known.config)) if "config" in known else {}) | vars(known)
         values |= self._without_names([*rest, *free], values)
         for name in self.required:
             if name not in values:
                 self.error(f"{name.upper() if name in self.positionals else f'--{name}'} is missing: {self.usage}")
         self.quiet = bool(values.get("quiet"))
-        return {name: value for name, value in values.items() if name in self.fields}
+        return {name: value for name, value in values.items() if name in self.options}
 
     def _without_names(self, free: list[str], values: dict[str, Any]) -> dict[str, Any]:
         """Return the values of the arguments that are given without their names."""
@@ -195,9 +187,9 @@ class CommandParser(argparse.ArgumentParser):
         values: dict[str, Any] = {}
         for key, value in content.items():
             name, is_last = str(key).replace("-", "_"), [each.value for each, _ in node.value].count(str(key)) < 2
-            if name not in self.options or not is_last:
+            if name not in {*self.options, "quiet"} or not is_last:
                 raise UserError(f"{path}: {self._unknown(str(key)) if is_last else f'{key} is given twice'}")
-            is_list = self.options[name].nargs == "+"
+            is_list = any(get_origin(kind) is list for kind in self.kinds[name])
             items = value if is_list and isinstance(value, list) else [value]
             try:
                 read = [self._value(name, item) for item in items]
@@ -265,10 +257,6 @@ def _kinds(hint: Any) -> list[Any]:
     return [k for p in get_args(hint) for k in _kinds(p)] if get_origin(hint) in (Union, UnionType) else [hint]
 
 
-def _plain(kind: Any) -> Any:
-    return get_origin(kind) or kind
-
-
 def _choices(kind: Any) -> list[Any]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return [choice.value for choice in kind]
@@ -283,8 +271,6 @@ def _convert(kind: Any, word: str) -> Any:
         return next(choice for choice in choices if str(choice) == word) if word in map(str, choices) else TRUTH["none"]
     if kind in (int, float):
         return kind(word)
-    if _plain(kind) is dict:
-        return json.loads(word)
-    if kind is not str:
-        raise TypeError(kind)
-    return word
+    if kind is str:
+        return word
+    raise TypeError(kind)
