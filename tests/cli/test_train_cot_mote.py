@@ -101,22 +101,6 @@ def test_mistakes_are_one_line(
                 ["--stage", "finetune", "--pairs", pairs],
                 "positive, negative_1 to negative_15: mine it with",
             ),
-            (mlm_folder, ["--stage", "finetune", "--decoder", "ar"], "--decoder is for --stage pretrain"),
-            (
-                mlm_folder,
-                ["--data", documents, "--pairs", pairs],
-                "--pairs is for --stage finetune, not for --stage",
-            ),
-            (
-                mlm_folder,
-                ["--stage", "finetune", "--pairs", pairs, "--contexts", "query"],
-                "--contexts is for --stage p",
-            ),
-            (
-                mlm_folder,
-                ["--data", documents, "--decoder", "none", "--bottlenecks", "dense"],
-                "which --decoder none leaves out",
-            ),
             (mlm_folder, ["--data", documents, "--contexts", "query", "query"], "contexts must be distinct"),
             (
                 mlm_folder,

@@ -21,14 +21,13 @@ Examples:
   accelerate launch -m revela_hub train cot-mote --config examples/cot-mote/pretrain.yaml
 """
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
@@ -44,17 +43,6 @@ from revela_hub.trainers.cot_mote.data import (
 )
 from revela_hub.trainers.cot_mote.trainer import CoTMoTEFinetuner, CoTMoTETrainer
 
-# What one stage alone reads.
-STAGE_OPTIONS = {
-    "pretrain": (
-        *("data", "text_column", "exclude", "max_documents", "language", "contexts", "query_generator", "query_prefix"),
-        *("streaming", "queries_per_span", "min_tokens", "max_spans", "encoder_mask_ratio", "decoder_mask_ratio"),
-        *("decoder", "decoder_layers", "attention_window", "bottlenecks"),
-    ),
-    "finetune": (
-        *("pairs", "num_negatives", "query_max_length", "scores", "query_flops_weight", "passage_flops_weight"),
-    ),
-}
 BOTTLENECKS = {"dense": ["dense"], "sparse": ["sparse"], "both": ["dense", "sparse"]}
 
 
@@ -84,20 +72,6 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
         None, "Attention implementation of the encoder, e.g. eager or flash_attention_2 (default: sdpa)."
     )
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
-
-    def __post_init__(self) -> None:
-        """Set the defaults of the stage; raise a `UserError` for options that have no effect in it."""
-        super().__post_init__()
-        defaults = {each.name: each for each in fields(self)}
-        for stage, names in STAGE_OPTIONS.items():
-            for name in names if stage != self.stage else ():
-                default, factory = defaults[name].default, defaults[name].default_factory
-                if getattr(self, name) != (default if factory is MISSING else factory()):
-                    raise UserError(f"--{name} is for --stage {stage}, not for --stage {self.stage}: leave it out")
-        if self.decoder == "none":
-            for name in ("decoder_layers", "bottlenecks"):
-                if getattr(self, name) is not None:
-                    raise UserError(f"--{name} configures the decoder, which --decoder none leaves out: remove it")
 
 
 def run(arguments: Arguments) -> None:
