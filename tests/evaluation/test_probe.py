@@ -328,13 +328,6 @@ def test_a_title_that_recurs_in_its_own_text_is_no_copy(tmp_path: Path) -> None:
         build_probe(str(tmp_path), SETTINGS)
 
 
-def test_short_documents_are_too_short(tmp_path: Path) -> None:
-    for number in range(100):
-        (tmp_path / f"{number}.txt").write_text(f"a title about {numeral(number)}")
-    with pytest.raises(UserError, match="0 distinct passages"):
-        build_probe(str(tmp_path), SETTINGS)
-
-
 @pytest.mark.parametrize("documents", [1, 30])
 def test_one_long_document_is_enough_and_many_give_40_passages_each(documents: int, tmp_path: Path) -> None:
     draw = Random(0)
@@ -464,21 +457,6 @@ def test_questions_and_comments_are_not_counted_in_spaces() -> None:
     assert [function.query for function in commented_functions(code)] == [comment]
     code = f'def add(a, b):\n    """{comment}"""\n    c = a + b\n    log(c)\n    return c\n'
     assert [function.query for function in documented_functions(code)] == [comment]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"queries": 5}, "a probe needs at least 20 queries, not 5"),
-        ({"passages": 10}, "at least 40 passages, not 10"),
-        ({"kinds": ("headline",)}, "kinds of queries must be among docstring, title, sentence, not headline"),
-        ({"kinds": ()}, "kinds of queries must be among .*, not none"),
-        ({"shape": "long"}, "shape of queries must be one of whole, short, keywords, dropout, not 'long'"),
-    ],
-)
-def test_settings_that_make_no_probe(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ProbeSettings(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
