@@ -128,6 +128,7 @@ def test_functions_of_a_header_without_a_suffix_have_queries() -> None:
     assert passage.candidates["docstring"].text == "Returns the area of a rectangular field."
 
 
+@pytest.mark.slow
 def test_marks_of_code_and_front_matter_take_linear_time() -> None:
     marks = [
         "```` a\n",
@@ -517,7 +518,7 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "no file none.txt" in capsys.readouterr().err
     words[3] = str(text / "in")  # would be part of the training text, and might replace files of the same names
     assert main(words) == 2
-    assert "is inside the data" in (error := capsys.readouterr().err) and "or exclude it: --exclude in" in error
+    assert "is inside the data" in capsys.readouterr().err
     assert main([*words, "--exclude", "in/"]) == 0
 
 
