@@ -23,8 +23,9 @@ class Paper:
         title: title.
         authors: full names, joined by " and ".
         arxiv: arXiv id.
-        year: year of the first version.
+        year: year of the publication, or of the first version on arXiv.
         does: completes the sentence "A retriever that was ...".
+        venue: proceedings in which it was published; empty for one on arXiv only.
     """
 
     title: str
@@ -32,15 +33,20 @@ class Paper:
     arxiv: str
     year: int
     does: str
+    venue: str = ""
 
     @property
     def bibtex(self) -> str:
         """The BibTeX entry."""
         word = self.title.split()[0].lower().strip(":").replace("-", "")
         key = f"{self.authors.partition(' and ')[0].split()[-1].lower()}{self.year}{word}"
+        kind, place, note = "article", f"journal = {{arXiv preprint arXiv:{self.arxiv}}}", ""
+        if self.venue:
+            kind, place = "inproceedings", f"booktitle = {{{self.venue}}}"
+            note = f",\n  note = {{arXiv:{self.arxiv}}}"
         return (
-            f"@article{{{key},\n  title = {{{self.title}}},\n  author = {{{self.authors}}},\n"
-            f"  journal = {{arXiv preprint arXiv:{self.arxiv}}},\n  year = {{{self.year}}}\n}}"
+            f"@{kind}{{{key},\n  title = {{{self.title}}},\n  author = {{{self.authors}}},\n"
+            f"  {place},\n  year = {{{self.year}}}{note}\n}}"
         )
 
 

@@ -64,7 +64,7 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
         "| SciFact | BM25 | 0.6700 |  |",
         "![Training loss](figures/curve.png)",
         "- Knows one project.",
-        "@article{cai2025revela,",
+        "@inproceedings{cai2026revela,",
         "https://arxiv.org/abs/2506.16552",
         "| Pooling | last token (EOS) |",
         "| Maximum length | 64 tokens |",

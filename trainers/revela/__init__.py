@@ -9,7 +9,8 @@ PAPER = Paper(
         "Tongshuang Wu and Iryna Gurevych and Heinz Koeppl"
     ),
     arxiv="2506.16552",
-    year=2025,
+    year=2026,
+    venue="International Conference on Learning Representations",
     does=(
         "trained on raw text alone: a language model predicts each chunk while attending to the other"
         " chunks of the batch, each weighted by the retriever's similarity"
