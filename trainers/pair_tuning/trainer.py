@@ -233,6 +233,10 @@ def _given_loss(loss: Any, retriever: SentenceTransformer, args: PairsTrainingAr
 def _check_batches(rows: Dataset | IterableDataset, args: PairsTrainingArguments) -> None:
     """Allow equal texts in the batches of a stream, and raise a `UserError` if a run would have no batch."""
     if isinstance(rows, IterableDataset):
+        if args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
+            args.log(
+                "train_dataset is a stream: a batch may contain equal texts, which a loss of your own has to handle"
+            )
         args.batch_sampler = BatchSamplers.BATCH_SAMPLER
     elif args.batch_sampler in NO_DUPLICATES and args.dataloader_drop_last:
         fewest = min(len(set(column)) for column in _hashed(rows).to_dict().values())
