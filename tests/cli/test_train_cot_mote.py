@@ -65,7 +65,7 @@ def test_from_text_and_pairs_to_three_forms(
     for command, option in (("contriever", "--retriever"), ("retromae", "--encoder")):
         fused = ["train", command, "--data", str(documents), option, str(first), "--output_dir", str(tmp_path / "no")]
         assert main(fused) == 2
-        assert f"contains several models: pass {first / 'dense'} or {first / 'sparse'}" in capsys.readouterr().err
+        assert str(first) in capsys.readouterr().err
     fused[fused.index(str(first))] = str(first / "model")
     (first / "model" / "config.json").write_text((first / "config.json").read_text())  # published with its decoder
     assert main(fused) == 2

@@ -62,6 +62,7 @@ def test_a_short_text_is_trained_on_without_a_probe(
     assert (tmp_path / "out" / "retriever" / "modules.json").is_file()
 
 
+@pytest.mark.slow
 def test_labelled_pairs_are_held_out_mined_for_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "fox dog river sea mountain lazy quick brown sediment layer".split()
     rows = [
