@@ -50,6 +50,12 @@ def test_the_line_and_the_status_of_an_error(error: Exception, fact: str, status
     assert code == status
 
 
+def test_an_error_that_causes_itself_is_explained() -> None:
+    """As those of pymilvus: `raise error from error`."""
+    error = ValueError("no answer")
+    assert explain(caused(UserError("Milvus cannot be opened"), caused(error, error)))[1] == 2
+
+
 def test_loading_names_the_model_and_keeps_the_hint() -> None:
     with pytest.raises(UserError) as caught, loading("cannot load the encoder 'a/b'", "a/b"):
         raise OSError("You are trying to access a gated repo.\nMake sure to have access to it")

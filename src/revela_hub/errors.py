@@ -83,9 +83,11 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and the chain of its causes."""
-    while error is not None:
+    """Yield the error and the chain of its causes, which ends where it repeats: pymilvus raises errors that cause themselves."""
+    seen: list[BaseException] = []
+    while error is not None and not any(error is earlier for earlier in seen):
         yield error
+        seen.append(error)
         error = error.__cause__
 
 
