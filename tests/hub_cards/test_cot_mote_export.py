@@ -90,6 +90,7 @@ def test_routes_of_other_families_and_variants(
             dense.encode(["whose expert?"])
 
 
+@pytest.mark.usefixtures("clean_process")
 def test_check_finds_a_sparse_folder_that_includes_the_first_token(
     tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast
 ) -> None:

@@ -22,13 +22,13 @@ from revela_hub.hub_cards.clean_process import _Only, verify
 from revela_hub.hub_cards.contents import as_table
 from revela_hub.hub_cards.verify import probe_texts
 
+pytestmark = pytest.mark.usefixtures("clean_process")
+
 MODELING = '''
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
-
-pytestmark = pytest.mark.usefixtures("clean_process")
 
 
 class ToyConfig(PretrainedConfig):
