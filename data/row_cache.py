@@ -96,7 +96,7 @@ def cached_rows(
     except ValueError as error:
         if "corresponds to no data" not in str(error):
             raise
-        empty = {column: [] for column in features}  # datasets opens no split without rows
+        empty: dict[str, list[Any]] = {column: [] for column in features}  # datasets opens no split without rows
         dataset = datasets.Dataset.from_dict(empty, features=datasets.Features(features))
     return dataset, json.loads(report.read_text(encoding="utf-8"))
 

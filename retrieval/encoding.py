@@ -54,7 +54,7 @@ def encode_texts(
         options: More keywords for the encoder's method.
     """
     texts = [without_surrogates(text) for text in texts]
-    method = encoder.encode_query if kind == "query" else encoder.encode_document
+    method: Callable[..., Any] = encoder.encode_query if kind == "query" else encoder.encode_document
     options = (
         {"show_progress_bar": False} | options | ({} if prompt is None else {"prompt": without_surrogates(prompt)})
     )

@@ -201,7 +201,8 @@ class PassageStore:
         now_R, then_R = np.linalg.norm(now_RD, axis=1), np.linalg.norm(then_RD, axis=1)
         scale_R = now_R * then_R if self.metadata.similarity == "cosine" else np.maximum(now_R, then_R) ** 2
         products_R: NDArray[np.float32] = (now_RD * then_RD).sum(axis=1)
-        return np.where(scale_R > 0, products_R / np.maximum(scale_R, 1e-30), now_R == then_R)
+        cosine_R: NDArray[np.float32] = np.where(scale_R > 0, products_R / np.maximum(scale_R, 1e-30), now_R == then_R)
+        return cosine_R
 
     def texts(self, rows: Any) -> list[str]:
         """Return the passages with these numbers."""

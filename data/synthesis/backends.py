@@ -178,7 +178,7 @@ class Endpoint:
             completion = None
         choices = getattr(completion, "choices", None)
         message = getattr(choices[0], "message", None) if choices else None
-        if message is None:  # such as an HTML page of a proxy while the server restarts
+        if choices is None or message is None:  # such as an HTML page of a proxy while the server restarts
             if self._answered:
                 return Reply("", "not a chat completion")
             raise UserError(f"{server_name(self.url)} does not answer like OpenAI's chat completions API")

@@ -104,7 +104,7 @@ def parse_example(form: Form, reply: str) -> dict[str, str]:
     if not found:
         raise Rejected("not JSON")
     expected = FORMS[form].parts
-    values = next((value for value in found if {part.key for part in expected} <= value.keys()), {})
+    values: dict[str, Any] = next((value for value in found if {part.key for part in expected} <= value.keys()), {})
     parts = {}
     for name, part in zip(("query", "positive", "negative"), expected, strict=True):
         if problem := part.problem(values.get(part.key)):

@@ -140,8 +140,11 @@ def merge(adapters: PeftModel, model: nn.Module | None = None) -> Any:
     for module in wrapped.modules():
         for weight in module._parameters.values():
             holders[id(weight)] = holders.get(id(weight), 0) + 1
-    for layer in wrapped.modules():
-        for module in layer.modules() if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper) else ():
+    layers: list[Any] = [
+        layer for layer in wrapped.modules() if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper)
+    ]
+    for layer in layers:
+        for module in layer.modules():
             for name, weight in module._parameters.items():
                 if weight is not None and holders.get(id(weight), 0) > 1:
                     module._parameters[name] = nn.Parameter(weight.detach().clone(), requires_grad=False)

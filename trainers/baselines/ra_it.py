@@ -208,8 +208,8 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
         set_seed(args.seed)  # as in trl, but before the adapters are initialised
         adapters = peft_config or lora_config(args, decoder)
-        decoder = decoder if adapters is None else add_adapters(decoder, adapters)
-        super().__init__(model=decoder, args=args, processing_class=tokenizer, formatting_func=None, **kwargs)
+        trained = decoder if adapters is None else add_adapters(decoder, adapters)
+        super().__init__(model=trained, args=args, processing_class=tokenizer, formatting_func=None, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card to checkpoints: TRL's would contain local paths."""

@@ -92,8 +92,8 @@ def read_labelled_pairs(
     if report.pairs < 2:
         raise UserError(f"{parsed.path}: {report}; training needs at least 2 pairs")
     columns = list(map(list, zip(*right, strict=True)))
-    for name, texts in zip(("queries", "passages"), columns, strict=False):
-        if not report.negatives and len(set(map(text_key, texts))) == 1:
+    for name, column in zip(("queries", "passages"), columns, strict=False):
+        if not report.negatives and len(set(map(text_key, column))) == 1:
             raise UserError(f"{parsed.path}: all {name} are equal; training needs different ones, or hard negatives")
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
     return Dataset.from_dict(dict(zip(names, columns, strict=True))), report
