@@ -1,9 +1,10 @@
 """A tiny exported retriever, and a local Hub."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import constants, hf_api
@@ -30,6 +31,36 @@ def retriever_folder(tmp_path_factory: pytest.TempPathFactory, _bpe_json: str) -
     return export_retriever(
         LlamaModel(config).eval(), tokenizer, folder, pooling="last", prompts=PROMPTS, max_length=64
     )
+
+
+@pytest.fixture
+def verify_in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """The checks of `clean_process.verify` in this process, which takes no seconds but has all packages."""
+    from transformers import PreTrainedModel
+
+    from revela_hub.hub_cards.contents import Check
+    from revela_hub.hub_cards.verify import checks
+
+    def verify(
+        folder: Path,
+        *,
+        trust_remote_code: bool = False,
+        adapter_only: bool = False,
+        reference: Path | None = None,
+        vectors: Path | None = None,
+        **_: object,
+    ) -> list[Check]:
+        # The checks replace it; undone at the end of the test.
+        monkeypatch.setattr(PreTrainedModel, "from_pretrained", vars(PreTrainedModel)["from_pretrained"])
+        rows, files = [], [str(file) if file else None for file in (reference, vectors)]
+        try:
+            for row in checks(folder, trust_remote_code, adapter_only, *files):
+                rows.append(row)
+        except Exception as error:  # as in the process
+            rows.append(Check("encoding", False, str(error)))
+        return rows
+
+    return verify
 
 
 @pytest.fixture
