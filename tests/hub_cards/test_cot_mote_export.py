@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoModelForMaskedLM, BertTokenizerFast, PreTrainedToke
 
 from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Destination
+from revela_hub.hub_cards import Assembly, Check, Destination, upload
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
 
 TEXTS = [
@@ -90,11 +91,14 @@ def test_routes_of_other_families_and_variants(
             dense.encode(["whose expert?"])
 
 
-@pytest.mark.usefixtures("clean_process")
 def test_check_finds_a_sparse_folder_that_includes_the_first_token(
-    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast
+    tmp_path: Path,
+    wordpiece_tokenizer: BertTokenizerFast,
+    verify_in_process: Callable[..., list[Check]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the weights [CLS] would be part of the maximum, unlike in the reference vectors."""
+    monkeypatch.setattr(upload, "verify", verify_in_process)
     trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
     file = tmp_path / "out" / "sparse" / "router_config.json"

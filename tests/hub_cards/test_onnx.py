@@ -15,14 +15,21 @@ from safetensors.torch import load_file, save_file
 from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Destination, ModelCardMetadata, check, onnx_export, write_card
+from revela_hub.hub_cards import Destination, ModelCardMetadata, check, onnx_export, upload, write_card
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.contents import Check
 from revela_hub.hub_cards.metadata import describe
 from revela_hub.hub_cards.onnx_export import MODEL, OnnxModel, export_onnx
 from revela_hub.retrieval import load_encoder, model_identity
 
-pytestmark = pytest.mark.usefixtures("clean_process")
+pytestmark = pytest.mark.slow  # an export takes seconds
+
+
+@pytest.fixture(autouse=True)
+def in_process(verify_in_process: Callable[..., list[Check]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders are verified without another process."""
+    monkeypatch.setattr(upload, "verify", verify_in_process)
+
 
 TEXTS = ["Query: a", "the river carries sand", "", "Query: " + "many words " * 100]
 
