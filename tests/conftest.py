@@ -98,7 +98,7 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             raise AssertionError("this test starts a process or a server: mark it with pytest.mark.slow")
 
         monkeypatch.setattr("subprocess.Popen.__init__", refuse)
-        monkeypatch.setattr("socket.socket.listen", refuse)
+        monkeypatch.setattr("socketserver.TCPServer.__init__", refuse)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 _READER = """
 import sys
@@ -33,7 +34,8 @@ def launch(script: str, *words: str, processes: int, environment: dict[str, str]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    together = {"ACCELERATE_USE_CPU": "true"}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))  # as in conftest
+    together = {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": path}
     if processes > 1:
         together |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
         together |= {"LOCAL_WORLD_SIZE": str(processes)}
