@@ -105,9 +105,9 @@ def test_a_document_route_that_an_earlier_run_froze_is_rejected(routed: Path, tm
     model = SentenceTransformer(str(routed), device="cpu")
     for _ in range(2):
         trainer(model, tmp_path / "run", query_only=True)
-    with pytest.raises(UserError, match=r"the document route are frozen, .* call requires_grad_\(True\)"):
+    with pytest.raises(UserError, match="the document route are frozen"):
         trainer(model, tmp_path / "run")
-    with pytest.raises(UserError, match="all weights of the document route are frozen"):
+    with pytest.raises(UserError, match="the document route are frozen"):
         ContrieverTrainer(model, ContrieverTrainingArguments(str(tmp_path / "run"), bf16=False), train_dataset=ROWS)
 
 
@@ -115,7 +115,7 @@ def test_a_model_with_adapters_is_rejected(retriever_folder: Path) -> None:
     """sentence-transformers loads the adapters and their base, all frozen."""
     model = SentenceTransformer(str(retriever_folder), device="cpu")
     get_peft_model(model[0].auto_model, LoraConfig(r=2, target_modules=["query"]))  # in place
-    with pytest.raises(UserError, match="it has adapters already, .* load the model again, or merge them"):
+    with pytest.raises(UserError, match="it has adapters already"):
         load_retriever(model)
 
 

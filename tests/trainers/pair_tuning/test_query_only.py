@@ -127,4 +127,4 @@ def test_search_accepts_the_index_of_the_base_model(
     assert "1. " in capsys.readouterr().out
     assert main([*words[:-1], "whole", *limits]) == 0
     assert main(["search", "whole/retriever", "a river", "--index", "index"]) == 2
-    assert "is a different model or version" in capsys.readouterr().err
+    assert "built with tiny-retriever" in capsys.readouterr().err

@@ -187,7 +187,7 @@ def test_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str) -
 
 @pytest.mark.parametrize("name", ["contriever", "replug"])
 def test_baseline_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str) -> None:
-    train = importlib.import_module(f"revela_hub.trainers.baselines.{name}_command")
+    train = importlib.import_module(f"revela_hub.trainers.baselines.{name}")
     recipe = yaml.safe_load((repository / "examples" / "revela" / "baselines" / f"{name}-wikipedia.yaml").read_text())
     assert set(recipe) <= {option.name for option in fields(train.Arguments)}
 

@@ -195,11 +195,11 @@ def test_a_part_that_an_earlier_trainer_froze_is_rejected(
     RevelaTrainer(
         loaded.model, RevelaTrainingArguments(str(tmp_path), lora_rank=0, lm_training="frozen", **options), **given
     )
-    with pytest.raises(UserError, match=r"the language model are frozen, perhaps by .*requires_grad_\(True\) on it"):
+    with pytest.raises(UserError, match="the language model are frozen"):
         RevelaTrainer(loaded.model, args, **given)
     loaded.model.lm.requires_grad_(True)
     loaded.model.retriever.requires_grad_(False)
-    with pytest.raises(UserError, match="all weights of the retriever are frozen"):
+    with pytest.raises(UserError, match="the retriever are frozen"):
         RevelaTrainer(loaded.model, args, **given)
 
 
@@ -545,7 +545,7 @@ def test_backbones_that_do_not_fit_are_rejected(
     with pytest.raises(UserError, match="is a SparseEncoder"):
         load_backbones(str(tiny_sparse_folder), str(llama_folder))
     get_peft_model(tiny_llama, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(UserError, match="adapter': it is an adapter of another model: merge it"):
+    with pytest.raises(UserError, match="adapter is a bare PEFT adapter"):
         load_backbones(str(tmp_path / "adapter"), str(llama_folder))
     with pytest.raises(UserError, match="cannot load the retriever"):
         load_backbones(str(tmp_path / "nothing"), str(llama_folder))
