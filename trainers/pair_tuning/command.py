@@ -19,20 +19,23 @@ Examples:
       --retriever BAAI/bge-small-en-v1.5 --mined_negatives 3
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset
+from datasets import Dataset, Value
 
+from revela_hub.data.row_cache import cached_rows
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
+from revela_hub.files import key_of
 from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeInt, TextLength
+from revela_hub.retrieval.encoder import model_identity
 from revela_hub.trainers.base.arguments import ProbeArguments, TextArguments
-from revela_hub.trainers.base.distributed import from_main
 from revela_hub.trainers.base.retriever import load_retriever, print_retriever
 from revela_hub.trainers.base.run import Run, open_run
 from revela_hub.trainers.base.run_probe import HeldOutText, hold_out_rows, hold_out_text
@@ -126,7 +129,7 @@ def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> HeldOutTe
 
 
 def _with_negatives(rows: Dataset, arguments: Arguments) -> Dataset:
-    """Return the rows with hard negatives if they are asked for, mined with the base model by the main process."""
+    """Return the rows with hard negatives if they are asked for, mined with the base model by one process and cached."""
     if not arguments.mined_negatives:
         return rows
     if "negative_1" in rows.column_names:
@@ -135,14 +138,20 @@ def _with_negatives(rows: Dataset, arguments: Arguments) -> Dataset:
 
     settings = MiningSettings(arguments.mined_negatives, seed=arguments.seed)
     length = None if arguments.query_only else arguments.max_length  # documents keep their own limit
+    texts = {name: list(rows[name]) for name in ("anchor", "positive")}
+    said: dict[str, str] = {}
 
-    def mine() -> tuple[dict[str, list[str]], str]:
-        model = load_retriever(
-            arguments.retriever, max_length=length, trust_remote_code=arguments.trust_remote_code
-        ).to(arguments.device)
-        mined = mine_negatives(rows["anchor"], rows["positive"], None, model, settings)
-        return mined.dataset.to_dict(), str(mined.report)
+    def mined() -> Iterator[dict[str, str]]:
+        trust = arguments.trust_remote_code
+        model = load_retriever(arguments.retriever, max_length=length, trust_remote_code=trust).to(arguments.device)
+        found = mine_negatives(texts["anchor"], texts["positive"], None, model, settings)
+        said["report"] = str(found.report)
+        yield from found.dataset
 
-    columns, report = from_main(mine)
-    arguments.log(report)
-    return Dataset.from_dict(columns)
+    name = f"mined-{key_of(texts, asdict(settings), model_identity(arguments.retriever, length))}"
+    columns = [*texts, *(f"negative_{number + 1}" for number in range(settings.num_negatives))]
+    features = dict.fromkeys(columns, Value("string"))
+    with arguments.preparing("mining negatives"):
+        dataset, report = cached_rows(name, features, mined, lambda: said, cache_dir=arguments.cache_dir)
+    arguments.log(report["report"])
+    return dataset
