@@ -36,7 +36,7 @@ from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
+from revela_hub.trainers.base.adapters import add_adapters, lora_config, merge, merged_copy
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.distributed import is_sharded
 from revela_hub.trainers.base.models import ModelLike, default_arguments
@@ -241,7 +241,7 @@ def _load_saved(folder: Path) -> PreTrainedModel:
         return pretrained(AutoModelForCausalLM, folder)  # type: ignore[no-any-return]
     refuse_pickles(folder)
     adapted: Any = AutoPeftModelForCausalLM.from_pretrained(str(folder))
-    return adapted.merge_and_unload()  # type: ignore[no-any-return]
+    return merge(adapted)  # type: ignore[no-any-return]
 
 
 def paste(prompt: str, passages: Sequence[str]) -> str:

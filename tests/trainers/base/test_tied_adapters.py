@@ -31,6 +31,7 @@ from revela_hub.trainers import (
     RevelaTrainingArguments,
 )
 from revela_hub.trainers.base.adapters import add_adapters, merged_copy
+from revela_hub.trainers.baselines.ra_it import _load_saved
 from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
 from revela_hub.trainers.revela.checkpoint import load_checkpoint
 
@@ -189,14 +190,12 @@ def test_what_a_trainer_writes(name: str, method: str, tied_folder: Path, texts:
             num_passages=2,
             **given,
         )
-        memory, checkpoint = trainer.accelerator.unwrap_model(trainer.model), None
+        memory, checkpoint = trainer.accelerator.unwrap_model(trainer.model), _load_saved
         written = lambda folders: AutoModelForCausalLM.from_pretrained(folders[0])  # noqa: E731
     trainer.train()
     with torch.no_grad():
         expected = memory.eval()(IDS, torch.ones_like(IDS)).logits
-        found = [written(trainer.write_models(str(tmp_path / "models")))]
-        if checkpoint is not None:
-            found.append(checkpoint(tmp_path / "out" / "checkpoint-2"))
+        found = [written(trainer.write_models(str(tmp_path / "models"))), checkpoint(tmp_path / "out" / "checkpoint-2")]
         for model in found:
             logits = model.eval()(IDS, torch.ones_like(IDS)).logits
             torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
