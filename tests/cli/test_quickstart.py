@@ -40,6 +40,7 @@ def test_files_of_the_user_stay(tmp_path: Path, models: Path, capsys: pytest.Cap
     assert file.read_text() == "{}" and "out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_whole_story(
     tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

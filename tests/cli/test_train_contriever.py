@@ -35,14 +35,7 @@ def test_the_run_says_what_it_was_worth(
 ) -> None:
     output = tmp_path / "out"
     options = ["--data", str(text), "--retriever", str(retriever_folder), "--output_dir", str(output), *SHORT]
-    options += [
-        "--cache_dir",
-        str(tmp_path / "cache"),
-        "--learning_rate",
-        "1e-6",
-        "--quiet",
-        "true",
-    ]  # too little to stop early
+    options += ["--cache_dir", str(tmp_path / "cache"), "--learning_rate", "1e-6", "--quiet", "true"]
     assert main(["train", "contriever", *options]) == 0
     out = capsys.readouterr().out
     assert "base model " in out and "(" in out and "BM25 " in out and "hybrid (" in out
@@ -50,9 +43,9 @@ def test_the_run_says_what_it_was_worth(
     task = read_beir(output / "probe")
     state = json.loads((output / "trainer_state.json").read_text())
     measured = [entry["step"] for entry in state["log_history"] if "eval_ndcg_at_10" in entry]
-    assert measured == [1, 2, 3, 4]
+    assert measured == [1, 2, 3]  # the steps are too small to change a rank: the run stops
     kept = json.loads((output / "measured" / "scores.json").read_text())
-    assert set(kept["scores"]) == {"0", "1", "2", "3", "4"}
+    assert set(kept["scores"]) == {"0", "1", "2", "3"}
     card = (output / "retriever" / "README.md").read_text()
     assert (
         "Training " in card

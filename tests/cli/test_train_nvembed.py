@@ -189,7 +189,7 @@ def test_the_papers_configurations_are_read(tmp_path: Path, repository: Path, na
     [
         (["--mixture", "nowhere.yaml"], "nowhere.yaml"),
         (["--backbone", "nowhere/model"], "nowhere/model"),
-        (["--temperature", "0"], "--temperature: must be above 0"),
+        (["--temperature", "0"], "temperature must be above 0"),
         (["--eval_strategy", "steps", "--probe", "none"], "--eval_corpus"),
         (["--dtype", "bfloat16", "--lora_rank", "0"], "--dtype bfloat16 is for LoRA"),
         (["--dtype", "bfloat16"], "--dtype bfloat16 needs --bf16 true"),

@@ -93,8 +93,8 @@ def test_a_sentence_transformers_folder_and_an_earlier_run_are_starts(
         (["--decoder_layers", "2"], "decoder_layers must be exactly 1 with enhanced decoding"),
         (["--decoder", "basic", "--bag_of_words", "true"], "bag_of_words needs enhanced decoding"),
         (["--decoder", "deep"], "decoder"),
-        (["--encoder_mask_ratio", "1.0"], "--encoder_mask_ratio"),
-        (["--decoder_mask_ratio", "0"], "--decoder_mask_ratio"),
+        (["--encoder_mask_ratio", "1.0"], "encoder_mask_ratio must be above 0"),
+        (["--decoder_mask_ratio", "0"], "decoder_mask_ratio must be above 0"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(

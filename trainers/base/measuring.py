@@ -36,7 +36,7 @@ SCORES = "scores.json"
 MIN_QUERIES = 4
 """Smallest number of queries for a comparison: two for selection and two for testing."""
 PATIENCE = 3
-"""Number of consecutive evaluations below the best one that stop the run."""
+"""Number of consecutive evaluations not above the best one that stop the run."""
 
 PerQuery = dict[str, dict[str, float]]  # metric -> query -> score
 
@@ -111,7 +111,7 @@ class BestWeights(TrainerCallback):
             return
         later = [known for known in self.scores if known > max(self.scores, key=self._dev_mean)]
         if len(later) >= PATIENCE and step < state.max_steps:
-            self.trainer.args.log(f"stopped at step {step}: the last {PATIENCE} evaluations are below the best one")
+            self.trainer.args.log(f"stopped at step {step}: the last {PATIENCE} evaluations are not above the best one")
             control.should_training_stop = True
 
     @property

@@ -75,6 +75,11 @@ class MethodTrainer(Trainer):
                 kwargs["eval_dataset"] = {}  # the Trainer does not evaluate without one
         if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
             _disable_evaluation([*args, kwargs.get("args")])
+        given = [value for value in (*args, kwargs.get("args")) if getattr(value, "label_smoothing_factor", 0)]
+        if given and not self.smooths_labels:  # the library's `__init__` would ask the model for a `config`
+            raise UserError(
+                f"{type(self).__name__} has its own loss, without --label_smoothing_factor: remove the option"
+            )
         super().__init__(*args, **kwargs)
         self._check_model()
         self.can_return_loss = True  # in an evaluation, too, whatever the columns are called
@@ -101,10 +106,6 @@ class MethodTrainer(Trainer):
         if optimized - trained and trained - optimized:
             raise UserError(
                 "the optimizer has frozen weights and lacks trained ones, such as new adapters: pass optimizer_cls_and_kwargs"
-            )
-        if self.args.label_smoothing_factor and not self.smooths_labels:
-            raise UserError(
-                f"{type(self).__name__} has its own loss, without --label_smoothing_factor: remove the option"
             )
         zero = self.accelerator.state.deepspeed_plugin
         if not self.can_be_sharded and (self.is_fsdp_enabled or (zero is not None and zero.zero_stage == 3)):
