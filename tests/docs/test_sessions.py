@@ -26,7 +26,7 @@ EXTRA = {"train": ["--max_steps", "2"], "mine": ["--positive_aware", "false"]}
 NOT_RUN = ("check", "publish")
 # Lines that come with some data only: logs of single steps, which weights are exported, and whether a difference is significant.
 VARIABLE = re.compile(
-    r"^(step|before training|trained|exported|hybrid|Training|A hybrid|stopped)\b|Exported:|s per step|queries\)\.$|p < |p = |passages are longer"
+    r"^(step|before training|trained|exported|hybrid|Training|A hybrid|stopped)\b|Exported:|s per step|found nothing|queries\)\.$|p < |p = |passages are longer"
 )
 WORDS = "fox dog river sea mountain lazy quick brown sediment layer".split()
 
