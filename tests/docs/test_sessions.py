@@ -24,6 +24,7 @@ PAGES = [
 EXTRA = {"train": ["--max_steps", "2"], "mine": ["--positive_aware", "false"]}
 # Verify in other processes, which takes long; tests/hub_cards runs them.
 NOT_RUN = ("check", "publish")
+SLOW = ("docs/guides/publish.md", "docs/methods/revela.md")  # 5 seconds of CPU time or more
 # Lines that come with some data only: logs of single steps, which weights are exported, and whether a difference is significant.
 VARIABLE = re.compile(
     r"^(step|before training|trained|exported|hybrid|Training|A hybrid|stopped)\b|Exported:|s per step|found nothing|queries\)\.$|p < |p = |passages are longer"
@@ -88,7 +89,7 @@ def files(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     return folder
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES])
 def test_the_blocks_of_a_page_run(
     page: str, files: Path, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +128,7 @@ def run(step: Any, names: dict[str, str]) -> str:
         if step.kind == "python":
             exec(compile(text, "a page", "exec"), {"__name__": "a_page"})
         else:
-            words = shlex.split(text)[1:]
+            words = shlex.split(text.replace("--dims 384 192", "--dims 32 16"))[1:]  # the tiny models have 32
             extra = EXTRA.get(words[0], []) + (["--retriever_start_step", "0"] if words[1] == "revela" else [])
             extra += ["--rerank_depth", "4"] if words[0] == "mine" and "--rerank" in words else []
             assert cli.main([*words, *extra]) == 0, printed.getvalue()
