@@ -49,7 +49,7 @@ class OpenAIEncoder:
         pooling = next((path for path, kind in types.items() if kind.endswith(".Pooling")), None)
         if not pooling or any(kind.endswith(("Router", "Asym")) for kind in types.values()):
             raise UserError(f"{model}: servers compute dense vectors of one encoder only; leave out --endpoint")
-        # Pooling without the prompt's tokens (NV-Embed, INSTRUCTOR) needs to know where the prompt ends.
+        # Pooling without the prompt's tokens (as in INSTRUCTOR) needs to know where the prompt ends.
         self._pools_prompt = (model_json(place, f"{pooling}/config.json") or {}).get("include_prompt", True)
         settings = model_json(place, "config_sentence_transformers.json") or {}
         self.prompts = {key: text or "" for key, text in (settings.get("prompts") or {}).items()}
