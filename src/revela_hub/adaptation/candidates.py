@@ -1,7 +1,7 @@
 """The trainings that `adapt` tries. Each one is a run of a training command, with a time limit, in its own folder.
 
-All start from the base retriever. A run measures itself on the dev half of the probe and exports its best weights, their average
-with the base model's, or the base model.
+All start from the base retriever. A run measures itself on the dev half of the probe and exports its best weights or
+the base model.
 """
 
 from collections.abc import Callable
