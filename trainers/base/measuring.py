@@ -167,19 +167,22 @@ class BestWeights(TrainerCallback):
     # --- files
 
     def _read(self) -> dict[int, PerQuery]:
-        """Return the stored scores, if they are of this task."""
+        """Return the stored scores, if they are of this task; after `--export last`, which kept no best weights, the base model's."""
         if not (self.folder / SCORES).is_file():
             return {}
         stored = json.loads((self.folder / SCORES).read_text(encoding="utf-8"))
-        return (
-            {int(step): scores for step, scores in stored["scores"].items()} if stored["task"] == self.identity else {}
-        )
+        if stored["task"] != self.identity:
+            return {}
+        scores: dict[int, PerQuery] = {int(step): scores for step, scores in stored["scores"].items()}
+        return scores if self.last or not stored.get("last") else {step: scores[step] for step in scores if not step}
 
     def _write(self) -> None:
         if self.main:
             self.folder.mkdir(parents=True, exist_ok=True)
             part = self.folder / f"{SCORES}.part"
-            part.write_text(json.dumps({"task": self.identity, "scores": self.scores}), encoding="utf-8")
+            part.write_text(
+                json.dumps({"task": self.identity, "last": self.last, "scores": self.scores}), encoding="utf-8"
+            )
             os.replace(part, self.folder / SCORES)
 
     def _store(self, name: str) -> None:

@@ -236,6 +236,20 @@ def test_a_run_resumed_from_an_older_checkpoint_chooses_the_best_again(
     assert outcome.chosen == score_run(retrieval_run(model, task), task)
 
 
+def test_a_run_that_exported_the_last_step_may_be_resumed_to_export_the_best(
+    task: RetrievalTask, tmp_path: Path
+) -> None:
+    """The weights of step 10, its best, were not kept."""
+    run({0: 20, 10: 60, 20: 40}, task, tmp_path, last=True)
+    model = Model(40)
+    resumed = measuring(model, task, tmp_path, resumed=True)
+    resume_at(resumed, 20)
+    model.skill.data.fill_(50)
+    evaluate(resumed, 30)
+    outcome = resumed.finish(30)
+    assert outcome.step == 30 and float(model.skill) == 50
+
+
 def test_scores_of_another_task_are_not_compared(task: RetrievalTask, tmp_path: Path) -> None:
     model = Model(50)
     for step in (0, 10):
