@@ -106,7 +106,8 @@ def _in_batch_attention(
         if _RUNNING:
             raise ValueError(f"{type(module).__name__} is not passed keyword arguments by its layer; {DECODER_ADVICE}")
         return self_attention(module, query, key, value, attention_mask, **kwargs)  # (2N, L, H, D)
-    in_batch.used = True
+    for running in _RUNNING[-1:]:
+        running.used = True  # FSDP2 passes the layers copies of dataclasses
     if isinstance(in_batch, StreamE):
         in_batch.store(module.layer_idx, key, value)  # type: ignore[arg-type]
         return self_attention(module, query, key, value, attention_mask, **kwargs)

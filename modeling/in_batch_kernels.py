@@ -29,18 +29,28 @@ BLOCK = 2**18  # scores per block on a CPU: 1 MiB in float32
 PADDING = -3e4  # score of a padded key, which makes its weight 0; fits into float16
 
 
-class StreamE(dict[int, tuple[Tensor, Tensor]]):
-    """Keys and values (N, K, L, D) of stream e by layer: filled by a forward pass that gets it as `in_batch`."""
+class StreamE:
+    """Keys and values (N, K, L, D) of stream e by layer: filled by a forward pass that gets it as `in_batch`.
 
-    repeated = False
-    """Whether a layer runs several times, so that its states cannot be found by its index."""
-    used = False
-    """Whether an attention layer has received it."""
+    Not a dictionary, which FSDP2 would pass to the layers as a copy.
+
+    Attributes:
+        repeated: whether a layer runs several times, so that its states cannot be found by its index.
+        used: whether an attention layer has received it.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, tuple[Tensor, Tensor]] = {}
+        self.repeated = self.used = False
+
+    def __getitem__(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the states of a layer."""
+        return self._states[layer]
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keep the states of a layer."""
-        self.repeated |= layer in self
-        self[layer] = key, value
+        self.repeated |= layer in self._states
+        self._states[layer] = key, value
 
 
 @dataclass

@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers
 from processes import reader
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.utils import _apply_to_tensors
 
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 
@@ -324,6 +325,21 @@ def test_wrong_input_raises_clear_errors() -> None:
     lm = decoder()
     with pytest.raises(ValueError, match="same object"):
         RevelaForCausalLM.from_backbones(lm, lm)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_layers_may_be_passed_copies_of_their_inputs(frozen: bool) -> None:
+    """As FSDP2 does, of dataclasses and dictionaries."""
+
+    def copied(layer: nn.Module, args: object, kwargs: object) -> object:
+        return _apply_to_tensors(torch.clone, (args, kwargs))
+
+    model, batch = build(), inputs()
+    model.lm.requires_grad_(not frozen)
+    expected = model(**batch).loss
+    for layer in model.lm.model.layers:
+        layer.register_forward_pre_hook(copied, with_kwargs=True)
+    torch.testing.assert_close(model(**batch).loss, expected)
 
 
 def test_an_lm_without_the_attention_interface_is_rejected() -> None:
