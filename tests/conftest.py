@@ -124,7 +124,8 @@ def verification(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
     """A test of the quick suite that takes longer than `MAX_SECONDS` of CPU time fails."""
     report = yield
-    if call.when == "call" and report.passed and not item.get_closest_marker("slow"):
+    quick_suite = not item.config.option.markexpr  # not in `make test`, whose machine may be busy
+    if quick_suite and call.when == "call" and report.passed and not item.get_closest_marker("slow"):
         seconds = time.process_time() - item.stash[STARTED]
         if seconds > MAX_SECONDS:
             report.outcome = "failed"
