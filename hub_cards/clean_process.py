@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
 from importlib import metadata
 from inspect import getmodulename
 from pathlib import Path
@@ -30,19 +29,17 @@ package = types.ModuleType("verification")
 package.__path__ = [sys.argv[1]]
 sys.modules["verification"] = package
 from verification.clean_process import run
-run(json.load(open(sys.argv[2], encoding="utf-8")))
+run(**json.load(open(sys.argv[2], encoding="utf-8")))
 os._exit(0)  # not waiting for threads of the model
 """
 # Environment variables of the process: locations of programs and caches, language, threads, mirror and certificates. All
 # others may be secrets.
 _ENVIRONMENT = re.compile(
-    r"""PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|LD_LIBRARY_PATH|DYLD_\w+
-      |SYSTEMROOT|SYSTEMDRIVE|WINDIR|COMSPEC|PATHEXT|USERPROFILE|APPDATA|LOCALAPPDATA|PROGRAMDATA|NUMBER_OF_PROCESSORS
+    r"""PATH|HOME|USER|LANG|LC_\w+|TZ|TMPDIR|TEMP|TMP|LD_LIBRARY_PATH|DYLD_\w+
+      |SYSTEMROOT|SYSTEMDRIVE|WINDIR|COMSPEC|PATHEXT|USERPROFILE|APPDATA|LOCALAPPDATA|PROGRAMDATA
       |PYTHON(PATH|HOME|UTF8|IOENCODING|HASHSEED|WARNINGS)|VIRTUAL_ENV|CONDA_PREFIX|XDG_CACHE_HOME|TORCH_HOME
-      |HF_(HOME|HUB_CACHE|ENDPOINT|HUB_OFFLINE|HUB_DISABLE_XET|HUB_DOWNLOAD_TIMEOUT|HUB_ETAG_TIMEOUT)|HUGGINGFACE_HUB_CACHE
-      |TRANSFORMERS_(OFFLINE|CACHE|VERBOSITY)|SENTENCE_TRANSFORMERS_HOME
-      |SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|CUDA_VISIBLE_DEVICES
-      |(OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR|VECLIB|BLIS|DNNL|ONEDNN|MALLOC)_\w+|ATEN_CPU_CAPABILITY""",
+      |HF_(HOME|HUB_CACHE|ENDPOINT|HUB_OFFLINE|HUB_DISABLE_XET)|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE
+      |(OMP|KMP|MKL|OPENBLAS|VECLIB|DNNL|ONEDNN)_\w+|ATEN_CPU_CAPABILITY|CUDA_VISIBLE_DEVICES""",
     re.VERBOSE,
 )
 _SECONDS, _SECONDS_PER_GB = 300, 180
@@ -77,26 +74,26 @@ def verify(
     limit = timeout or _SECONDS + _SECONDS_PER_GB * size / 1e9
     with tempfile.TemporaryDirectory(prefix="revela-hub-", ignore_cleanup_errors=True) as scratch:
         answers, task, errors = (Path(scratch, name) for name in ("answers", "task", "errors"))
+        answers.touch()
         values = {
             "folder": str(Path(folder).resolve()),
-            "trust_remote_code": trust_remote_code,
-            "adapter_only": adapter_only,
-            "reference": str(Path(reference).resolve()) if reference else None,
-            "vectors": str(vectors) if vectors else None,
             "answers": str(answers),
             "limit": limit,
+            "trust_remote_code": trust_remote_code,
+            "adapter_only": adapter_only,
+            "reference": str(reference.resolve()) if reference else None,
+            "vectors": str(vectors) if vectors else None,
         }
         task.write_text(json.dumps(values), encoding="utf-8")
         late = _run_child(task, errors, _environment(Path(scratch), offline), limit)
-        checks = [Check(*row) for row in read_json(answers, {}).get("checks", ())]
+        rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+        checks = [Check(*row) for row in rows if row]
         if late:
-            return [
-                *checks,
-                Check("time", False, f"stopped after {limit:.0f} seconds: a larger model needs --timeout SECONDS"),
-            ]
-        if not read_json(answers, {}).get("finished"):
+            fault = f"stopped after {limit:.0f} seconds: a larger model needs --timeout SECONDS"
+            checks.append(Check("time", False, fault))
+        elif None not in rows:
             last = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-            return [*checks, Check("process", False, f"the verifying process ended early: {last[-1][:400]}")]
+            checks.append(Check("process", False, f"the verifying process ended early: {last[-1][:400]}"))
         return checks
 
 
@@ -119,11 +116,10 @@ def _run_child(task: Path, errors: Path, environment: dict[str, str], limit: flo
         except subprocess.TimeoutExpired:
             return True
         finally:
+            process.kill()
             if os.name == "posix":
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
             process.wait()
 
 
@@ -142,49 +138,44 @@ def _environment(scratch: Path, offline: bool) -> dict[str, str]:
 # --- in the process
 
 
-def run(task: dict[str, Any]) -> None:
-    """Run all checks of a folder, and write them to the task's answer file after each one."""
+def run(folder: str, answers: str, limit: float, **options: Any) -> None:
+    """Write the checks of a folder to a file, each as a line of JSON, and null at the end; `options` are those of `verify.checks`."""
     if hasattr(signal, "alarm"):
-        signal.alarm(int(task["limit"]) + 5)  # also ends this process if the one that started it was killed
-    folder, rows = Path(task["folder"]), list[Check]()
+        signal.alarm(int(limit) + 5)  # also ends this process if the one that started it was killed
+    with Path(answers).open("a", encoding="utf-8", buffering=1) as file:
+        try:
+            required = read_json(Path(folder, "config_sentence_transformers.json"), {}).get("requirements") or {}
+            hide_other_packages([*required, *(["peft"] if options["adapter_only"] else [])])
+            from .verify import checks  # imports large libraries, which look for optional packages
 
-    def write(*, finished: bool) -> None:
-        answers = {"checks": rows, "finished": finished}
-        Path(task["answers"]).write_text(json.dumps(answers), encoding="utf-8")
-
-    try:
-        hide_other_packages(_requirements(folder))
-        from .verify import checks  # imports large libraries, which look for optional packages
-
-        for check in checks(
-            folder, task["trust_remote_code"], task["adapter_only"], task["reference"], task["vectors"]
-        ):
-            rows.append(check)
-            write(finished=False)
-    except Exception as error:  # readers would get the same error
-        rows.append(Check("encoding", False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"))
-    write(finished=True)
-
-
-def _requirements(folder: Path) -> list[str]:
-    """Return the packages that the model requires according to its configuration, and to load its ONNX file."""
-    config = read_json(folder / "config_sentence_transformers.json", {})
-    return [*(config.get("requirements") or {}), *(["onnxruntime"] if (folder / "onnx").is_dir() else [])]
+            for check in checks(Path(folder), **options):
+                file.write(json.dumps(check) + "\n")
+        except Exception as error:  # readers would get the same error
+            row = Check("encoding", False, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+            file.write(json.dumps(row) + "\n")
+        file.write("null\n")
 
 
 def hide_other_packages(requirements: Iterable[str]) -> None:
-    """Hide all packages that readers may not have from `import` and `importlib.metadata`.
+    """Hide all packages from `import` but the standard library, transformers, sentence-transformers, the given ones, and their requirements."""
+    from packaging.requirements import Requirement
 
-    Readers have the standard library, transformers, sentence-transformers, the given packages, and their requirements.
-    """
-    wanted, packages = ["transformers", "sentence-transformers", *requirements], set()
+    wanted, packages = ["transformers", "sentence-transformers", *requirements], set[str]()
+    modules = {*sys.stdlib_module_names, "__main__", "transformers_modules"}
     while wanted:
         name = _canonical(wanted.pop())
-        if name not in packages:
-            packages.add(name)
-            wanted += _required_by(name)
-    modules = {module for package in packages for module in _modules_of(package)}
-    modules |= set(sys.stdlib_module_names) | {"__main__", "transformers_modules"}
+        if name in packages:
+            continue
+        packages.add(name)
+        with suppress(metadata.PackageNotFoundError):  # of another platform
+            package = metadata.distribution(name)
+            needs = map(Requirement, package.requires or ())
+            wanted += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+            # Not metadata.packages_distributions: on Python 3.10 it knows only packages with a top_level.txt. And
+            # package.files makes a path of each line.
+            record = csv.reader((package.read_text("RECORD") or "").splitlines())
+            modules |= {getmodulename(top) or top for top in {row[0].split("/")[0] for row in record}}
+            modules |= set((package.read_text("top_level.txt") or "").split())
     sys.meta_path[:] = [_Only(finder, packages, modules) for finder in sys.meta_path]
 
 
@@ -192,44 +183,20 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@cache
-def _required_by(package: str) -> list[str]:
-    from packaging.requirements import Requirement
-
-    try:
-        needs = [Requirement(line) for line in metadata.requires(package) or []]
-    except metadata.PackageNotFoundError:
-        return []
-    return [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
-
-
-@cache
-def _modules_of(package: str) -> set[str]:
-    # Not metadata.packages_distributions: on Python 3.10 it knows only packages with a top_level.txt.
-    try:
-        distribution = metadata.distribution(package)
-    except metadata.PackageNotFoundError:
-        return set()
-    named = (distribution.read_text("top_level.txt") or "").split()
-    record = (distribution.read_text("RECORD") or "").splitlines()  # distribution.files makes a path of each line
-    first = {row[0].split("/")[0] for row in csv.reader(record)} or {file.parts[0] for file in distribution.files or ()}
-    return {*named, *(getmodulename(name) or name for name in first)}
-
-
 class _Only:
-    """A finder of Python that finds only the packages of readers."""
+    """A finder of Python that finds only some packages and their modules."""
 
     def __init__(self, finder: Any, packages: set[str], modules: set[str]) -> None:
-        self._finder, self._packages, self._importable = finder, packages, modules
+        self._finder, self._packages, self._modules = finder, packages, modules
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         # _sysconfigdata_* is the only module of the standard library whose name depends on the machine; and these modules.
-        known = name.partition(".")[0] in self._importable or name.startswith(("_sysconfigdata_", f"{__package__}."))
+        known = name.partition(".")[0] in self._modules or name.startswith(("_sysconfigdata_", f"{__package__}."))
         return self._finder.find_spec(name, path, target) if known else None
 
     def find_distributions(self, *context: Any) -> Iterator[Any]:
         find = getattr(self._finder, "find_distributions", lambda *_: ())
-        # Without a name: the rest of an interrupted installation.
+        # The rest of an interrupted installation has no name.
         return (found for found in find(*context) if _canonical(found.metadata["Name"] or "") in self._packages)
 
     def __getattr__(self, name: str) -> Any:

@@ -26,11 +26,10 @@ RULES = {
     "a signed token": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10}",
     "a password in an address": r"://[^/\s:@\"'<>{}]*:[^/\s:@\"'<>{}$]{5,}@[\w.-]",
 }
-_RULES = {kind: re.compile(rule.encode()) for kind, rule in RULES.items()}
 # Not a part of a web address or of a longer path. A JSON file has two backslashes for one.
-_HOME = re.compile(
-    rb"(?<![\w.:/\\-])(?:/home|/Users|/root|[A-Za-z]:[/\\]+Users)[/\\]+"
-    rb"(?!(?:user|username|you|yourname|name|path)\b)[\w.-]+"
+HOME = (
+    r"(?<![\w.:/\\-])(?:/home|/Users|/root|[A-Za-z]:[/\\]+Users)[/\\]+"
+    r"(?!(?:user|username|you|yourname|name|path)\b)[\w.-]+"
 )
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _CHECKPOINT = re.compile(r"(^|/)checkpoint-\d+$")
@@ -40,32 +39,22 @@ _PATH_KEY = re.compile(r"(\w*_)?(path|dir|directory|folder|file)")
 
 def private_faults(folder: Path, names: list[str]) -> Iterator[str]:
     """Yield what looks private in the files of a model, with the file and the line."""
+    home = os.path.expanduser("~")
+    own = re.escape(f"{home}/") if len(home) > 5 else r"(?!)"
+    rules = {kind: re.compile(rule.encode()) for kind, rule in (RULES | {"a home folder": f"{HOME}|{own}"}).items()}
     for name in names:
-        data = _text(folder / name)
-        if not data or VOCABULARY.fullmatch(name):
+        if VOCABULARY.fullmatch(name) or name.endswith((".png", ".onnx", ".onnx_data", ".model", ".spm")):
             continue
-        own = os.path.expanduser("~").encode()
-        places = [(match.start(), kind) for kind, rule in _RULES.items() if (match := rule.search(data))]
-        places += [
-            (match.start(), f"the home folder {match[0].decode(errors='replace')}") for match in _HOME.finditer(data)
-        ]
-        places += [(data.find(own + b"/"), "your home folder")] if len(own) > 5 and own + b"/" in data else []
-        for place, kind in places:
-            yield f"{name}:{data.count(bytes([10]), 0, place) + 1} contains what looks like {kind}"
-        if name.endswith(".json"):
-            for key, value in _texts(read_json(folder / name)):
-                if _is_local(key, value):
-                    yield f"{name}: {key} is {value!r}, a local path: use a Hub id, or remove it"
-
-
-def _text(file: Path) -> bytes:
-    """Return the text of a file: of weights, the header; of pictures and ONNX files, none."""
-    if file.suffix in (".png", ".onnx", ".onnx_data", ".model", ".spm"):
-        return b""
-    with file.open("rb") as stream:
-        if file.suffix == ".safetensors":
-            return stream.read(min(int.from_bytes(stream.read(8), "little"), 2**24))
-        return stream.read().replace(b"\0", b"")  # UTF-16
+        with (folder / name).open("rb") as stream:
+            of_weights = name.endswith(".safetensors")  # their header
+            data = stream.read(min(int.from_bytes(stream.read(8), "little"), 2**24) if of_weights else -1)
+        for kind, rule in rules.items():
+            if match := rule.search(data):
+                line = data[: match.start()].count(b"\n") + 1
+                yield f"{name}:{line} contains what looks like {kind}"
+        for key, value in _texts(read_json(folder / name)) if name.endswith(".json") else ():
+            if _is_local(key, value):
+                yield f"{name}: {key} is {value!r}, a local path: use a Hub id, or remove it"
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

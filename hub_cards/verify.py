@@ -2,10 +2,10 @@
 
 | row | passes if |
 |---|---|
-| files | there are settings and safetensors weights, and no adapter that is not merged |
+| files | there are settings and safetensors weights, and no adapter beside the model |
 | private data | no token, key, home folder or local path is in the files |
 | loading | the folder loads as its card says |
-| weights | no weight is missing, unexpected, initialised again, NaN or infinite |
+| weights | no weight is missing, unexpected, NaN or infinite |
 | length | the maximum length fits the model's positions; with last-token pooling, every text ends with the same special token |
 | vectors | they are finite and differ between texts, also for empty and truncated ones |
 | batching | a text has the same vector alone, in a batch, and with padding on the other side |
@@ -18,8 +18,6 @@ texts and `text_limit`.
 import inspect
 import json
 from collections.abc import Iterator
-from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -58,7 +56,7 @@ def checks(
 ) -> Iterator[Check]:
     """Yield the rows, up to a fault that makes the following ones pointless; see `clean_process.verify` for the arguments."""
     names = contents(folder, links=True).included
-    yield (files := Check.of("files", _file_faults(folder, adapter_only), f"{len(names)} files of the model"))
+    yield (files := Check.of("files", _file_faults(folder, names, adapter_only), f"{len(names)} files of the model"))
     yield Check.of("private data", private_faults(folder, names), "no token, key, home folder or local path")
     if not files.ok:
         return
@@ -72,58 +70,41 @@ def checks(
         yield Check("loading", False, detail)
         return
     yield Check("loading", True, f"{model.how}, {model.parameters:,} parameters, {model.dtype}")
-    fine = "none missing, unexpected or initialised again; all are finite"
-    yield (weights := Check.of("weights", _weights_faults(folder, model, reports, adapter_only), fine))
+    yield (
+        weights := Check.of("weights", _weights_faults(model, reports), "none missing or unexpected; all are finite")
+    )
     if not weights.ok:
         return
     if not model.kinds:
         yield Check("vectors", True, "not checked: the inputs of the model are not single texts")
         return
-    half = _in_half_precision(model)
+    texts = probe_texts(model.max_length)
+    half = model.encode(model.kinds[0], texts[:2]) if model.dtype in _TOLERANCE else None
     model.module.float()  # so that differences between vectors are faults, not rounding errors
     if model.kind:
-        yield (length := Check.of("length", _length_faults(model), f"{model.max_length} tokens"))
+        yield (length := Check.of("length", _length_faults(model, texts), f"{model.max_length} tokens"))
         if not length.ok:
             return
-    texts = probe_texts(model.max_length)
     # In two batches, because all texts in that of the last, long one would be padded to it.
     found = {
         kind: np.concatenate([model.encode(kind, texts[:-1]), model.encode(kind, texts[-1:])]) for kind in model.kinds
     }
     dimension = found[model.kinds[0]].shape[1]
-    faults = [*_vector_faults(found, texts), *_half_faults(model, half, found[model.kinds[0]])]
-    yield (finite := Check.of("vectors", faults, f"{dimension} dimensions, finite, different"))
+    yield (
+        finite := Check.of("vectors", _vector_faults(found, half, texts), f"{dimension} dimensions, finite, different")
+    )
     if finite.ok:
         yield Check.of("batching", _batching_faults(model, found, texts), "same vectors alone, in a batch and padded")
         yield _reference_check(reference, model, found, texts)
-        yield from _onnx_check(folder, model, found[model.kinds[0]], texts)
 
 
-# --- files
-
-
-def _file_faults(folder: Path, adapter_only: bool) -> Iterator[str]:
-    if not (folder / "modules.json").is_file() and not (folder / "config.json").is_file() and not adapter_only:
+def _file_faults(folder: Path, names: list[str], adapter_only: bool) -> Iterator[str]:
+    if not {"modules.json", "config.json"} & set(names) and not adapter_only:
         yield f"{folder.name} contains neither modules.json nor config.json: not a model folder"
-    for file in sorted(folder.rglob("*.json")):
-        if file.is_file() and read_json(file) is None:
-            yield f"{file.relative_to(folder)} is not valid JSON"
-    weights = sorted(folder.rglob("*.safetensors"))
-    if not weights:
+    if not any(name.endswith(".safetensors") for name in names):
         yield "no safetensors weights: pickled weights can run code when they are loaded, and are not used"
-    if adapter_only:
-        return
-    if (folder / "adapter_config.json").is_file():
+    if "adapter_config.json" in names and not adapter_only:
         yield "adapter_config.json: the adapter is not merged into the model"
-    for file in weights:
-        try:
-            with safe_open(file, framework="np") as tensors:
-                unmerged = next((name for name in tensors.keys() if "lora_" in name), None)  # noqa: SIM118
-        except Exception as error:  # a truncated file, a Git LFS pointer
-            yield f"{file.relative_to(folder)} cannot be read: {error}"
-            continue
-        if unmerged:
-            yield f"{file.relative_to(folder)} contains {unmerged}: the adapter is not merged into the model"
 
 
 # --- the loaded model
@@ -238,16 +219,14 @@ def _record_loads() -> list[tuple[Any, dict[str, Any]]]:
     def recording(cls: type, *args: Any, **kwargs: Any) -> Any:
         wanted = kwargs.pop("output_loading_info", False)
         model, report = original(cls, *args, output_loading_info=True, **kwargs)
-        loads.append((model, {**report, "subfolder": kwargs.get("subfolder") or ""}))  # of a Router's route
+        loads.append((model, report))
         return (model, report) if wanted else model
 
     PreTrainedModel.from_pretrained = classmethod(recording)  # type: ignore[assignment]
     return loads
 
 
-def _weights_faults(
-    folder: Path, model: LoadedModel, reports: list[tuple[Any, dict[str, Any]]], adapter_only: bool
-) -> Iterator[str]:
+def _weights_faults(model: LoadedModel, reports: list[tuple[Any, dict[str, Any]]]) -> Iterator[str]:
     for part, report in reports:
         missing, extra, mismatched = (
             sorted(map(str, report.get(f"{kind}_keys") or ())) for kind in ("missing", "unexpected", "mismatched")
@@ -262,35 +241,15 @@ def _weights_faults(
             (extra, "is not in the model"),
         ):
             yield from (f"{name} {fault}" for name in names)
-        for name, same in _compared_with_files(folder / report["subfolder"], part) if not adapter_only else ():
-            if not same:
-                yield f"{name} was initialised again: it has other values in memory than in the file"
     for name, tensor in model.module.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             yield f"{name} contains NaN or infinity"
 
 
-def _compared_with_files(folder: Path, part: Any) -> Iterator[tuple[str, bool]]:
-    loaded, prefix = part.state_dict(), f"{part.base_model_prefix}."
-    for file in sorted(folder.glob("model*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                tensor = loaded.get(name, loaded.get(name.removeprefix(prefix)))
-                if tensor is not None:
-                    stored = tensors.get_tensor(name).to(tensor.dtype)
-                    yield name, torch.equal(stored.nan_to_num(), tensor.nan_to_num())
-
-
 # --- vectors
 
 
-def difference(got: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference of a coordinate, relative to the norm of the longest expected vector."""
-    scale = float(np.linalg.norm(expected, axis=-1).max(initial=0.0))
-    return float(np.abs(got - expected).max(initial=0.0)) / (scale or 1.0)
-
-
-def _length_faults(model: LoadedModel) -> Iterator[str]:
+def _length_faults(model: LoadedModel, texts: list[str]) -> Iterator[str]:
     if model.tokenizer is None:  # static embeddings
         return
     positions = _table_of_positions(model.module)
@@ -300,7 +259,6 @@ def _length_faults(model: LoadedModel) -> Iterator[str]:
         yield f"the maximum length is {model.max_length} tokens, but the model has {positions} positions"
     elif any("lasttoken" in (getattr(part, "pooling_mode", None) or ()) for part in model.module.modules()):
         prompt = (getattr(model.module, "prompts", None) or {}).get("query") or ""
-        texts = probe_texts(model.max_length)
         rows = model.tokenizer([prompt + text for text in texts], truncation=True)["input_ids"]
         ends = [row[-1] if row else None for row in rows]
         for text, end in zip(texts, ends, strict=True):
@@ -309,31 +267,17 @@ def _length_faults(model: LoadedModel) -> Iterator[str]:
                 yield f"the vector is that of the last token, but {text[:30]!r} ends with {token!r} instead of EOS"
 
 
-def _vector_faults(vectors: dict[str, np.ndarray], texts: list[str]) -> Iterator[str]:
-    dimensions = {kind: array.shape[1] for kind, array in vectors.items()}
-    if len(set(dimensions.values())) > 1:
-        yield f"queries and documents have different dimensions: {dimensions}"
+def _vector_faults(vectors: dict[str, np.ndarray], half: np.ndarray | None, texts: list[str]) -> Iterator[str]:
+    if len({array.shape[1] for array in vectors.values()}) > 1:
+        yield "queries and documents have different dimensions"
     for kind, array in vectors.items():
         for text, vector in zip(texts, array, strict=True):
             if not np.isfinite(vector).all():
                 yield f"{kind} {text[:30]!r} gives NaN or infinity"
-        if not array[0].any():
-            yield f"{kind} {texts[0]!r} gives a vector of zeros"
-        if difference(array[:1], array[1:2]) < 1e-5:
-            yield f"{kind}: {texts[0]!r} and {texts[1][:30]!r} give the same vector"
-
-
-def _in_half_precision(model: LoadedModel) -> np.ndarray | None:
-    """Return the vectors of the first two texts in the type of the weights, if it is a half precision that the processor has."""
-    with suppress(RuntimeError):
-        if model.dtype in _TOLERANCE:
-            return model.encode(model.kinds[0], probe_texts(0)[:2])
-    return None
-
-
-def _half_faults(model: LoadedModel, half: np.ndarray | None, vectors: np.ndarray) -> Iterator[str]:
-    if half is not None and not difference(half, vectors[:2]) < 0.25:  # also NaN
-        yield f"in {model.dtype.removeprefix('torch.')}, the type of the weights, they differ from those in float32: store another type"
+        if not array[0].any() or difference(array[:1], array[1:2]) < 1e-5:
+            yield f"{kind}: {texts[0]!r} and {texts[1][:30]!r} give the same vector, or zeros"
+    if half is not None and not difference(half, next(iter(vectors.values()))[:2]) < 0.25:  # also NaN
+        yield "they differ between float32 and the type of the weights: store another type"
 
 
 def _batching_faults(model: LoadedModel, vectors: dict[str, np.ndarray], texts: list[str]) -> Iterator[str]:
@@ -353,6 +297,23 @@ def _batching_faults(model: LoadedModel, vectors: dict[str, np.ndarray], texts: 
     model.tokenizer.padding_side = saved
 
 
+def _reference_check(file: str | None, model: LoadedModel, vectors: dict[str, np.ndarray], texts: list[str]) -> Check:
+    name = "same as checkpoint"
+    if file is None:
+        return Check(name, True, "not checked: no reference for pooling, normalization, prompts and similarity")
+    with safe_open(file, framework="np") as stored:
+        expected = {kind: stored.get_tensor(kind) for kind in stored.keys()}  # noqa: SIM118 (not a mapping)
+        trained = json.loads((stored.metadata() or {}).get("settings", "{}"))
+    settings = {"max_length": str(model.max_length), "similarity": getattr(model.module, "similarity_fn_name", None)}
+    for key, value in settings.items():
+        if trained.get(key, value) != value:
+            return Check(name, False, f"the {key} is {value}, but {trained[key]} in the checkpoint")
+    tolerance = _TOLERANCE.get(model.dtype, 1e-5)
+    worst = {kind: _worst(texts, vectors[kind], array, tolerance) for kind, array in expected.items()}
+    faults = (f"{kind} {fault}" for kind, fault in worst.items() if fault)
+    return Check.of(name, faults, f"to {tolerance:g} on {len(texts)} texts")
+
+
 def _worst(texts: list[str], got: np.ndarray, expected: np.ndarray, tolerance: float) -> str:
     """Return which text differs most, or an empty string if all are within the tolerance."""
     if got.shape != expected.shape:
@@ -364,45 +325,7 @@ def _worst(texts: list[str], got: np.ndarray, expected: np.ndarray, tolerance: f
     return f"{texts[place][:30]!r} differs by {differences[place]:.1e}"
 
 
-def _reference_check(file: str | None, model: LoadedModel, vectors: dict[str, np.ndarray], texts: list[str]) -> Check:
-    name = "same as checkpoint"
-    if file is None:
-        return Check(name, True, "not checked: no reference for pooling, normalization, prompts and similarity")
-    with safe_open(file, framework="np") as stored:
-        expected = {kind: stored.get_tensor(kind) for kind in stored.keys()}  # noqa: SIM118 (not a mapping)
-        trained = json.loads((stored.metadata() or {}).get("settings", "{}"))
-    length, similarity = (
-        int(trained.get("max_length", model.max_length)),
-        getattr(model.module, "similarity_fn_name", None),
-    )
-    if length != model.max_length:
-        return Check(name, False, f"the maximum length is {model.max_length}, but {length} in the checkpoint")
-    if trained.get("similarity", similarity) != similarity:
-        return Check(name, False, f"the similarity is {similarity}, but {trained['similarity']} in the checkpoint")
-    tolerance = _TOLERANCE.get(model.dtype, 1e-5)
-    worst = {kind: _worst(texts, vectors[kind], array, tolerance) for kind, array in expected.items()}
-    faults = (f"{kind} {fault}" for kind, fault in worst.items() if fault)
-    return Check.of(name, faults, f"to {tolerance:g} on {len(texts)} texts")
-
-
-def _onnx_check(folder: Path, model: LoadedModel, vectors: np.ndarray, texts: list[str]) -> Iterator[Check]:
-    """Yield one more row if the folder has an ONNX file: its output `sentence_embedding` must be the model's vector."""
-    file = folder / "onnx" / "model.onnx"
-    if not file.is_file() or model.kind != "SentenceTransformer":
-        return
-    if find_spec("onnxruntime") is None:
-        yield Check("onnx", True, "onnx/model.onnx not checked: onnxruntime is not installed")
-        return
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    prompt = (model.module.prompts or {}).get("query") or ""
-    tokens = model.tokenizer([prompt + texts[0]], truncation=True, max_length=model.max_length, return_tensors="np")
-    inputs = {one.name: tokens[one.name].astype(np.int64) for one in session.get_inputs()}
-    if "sentence_embedding" in [output.name for output in session.get_outputs()]:
-        got = np.asarray(session.run(["sentence_embedding"], inputs)[0])[:, : model.module.truncate_dim]
-        fault = _worst(texts[:1], got, vectors[:1], 1e-4)
-    else:
-        fault = "has no output sentence_embedding"
-    faults = [f"onnx/model.onnx: {fault}: export it again, or delete it"] if fault else []
-    yield Check.of("onnx", faults, "onnx/model.onnx gives the same vector")
+def difference(got: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference of a coordinate, relative to the norm of the longest expected vector."""
+    scale = float(np.linalg.norm(expected, axis=-1).max(initial=0.0))
+    return float(np.abs(got - expected).max(initial=0.0)) / (scale or 1.0)

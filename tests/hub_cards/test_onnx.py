@@ -10,25 +10,17 @@ import huggingface_hub
 import numpy as np
 import pytest
 from loopback_hub import LoopbackHub
-from safetensors.torch import load_file, save_file
 
 from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Destination, ModelCardMetadata, check, onnx_export, upload, write_card
+from revela_hub.hub_cards import Destination, ModelCardMetadata, onnx_export, write_card
 from revela_hub.hub_cards.card import METADATA_FOLDER
-from revela_hub.hub_cards.contents import Check
 from revela_hub.hub_cards.metadata import describe
 from revela_hub.hub_cards.onnx_export import MODEL, OnnxModel, export_onnx
 from revela_hub.retrieval import load_encoder, model_identity
 
 pytestmark = pytest.mark.slow  # an export takes seconds
-
-
-@pytest.fixture(autouse=True)
-def in_process(verify_in_process: Callable[..., list[Check]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders are verified without another process."""
-    monkeypatch.setattr(upload, "verify", verify_in_process)
 
 
 TEXTS = ["Query: a", "the river carries sand", "", "Query: " + "many words " * 100]
@@ -66,10 +58,6 @@ def vectors(folder: Path) -> Callable[[list[str]], np.ndarray]:
     return OnnxModel(folder / MODEL, model.tokenizer, model.max_seq_length).encode
 
 
-def row(checks: list[Check]) -> Check:
-    return {check.name: check for check in checks}["onnx"]
-
-
 def test_any_batch_and_length_give_the_vectors_of_the_model(exported: Path) -> None:
     model, encode = load_encoder(str(exported), device="cpu"), vectors(exported)
     for batch in (TEXTS[:1], TEXTS[1:], TEXTS[3:], TEXTS * 3):
@@ -93,15 +81,6 @@ def test_all_modules_are_in_the_graph_and_weights_may_have_their_own_file(
 def test_the_file_names_no_folder_of_this_machine(exported: Path) -> None:
     data = (exported / MODEL).read_bytes()
     assert not re.search(rb"site-packages|\.py\b|/home/|" + re.escape(str(Path.cwd()).encode()), data)
-
-
-def test_check_compares_the_vectors(own: Path) -> None:
-    assert row(check(own)).ok
-    weights = load_file(own / "model.safetensors")
-    name = "layers.0.mlp.down_proj.weight"
-    save_file(weights | {name: -weights[name]}, own / "model.safetensors", metadata={"format": "pt"})
-    found = row(check(own))
-    assert not found.ok and "export it again, or delete it" in found.detail
 
 
 def test_publish_uploads_the_file(own: Path, hub: LoopbackHub) -> None:
@@ -191,4 +170,3 @@ def test_the_command_copies_a_model_with_its_card_and_compares_shortened_vectors
     assert (new / "model.safetensors").is_file() and (new / METADATA_FOLDER / "README.md").is_file()
     assert not (own / "onnx").exists()
     assert load_encoder(str(new)).encode(["a fox"]).shape == (1, 8)
-    assert row(check(new)).ok
