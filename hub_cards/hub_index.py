@@ -41,8 +41,6 @@ def index_repository(repo_id: str, *, private: bool = False, update: bool = Fals
     """Return the repository of an index, after the checks that need no index."""
     repository = Repository(Destination(repo_id, private=private, update=update), "dataset")
     repository.read()
-    if repository.names() - {".gitattributes"} and not update:
-        raise UserError(f"{repo_id} holds files already: add --update to replace its index, or choose another name")
     return repository
 
 
@@ -59,10 +57,10 @@ def push_index(store: PassageStore, repo_id: str, *, private: bool = False, upda
     metadata = replace(store.metadata, endpoint=None, fingerprint=fingerprint)
     files = {name: path for name, path in files_of(store.folder).items() if FILES.fullmatch(name)}
     files[METADATA] = (json.dumps(asdict(metadata), indent=2) + "\n").encode()
-    if "README.md" not in repository.names():
+    if "README.md" not in repository.names:
         card = CARD.format(title=repo_id.partition("/")[2], index=metadata, repo_id=repo_id)
         files["README.md"] = card.encode()
-    delete = sorted(name for name in repository.names() - files.keys() if FILES.fullmatch(name))
+    delete = sorted(name for name in repository.names - files.keys() if FILES.fullmatch(name))
     commit, url = repository.commit(files, delete)
     return f"{url}/commit/{commit}"
 

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,19 +19,8 @@ from revela_hub.hub_cards.metadata import Figure, ModelCardMetadata, hub_model_i
 from revela_hub.hub_cards.method import Method, vectors_of
 from revela_hub.hub_cards.repository import Destination, Repository, files_of
 
-# Not downloaded for a check: pickled weights, and weights for other libraries.
-_NOT_CHECKED = [
-    "*.bin",
-    "*.ckpt",
-    "*.h5",
-    "*.msgpack",
-    "*.ot",
-    "openvino/*",
-    "onnx/*",
-    "*.onnx",
-    "*.onnx_data",
-    "*.gguf",
-]
+# Downloaded for a check: no weights in other formats.
+_CHECKED = ["*.safetensors", "*.json", "*.txt", "*.md", "*.model", "*.spm", "*.jinja", "*.py"]
 _NO_METHODS: Mapping[str, Method] = MappingProxyType({})
 
 
@@ -75,8 +64,6 @@ def publish(
     repository = Repository(destination)
     if not dry_run or destination.update:
         repository.read()  # before the work, to report errors early
-        if not repository.is_ours:
-            _refuse_to_replace(repository, {"README.md"})
     with tempfile.TemporaryDirectory(prefix="revela-hub-") as scratch:
         work = local_path(keep or scratch)
         if (work / "model").exists():
@@ -97,27 +84,15 @@ def publish(
         if fault := next((f"{check.name}: {check.detail}" for check in checks if not check.ok), ""):
             raise UserError(f"not published: {fault}")
         files = files_of(folder)
-        delete = sorted(name for name in repository.names() - files.keys() if is_of_model(name))
+        delete = sorted(name for name in repository.names - files.keys() if is_of_model(name))
         sizes = {name: (folder / name).stat().st_size for name in files}
         published = Published(checks, sizes, assembled.skipped, delete)
         if dry_run:
             return published
         for name in delete:
             log(f"{destination.repo_id}: deleting {name} of the previous model")
-        if changed := repository.changed(files):
-            _refuse_to_replace(repository, changed)
         commit, url = repository.commit(files, delete)
-    repository.label(commit)
     return replace(published, url=url, commit=commit)
-
-
-def _refuse_to_replace(repository: Repository, files: Container[str]) -> None:
-    """Raise a UserError if the commit would replace a model or one of the files, which only `update` allows."""
-    wanted = repository.destination
-    if wanted.update or wanted.pull_request or repository.new_branch:
-        return
-    if there := [name for name in sorted(repository.names()) if is_of_model(name) or name in files]:
-        raise UserError(f"{repository.repo_id} has the file {there[0]} already: choose another name, or add --update")
 
 
 def _assembled(
@@ -179,7 +154,7 @@ def check(
     """
     folder = local_path(folder_or_id)
     if not folder.is_dir():
-        folder = Path(snapshot_download(str(folder_or_id), revision=revision, ignore_patterns=_NOT_CHECKED))
+        folder = Path(snapshot_download(str(folder_or_id), revision=revision, allow_patterns=_CHECKED))
     reference = folder / REFERENCE
     with tempfile.TemporaryDirectory(prefix="revela-hub-") as scratch:
         staged = Path(scratch, folder.resolve().name or "model")  # only the files that would be published

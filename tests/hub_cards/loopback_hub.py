@@ -21,20 +21,16 @@ LARGE = 10_000  # minimum size in bytes of LFS files; all safetensors use LFS, t
 
 @dataclass
 class Repository:
-    """Commits by hash, and branches and tags by name; a commit maps file names to contents."""
+    """Commits by hash, and branches by name; a commit maps file names to contents."""
 
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    parents: dict[str, str | None] = field(default_factory=dict)
-    titles: dict[str, str] = field(default_factory=dict)
-    tags: set[str] = field(default_factory=set)
     refs: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
 
     def commit(self, ref: str, files: dict[str, bytes], message: str) -> str:
         oid = hashlib.sha1(f"{ref}{len(self.commits)}{message}".encode()).hexdigest()
-        self.commits[oid], self.titles[oid] = files, message
-        self.parents[oid] = self.refs.get(ref) or self.refs.get("main")
+        self.commits[oid] = files
         self.refs[ref] = oid
         self.messages.append(message)
         return oid
@@ -60,7 +56,6 @@ class LoopbackHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, Repository] = {}
         self.large: dict[str, bytes] = {}
-        self.collections: dict[str, list[str]] = {}
         self.requests: list[str] = []
         self.cut_uploads = False
         self.before_request: Callable[[str], None] = lambda request: None
@@ -92,14 +87,9 @@ class Handler(BaseHTTPRequestHandler):
         ("POST", r"/api/repos/create", "create"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)(/revision/(?P<revision>[^/]+))?", "info"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)(?P<path>/.*)?", "tree"),
-        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/refs", "list_refs"),
-        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/commits/(?P<revision>[^/]+)", "history"),
-        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/paths-info/(?P<revision>[^/]+)", "paths"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/(?P<revision>[^/]+)", "preupload"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)", "commit"),
-        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<kind>branch|tag)/(?P<revision>[^/]+)", "ref"),
-        ("POST", r"/api/collections", "collection"),
-        ("POST", r"/api/collections/(?P<slug>[^/]+/[^/]+)/items", "collect"),
+        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/branch/(?P<revision>[^/]+)", "branch"),
         ("POST", r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch", "batch"),
         ("PUT", r"/lfs/(?P<oid>[0-9a-f]{64})", "put"),
         ("HEAD", r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "resolve"),
@@ -240,43 +230,6 @@ class Handler(BaseHTTPRequestHandler):
             found["lfs"] = {"sha256": digest, "oid": digest, "size": len(content), "pointerSize": 130}
         return found
 
-    def list_refs(self, repo: str) -> None:
-        if (repository := self._repository(repo)) is None:
-            return
-        refs: dict[str, list[dict[str, str]]] = {"branches": [], "converts": [], "tags": [], "pullRequests": []}
-        for name, oid in repository.refs.items():
-            kind = "pullRequests" if name.startswith("refs/pr/") else "tags" if name in repository.tags else "branches"
-            refs[kind].append({"name": name, "ref": name, "targetCommit": oid})
-        self._answer(200, refs)
-
-    def history(self, repo: str, revision: str) -> None:
-        if (repository := self._repository(repo)) is None:
-            return
-        commits, oid = [], repository.refs.get(revision, revision)
-        if oid not in repository.commits:
-            self._answer(404, {"error": "Invalid rev id"}, X_Error_Code="RevisionNotFound")
-            return
-        while oid:
-            title = repository.titles[oid]
-            commits.append(
-                {"id": oid, "title": title, "message": "", "authors": [], "date": "2025-01-01T00:00:00.000Z"}
-            )
-            oid = repository.parents[oid] or ""
-        self._answer(200, commits)
-
-    def paths(self, repo: str, revision: str) -> None:
-        if (repository := self._repository(repo)) is None:
-            return
-        files = repository.files(revision) or {}
-        wanted = self.body.decode()
-        names = json.loads(wanted)["paths"] if wanted.startswith("{") else parse_qs(wanted)["paths"]
-        found = [
-            self._metadata(files[name], name) | {"type": "file", "path": name, "oid": blob_id(files[name])}
-            for name in names
-            if name in files
-        ]
-        self._answer(200, found)
-
     def tree(self, repo: str, revision: str, path: str = "") -> None:
         if (repository := self._repository(repo)) is None:
             return
@@ -299,16 +252,15 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, entries)
 
     def preupload(self, repo: str, revision: str) -> None:
-        if self._repository(repo) is None or not self._may(repo.rpartition("/")[0]):
+        if (repository := self._repository(repo)) is None or not self._may(repo.rpartition("/")[0]):
             return
-        files = [
-            {
-                "path": f["path"],
-                "uploadMode": "lfs" if is_lfs(f["path"], f["size"]) else "regular",
-                "shouldIgnore": False,
-            }
-            for f in json.loads(self.body)["files"]
-        ]
+        now, files = repository.files(revision) or {}, []
+        for file in json.loads(self.body)["files"]:
+            path, large = file["path"], is_lfs(file["path"], file["size"])
+            answer = {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+            if path in now:
+                answer["oid"] = hashlib.sha256(now[path]).hexdigest() if large else blob_id(now[path])
+            files.append(answer)
         self._answer(200, {"files": files})
 
     def batch(self, repo: str) -> None:
@@ -359,43 +311,16 @@ class Handler(BaseHTTPRequestHandler):
             answer["pullRequestUrl"] = f"{url}/discussions/{ref.rpartition('/')[2]}"
         self._answer(200, answer)
 
-    def ref(self, repo: str, kind: str, revision: str) -> None:
+    def branch(self, repo: str, revision: str) -> None:
         repository = self._repository(repo)
         if repository is None or not self._may(repo.rpartition("/")[0]):
             return
-        wanted = json.loads(self.body or b"{}")
-        name = wanted["tag"] if kind == "tag" else revision
-        if kind == "tag":
-            if name in repository.tags:
-                self._answer(409, {"error": "Tag already exists"})
-                return
-            repository.tags.add(name)
-        start = revision if kind == "tag" else wanted.get("startingPoint", "main")
-        repository.refs[name] = repository.refs.get(start, start)
+        if revision in repository.refs:
+            self._answer(409, {"error": "Reference already exists"})
+            return
+        start = json.loads(self.body or b"{}").get("startingPoint", "main")
+        repository.refs[revision] = repository.refs.get(start, start)
         self._answer(200, {})
-
-    def collection(self) -> None:
-        wanted = json.loads(self.body)
-        slug = f"{wanted['namespace']}/{wanted['title'].lower().replace(' ', '-')}-{'0' * 24}"
-        self.server.collections.setdefault(slug, [])
-        self._answer(200, self._collection(slug, wanted["title"]))
-
-    def collect(self, slug: str) -> None:
-        self.server.collections[slug].append(json.loads(self.body)["item"]["id"])
-        self._answer(200, self._collection(slug, slug))
-
-    def _collection(self, slug: str, title: str) -> dict[str, Any]:
-        return {
-            "slug": slug,
-            "title": title,
-            "owner": {"name": "org"},
-            "items": [],
-            "lastUpdated": "2025-01-01T00:00:00.000Z",
-            "position": 0,
-            "private": False,
-            "theme": "blue",
-            "upvotes": 0,
-        }
 
     def resolve(self, repo: str, revision: str, path: str) -> None:
         if (repository := self._repository(repo)) is None:

@@ -66,15 +66,13 @@ def space_repository(repo_id: str, *, private: bool, update: bool) -> Repository
     """Return the repository of the Space, before the model is published."""
     space = Repository(Destination(repo_id, private=private, update=update), "space")
     space.read()
-    if "app.py" in space.names() and not space.is_ours and not update:
-        raise UserError(f"{space.url()} exists, and was not made by revela-hub: add --update to replace it")
     return space
 
 
 def publish_space(files: dict[str, str], repo_id: str, *, private: bool, update: bool) -> str:
     """Upload the files in one commit, delete texts of an earlier page that are no longer given, and return the address."""
     space = space_repository(repo_id, private=private, update=update)
-    stale = sorted((space.names() & {SAMPLE, QUERIES, REPORT}) - files.keys())
+    stale = sorted((space.names & {SAMPLE, QUERIES, REPORT}) - files.keys())
     space.commit({name: text.encode() for name, text in files.items()}, stale)
     return space.url()
 

@@ -13,7 +13,7 @@ with --space_corpus, which is uploaded with it.
 
 Examples:
   revela-hub publish outputs/run my-name/my-retriever --dry_run
-  revela-hub publish outputs/run my-name/my-retriever --private --card card.yaml --tag v1
+  revela-hub publish outputs/run my-name/my-retriever --private --card card.yaml
   revela-hub publish outputs/run my-name/my-retriever --adapter_only
   revela-hub publish outputs/adapted my-name/my-retriever --space --space_corpus docs --dry_run
 """
@@ -44,8 +44,6 @@ class Arguments:
     private: bool = option(False, "Make a new repository private.")
     revision: str | None = option(None, "Branch to commit to; created if it does not exist.")
     pull_request: bool = option(False, "Open a pull request instead of committing.")
-    tag: str | None = option(None, "Tag for the new commit.")
-    collection: str | None = option(None, "Title of a collection to add the model to.")
     update: bool = option(False, "Replace the model in an existing repository.")
     dry_run: bool = option(False, "Assemble and verify the model, but do not upload it.")
     output_dir: str | None = option(None, "Folder to keep the assembled files in (default: they are deleted).")
