@@ -22,9 +22,10 @@ sys.path[:0] = [str(REPOSITORY / "benchmarks")]
 from domains import DOMAINS, Domain, load_domain  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 
-from revela_hub.adaptation.systems import System, best_of, hybrid_run  # noqa: E402
+from revela_hub.adaptation.systems import System, best_of  # noqa: E402
 from revela_hub.data.sources.beir import RetrievalTask  # noqa: E402
 from revela_hub.evaluation import compare_queries  # noqa: E402
+from revela_hub.evaluation.hybrid_weight import fuse_runs  # noqa: E402
 from revela_hub.evaluation.retrieval import bm25_run, rerank_run, retrieval_run  # noqa: E402
 from revela_hub.retrieval import BM25Settings  # noqa: E402
 from revela_hub.retrieval.rerank import Reranker  # noqa: E402
@@ -86,7 +87,7 @@ def as_adapted(model: str, task: RetrievalTask, report: dict[str, Any]) -> Syste
     encoder = SentenceTransformer(model, device="cpu")
     dense, bm25 = retrieval_run(encoder, task), bm25_run(task, BM25Settings(**report["bm25"]))
     system = System("", model, dense, bm25, report["bm25_weight"], token_weight=report["token_weight"])
-    best = best_of(hybrid_run(dense, bm25, task, system.weight))
+    best = best_of(fuse_runs(dense, bm25, task, system.bm25_weight))
     return replace(system, tokens=rerank_run(best, task, Reranker(encoder)) if system.token_weight else {})
 
 

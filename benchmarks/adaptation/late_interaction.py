@@ -23,7 +23,7 @@ from domains import load_domain  # noqa: E402
 from fusions import PROSE  # noqa: E402
 from identifiers import PASSAGES, QUERIES, tasks  # noqa: E402
 
-from revela_hub.adaptation.systems import System, hybrid_run  # noqa: E402
+from revela_hub.adaptation.systems import System  # noqa: E402
 from revela_hub.evaluation import compare_queries  # noqa: E402
 from revela_hub.evaluation.hybrid_weight import fuse_runs  # noqa: E402
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, rerank_run, retrieval_run, score_run  # noqa: E402
@@ -60,7 +60,7 @@ def main() -> None:
         system = System(
             "", "", retrieval_run(model, task), bm25_run(task, BM25Settings(split_identifiers=split)), BM25_WEIGHT
         )
-        first = hybrid_run(system.dense, system.bm25, task, system.weight)
+        first = fuse_runs(system.dense, system.bm25, task, system.bm25_weight)
         tokens = rerank_run(best_of(first, max(DEPTHS)), task, reranker)
         before = system.scores(task)
         rows = {"retriever alone": system.scores(task, 0.0), "hybrid with BM25, 0.3": before}

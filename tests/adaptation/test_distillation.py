@@ -21,8 +21,8 @@ def scaled(hits: dict[str, float]) -> dict[str, float]:
     return {passage: (score - low) / (high - low) for passage, score in hits.items()}
 
 
-@pytest.mark.parametrize("weight", [0.3, pytest.param(0.7, marks=pytest.mark.exhaustive)])
-def test_the_labels_are_the_hybrid_scores_of_the_best_passages(retriever_folder: Path, weight: float) -> None:
+def test_the_labels_are_the_hybrid_scores_of_the_best_passages(retriever_folder: Path) -> None:
+    weight = 0.3
     words = "river sea mountain quick brown fox lazy dog sediment layer stone wind".split()
     passages = [f"{words[n % 12]} {words[n * 5 % 11]} {words[n * 7 % 9]} number {n}" for n in range(40)]
     pairs = Dataset.from_dict({"anchor": [f"where is {text}" for text in passages], "positive": passages})

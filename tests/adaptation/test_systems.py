@@ -1,31 +1,23 @@
-"""How `adapt` splits a probe, fits the weight of BM25 and selects a system."""
+"""How `adapt` splits a probe, fits the weight of BM25, selects a system and decides."""
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from revela_hub.adaptation import UNTRAINED
-from revela_hub.adaptation.adapt import Adaptation
-from revela_hub.adaptation.systems import (
-    System,
-    best_of,
-    compare,
-    hybrid_run,
-    measured_in_training,
-    select,
-    split_by_document,
-)
-from revela_hub.adaptation.verdict import Verdict
+from revela_hub.adaptation.systems import System, best_of, compare, measured_in_training, select, split_by_document
+from revela_hub.adaptation.verdict import Verdict, decide
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.hybrid_weight import fit_weight
+from revela_hub.evaluation.hybrid_weight import fit_weight, fuse_runs
 from revela_hub.evaluation.probe import Probe
 from revela_hub.evaluation.retrieval import Rankings
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
 QUERIES = 60
+SPLIT = BM25Settings(split_identifiers=True)
 
 
 def task(queries: int = QUERIES) -> RetrievalTask:
@@ -35,182 +27,90 @@ def task(queries: int = QUERIES) -> RetrievalTask:
     )
 
 
-def ranking(found: float, seed: int, queries: int = QUERIES) -> Rankings:
+WHOLE = task()
+
+
+def ranking(found: float, seed: int) -> Rankings:
     """Rankings of ten passages in which the right one is first for a fraction of the queries, and missing for the others."""
     chance = random.Random(seed)
     rankings: Rankings = {}
-    for n in range(queries):
-        others = [m for m in chance.sample(range(queries), 10) if m != n][:9]
+    for n in range(QUERIES):
+        others = [m for m in chance.sample(range(QUERIES), 10) if m != n][:9]
         places = [n, *others] if chance.random() < found else others
         rankings[f"q{n}"] = {f"p{m}": 1 - place / 10 for place, m in enumerate(places)}
     return rankings
 
 
+def system(name: str, found: float, seed: int = 6, bm25_weight: float = 0.3, **others: object) -> System:
+    return System(name, name, ranking(found, seed), ranking(0.3, 5), bm25_weight, **others)  # type: ignore[arg-type]
+
+
+def documents_of(half: RetrievalTask, documents: Mapping[str, str]) -> set[str]:
+    return {documents.get(passage, passage) for gold in half.qrels.values() for passage in gold}
+
+
 def test_the_queries_of_a_document_are_in_one_half() -> None:
-    whole = task()
     documents = {f"p{n}": f"d{n // 3}" for n in range(QUERIES)}
-    dev, test = split_by_document(Probe(whole, {}, documents_of=documents))
-    assert dev.queries.keys() | test.queries.keys() == whole.queries.keys()
+    dev, test = split_by_document(Probe(WHOLE, {}, documents_of=documents))
+    assert dev.queries.keys() | test.queries.keys() == WHOLE.queries.keys()
     assert not dev.queries.keys() & test.queries.keys()
     assert abs(len(dev.queries) - len(test.queries)) <= 3
-    of_dev, of_test = ({documents[next(iter(half.qrels[q]))] for q in half.queries} for half in (dev, test))
-    assert not of_dev & of_test
-    assert dev.corpus == test.corpus == whole.corpus
+    assert not documents_of(dev, documents) & documents_of(test, documents)
+    assert dev.corpus == test.corpus == WHOLE.corpus
 
 
-def test_the_queries_of_a_single_document_are_split_one_by_one() -> None:
+def test_queries_with_a_common_passage_are_in_one_half_if_that_is_possible() -> None:
     said: list[str] = []
-    dev, test = split_by_document(Probe(task(), {}, documents_of=dict.fromkeys(task().corpus, "book")), said.append)
-    assert len(dev.queries) == len(test.queries) == QUERIES // 2
-    assert said == ["most queries share documents: some documents have queries in both the dev and the test half"]
-
-
-def test_queries_with_a_common_passage_are_in_one_half() -> None:
-    whole = task()
     shared = {f"z{n}": f"shared {n}" for n in range(QUERIES // 3)}
     qrels = {f"q{n}": {f"p{n}": 1, f"z{n % (QUERIES // 3)}": 1} for n in range(QUERIES)}  # of three queries each
-    said: list[str] = []
-    halves = split_by_document(Probe(replace(whole, corpus=whole.corpus | shared, qrels=qrels), {}), said.append)
-    dev, test = ({passage for gold in half.qrels.values() for passage in gold} for half in halves)
-    assert not dev & test and not said
+    halves = split_by_document(Probe(replace(WHOLE, corpus=WHOLE.corpus | shared, qrels=qrels), {}), said.append)
+    assert not documents_of(halves[0], {}) & documents_of(halves[1], {}) and not said
     assert abs(len(halves[0].queries) - len(halves[1].queries)) <= 3
     # A chain of documents connects all queries: then those of the same first document.
     chain = {f"q{n}": {f"p{n // 3 * 3:02}": 1, f"p{n // 3 * 3 + 3:02}": 1} for n in range(QUERIES)}
-    halves = split_by_document(Probe(replace(whole, qrels=chain), {}), said.append)
+    halves = split_by_document(Probe(replace(WHOLE, qrels=chain), {}), said.append)
     dev, test = ({min(half.qrels[query]) for query in half.queries} for half in halves)
     assert not dev & test and len(said) == 1
+    # Those of a single document are split one by one.
+    dev_task, test_task = split_by_document(
+        Probe(WHOLE, {}, documents_of=dict.fromkeys(WHOLE.corpus, "book")), said.append
+    )
+    assert len(dev_task.queries) == len(test_task.queries) == QUERIES // 2 and len(said) == 2
 
 
-def test_the_weight_is_the_prior_without_evidence() -> None:
-    same = ranking(0.6, 0)
-    assert fit_weight(same, same, task()) == BM25_WEIGHT
-    assert fit_weight(same, same, task(), 0.6) == 0.6
-
-
-@pytest.mark.parametrize(("dense", "bm25", "low", "high"), [(0.95, 0.02, 0.0, 0.2), (0.02, 0.95, 0.4, 1.0)])
-def test_strong_evidence_moves_the_weight(dense: float, bm25: float, low: float, high: float) -> None:
-    weight = fit_weight(ranking(dense, 1), ranking(bm25, 2), task())
-    assert low <= weight <= high
-    assert weight != BM25_WEIGHT
+@pytest.mark.parametrize(
+    ("dense", "bm25", "prior", "errors", "low", "high"),
+    [
+        (0.95, 0.02, BM25_WEIGHT, 1.0, 0.0, 0.2),
+        (0.02, 0.95, BM25_WEIGHT, 1.0, 0.4, 1.0),
+        # The weight of late interaction changes only with strong evidence.
+        (0.75, 0.85, 0.4, 1.0, 0.5, 1.0),
+        (0.75, 0.85, 0.4, 2.0, 0.4, 0.4),
+        (0.1, 0.95, 0.4, 2.0, 0.5, 1.0),
+        (0.95, 0.02, 0.4, 2.0, 0.0, 0.3),
+    ],
+)
+def test_evidence_moves_the_weight(
+    dense: float, bm25: float, prior: float, errors: float, low: float, high: float
+) -> None:
+    assert low <= fit_weight(ranking(dense, 1), ranking(bm25, 2), WHOLE, prior, errors) <= high
+    assert fit_weight(ranking(dense, 1), ranking(dense, 1), WHOLE, prior, errors) == prior
 
 
 def test_a_weight_of_zero_is_the_retriever_alone_and_one_is_bm25() -> None:
     dense, bm25 = ranking(0.7, 3), ranking(0.4, 4)
-    system = System("", "", dense, bm25, 0.3)
-    alone = system.scores(task(), 0.0)
-    assert sum(alone.values()) / QUERIES == pytest.approx(
-        sum("q" in q and f"p{q[1:]}" in dense[q] for q in dense) / QUERIES
-    )
-    assert system.scores(task(), 1.0) == pytest.approx(replace(system, dense=bm25).scores(task(), 0.0))
-
-
-def test_the_best_candidate_is_selected_and_the_base_if_none_is_better() -> None:
-    bm25, whole = ranking(0.3, 5), task()
-    base, worse, better = (
-        System(name, name, ranking(found, 6), bm25, 0.3)
-        for name, found in (("base", 0.6), ("worse", 0.3), ("better", 0.9))
-    )
-    assert select(base, [worse, better], whole) is better
-    assert select(base, [worse], whole) is base
-    assert select(base, [replace(base, name="equal")], whole) is base
-    assert compare(base, better, whole).verdict == "better"
-
-
-def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard_error() -> None:
-    """Otherwise a training without an effect is exported for the gain of another setting of BM25."""
-    whole = task()
-    names = sorted(whole.queries)
-    found = {name: place < QUERIES // 2 for place, name in enumerate(names)}
-
-    def ranked(right: dict[str, bool]) -> Rankings:
-        return {name: {f"p{name[1:]}" if hit else "none": 1.0} for name, hit in right.items()}
-
-    base = System("base retriever", "base", ranked(dict.fromkeys(names, False)), {}, 0.0)
-    split = replace(base, name="base retriever, identifiers split", dense=ranked(found))
-    two_more_one_less = replace(
-        split,
-        name="natural pairs",
-        folder="pairs",
-        dense=ranked(found | {names[0]: False, names[-1]: True, names[-2]: True}),
-    )
-    many_more = replace(two_more_one_less, dense=ranked(found | dict.fromkeys(names[-5:], True)))
-    assert compare(base, two_more_one_less, whole).verdict == "better" and two_more_one_less.mean(whole) > split.mean(
-        whole
-    )
-    assert select(split, [two_more_one_less], whole) is split
-    for right in names[QUERIES // 2 :]:  # one query more: the gain is its standard error, up to rounding
-        rank = {"none": 1.0, f"p{right[1:]}": 0.5}
-        assert select(split, [replace(many_more, dense=split.dense | {right: rank})], whole) is split
-    assert select(split, [many_more], whole) is many_more
-    # With BM25, which has all the weight, as good as the base; alone better.
-    alone = replace(many_more, bm25=split.dense, weight=1.0)
-    assert select(replace(split, weight=0.0), [alone], whole) is alone
-
-
-def test_a_candidate_that_kept_the_base_retriever_says_so() -> None:
-    bm25, whole = ranking(0.3, 5), task()
-    base, kept, better = (
-        System(name, name, ranking(found, 6), bm25, 0.3)
-        for name, found in (("base", 0.6), ("kept", 0.6), ("better", 0.9))
-    )
-    difference = compare(base, better, whole)
-    verdict = Verdict(base, better, better, difference, [base, kept, better], whole, whole)
-    rows = verdict.table().splitlines()
-    assert [row.split()[0] for row in rows[1:]] == ["BM25", "base", "kept", "better"]
-    assert rows[3].endswith("  none: base retriever kept") and rows[4].endswith("]  <- exported")
-
-
-def test_the_summary_gives_each_part_of_the_gain_an_interval() -> None:
-    """BM25 compared with the base retriever alone, then split identifiers, then training."""
-    bm25, whole = ranking(0.3, 5), task()
-    split = BM25Settings(split_identifiers=True)
-    base, parts, trained = (
-        System(name, name, ranking(found, 6), bm25, weight, settings=settings)
-        for name, found, weight, settings in (
-            ("base retriever", 0.4, 0.2, BM25Settings()),
-            ("base, identifiers split", 0.7, 0.3, split),
-            ("natural pairs", 0.9, 0.3, split),
-        )
-    )
-    verdict = Verdict(base, trained, trained, compare(base, trained, whole), [base, parts, trained], whole, whole)
-    found = verdict.parts()
-    assert list(found) == ["BM25, weight 0.2", "identifiers split", "natural pairs", "together"]
-    assert found["identifiers split"] == compare(base, parts, whole)
-    assert found["natural pairs"] == compare(parts, trained, whole)
-    *each, together = (d.difference for d in found.values())
-    assert together == pytest.approx(sum(each)) == pytest.approx(trained.mean(whole) - base.mean(whole, 0.0))
-    first, *lines = verdict.summary().splitlines()
-    before, after = base.mean(whole, 0.0), trained.mean(whole)
-    assert first.endswith(f"{before:.3f} (base retriever) -> {after:.3f} (natural pairs, BM25)")
-    d = found["natural pairs"]
-    assert lines[2].split("  ", 2)[1:] == ["natural pairs", f"    {d.difference:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"]
-    kept = Verdict(base, base, base, compare(base, base, whole), [base, parts], whole, whole)
-    assert list(kept.parts()) == ["BM25, weight 0.2", "together"]
-    assert "not kept" not in kept.summary()  # nothing was trained
-    kept = Verdict(base, base, base, compare(base, base, whole), [base, trained], whole, whole)
-    first, *lines = kept.summary().splitlines()
-    assert first.endswith("(base retriever, BM25)") and lines[1].split() == ["training", "not", "kept"]
-
-
-def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:
-    whole = task(100)
-    queries, qrels = dict(list(whole.queries.items())[:40]), dict(list(whole.qrels.items())[:40])
-    dev = RetrievalTask(whole.corpus, queries, qrels, "probe")
-    part = measured_in_training(dev)
-    assert list(part.queries) == list(dev.queries)[::2]
-    assert {passage for gold in part.qrels.values() for passage in gold} <= part.corpus.keys() <= whole.corpus.keys()
-    assert len(part.corpus) == 25
-    assert part.name == "probe"
+    both = System("", "", dense, bm25, 0.3)
+    assert both.mean(WHOLE, 0.0) == pytest.approx(sum(f"p{q[1:]}" in dense[q] for q in dense) / QUERIES)
+    assert both.scores(WHOLE, 1.0) == pytest.approx(replace(both, dense=bm25).scores(WHOLE, 0.0))
 
 
 def test_late_interaction_reorders_the_best_results_with_its_weight() -> None:
     """Equal to the combination of both scaled scores in plain loops."""
-    whole = task()
     dense, bm25 = ranking(0.7, 3), ranking(0.4, 4)
-    system = System("", "", dense, bm25, 0.3)
-    best = best_of(hybrid_run(dense, bm25, whole, 0.3))
+    plain = System("", "", dense, bm25, 0.3)
+    best = best_of(fuse_runs(dense, bm25, WHOLE, 0.3))
     again = {q: {passage: random.Random(f"{q} {passage}").random() for passage in hits} for q, hits in best.items()}
-    reranked = replace(system, tokens=again, token_weight=0.4)
+    reranked = replace(plain, tokens=again, token_weight=0.4)
 
     def scaled(scores: dict[str, float]) -> dict[str, float]:
         low, high = min(scores.values()), max(scores.values())
@@ -222,65 +122,116 @@ def test_late_interaction_reorders_the_best_results_with_its_weight() -> None:
         order = sorted(ties_by_id, key=lambda passage: -round(0.6 * one[passage] + 0.4 * other[passage], 6))
         right = f"p{query[1:]}"
         expected = 1 / math.log2(order.index(right) + 2) if right in order[:10] else 0.0
-        assert reranked.scores(whole)[query] == pytest.approx(expected, abs=1e-6)
-    assert reranked.scores(whole, 0.3) == system.scores(whole)
-    assert reranked.scores(whole) != system.scores(whole)
+        assert reranked.scores(WHOLE)[query] == pytest.approx(expected, abs=1e-6)
+    assert reranked.scores(WHOLE, 0.3) == plain.scores(WHOLE)
+    assert reranked.scores(WHOLE) != plain.scores(WHOLE)
+
+
+def test_the_best_candidate_is_selected_and_the_base_if_none_is_better() -> None:
+    base, worse, better = (system(name, found) for name, found in (("base", 0.6), ("worse", 0.3), ("better", 0.9)))
+    assert select(base, [worse, better], WHOLE) is better
+    assert select(base, [worse], WHOLE) is select(base, [replace(base, name="equal")], WHOLE) is base
+    assert compare(base, better, WHOLE).verdict == "better"
+
+
+def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard_error() -> None:
+    """Otherwise a training without an effect is exported for the gain of another setting of BM25."""
+    whole = replace(WHOLE, corpus=WHOLE.corpus | {"none": "no answer"})
+    names = sorted(whole.queries)
+    found = {name: place < QUERIES // 2 for place, name in enumerate(names)}
+
+    def ranked(right: dict[str, bool]) -> Rankings:
+        return {name: {f"p{name[1:]}" if hit else "none": 1.0} for name, hit in right.items()}
+
+    base = System("base retriever", "base", ranked(dict.fromkeys(names, False)), {}, 0.0)
+    split = replace(base, name="base, identifiers split", dense=ranked(found))
+    two_more_one_less = ranked(found | {names[0]: False, names[-1]: True, names[-2]: True})
+    pairs = replace(split, name="natural pairs", folder="pairs", dense=two_more_one_less)
+    assert compare(base, pairs, whole).verdict == "better" and pairs.mean(whole) > split.mean(whole)
+    assert select(split, [pairs], whole) is split
+    for right in names[QUERIES // 2 :]:  # one query more: the gain is its standard error, up to rounding
+        rank = {"none": 1.0, f"p{right[1:]}": 0.5}
+        assert select(split, [replace(pairs, dense=split.dense | {right: rank})], whole) is split
+    many_more = replace(pairs, dense=ranked(found | dict.fromkeys(names[-5:], True)))
+    assert select(split, [many_more], whole) is many_more
+    # With BM25, which has all the weight, as good as the base; alone better.
+    alone = replace(many_more, bm25=split.dense, bm25_weight=1.0)
+    assert select(replace(split, bm25_weight=0.0), [alone], whole) is alone
+
+
+def test_the_table_marks_what_kept_the_base_retriever_and_what_is_exported() -> None:
+    base, kept, better = system("base", 0.6), system("kept", 0.6, seconds=1.0), system("better", 0.9, seconds=1.0)
+    rows = Verdict([base, kept, better], better, better, WHOLE, WHOLE).table().splitlines()
+    assert [row.split()[0] for row in rows[1:]] == ["BM25", "base", "kept", "better"]
+    assert rows[3].endswith("  none: base retriever kept") and rows[4].endswith("]  <- exported")
+
+
+def test_the_summary_gives_each_part_of_the_gain_an_interval() -> None:
+    """BM25 compared with the base retriever alone, then split identifiers, then training."""
+    base = system("base retriever", 0.4, bm25_weight=0.2)
+    parts = system("base, identifiers split", 0.7, bm25_settings=SPLIT)
+    trained = system("natural pairs", 0.9, bm25_settings=SPLIT, seconds=60.0)
+    verdict = Verdict([base, parts, trained], trained, trained, WHOLE, WHOLE)
+    found = verdict.parts()
+    assert list(found) == ["BM25, weight 0.2", "identifiers split", "natural pairs", "together"]
+    assert found["identifiers split"] == compare(base, parts, WHOLE)
+    assert found["natural pairs"] == compare(parts, trained, WHOLE)
+    *each, together = (d.difference for d in found.values())
+    assert together == pytest.approx(sum(each)) == pytest.approx(trained.mean(WHOLE) - base.mean(WHOLE, 0.0))
+    assert "(base retriever) -> " in verdict.summary() and "(natural pairs, BM25)" in verdict.summary()
+    for systems, not_kept in (([base, parts], False), ([base, trained], True)):
+        kept = Verdict(systems, base, base, WHOLE, WHOLE)
+        assert list(kept.parts()) == ["BM25, weight 0.2", "together"]
+        assert ("not kept" in kept.summary()) == not_kept  # or nothing was trained
+
+
+def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:
+    whole = task(100)
+    queries, qrels = dict(list(whole.queries.items())[:40]), dict(list(whole.qrels.items())[:40])
+    part = measured_in_training(RetrievalTask(whole.corpus, queries, qrels, "probe"))
+    assert list(part.queries) == list(queries)[::2]
+    assert {passage for gold in part.qrels.values() for passage in gold} <= part.corpus.keys() <= whole.corpus.keys()
+    assert len(part.corpus) == 25 and part.name == "probe"
 
 
 def test_the_verdict_is_on_the_exported_system() -> None:
-    whole, bm25 = task(), ranking(0.3, 3)
     base, tokens, trained, worse = (
-        System(name, name, ranking(found, seed), bm25, 0.0)
+        system(name, found, seed, 0.0)
         for name, found, seed in (
-            (UNTRAINED[0], 0.4, 1),
-            (UNTRAINED[2], 0.6, 2),
+            ("base retriever", 0.4, 1),
+            ("late interaction", 0.6, 2),
             ("trained", 0.9, 4),
             ("worse", 0.1, 5),
         )
     )
+    tokens, worse_tokens = (replace(each, tokens={"q0": {}}) for each in (tokens, worse))
+    dev, test = (WHOLE.subset([q for q in WHOLE.queries if int(q[1:]) % 2 == half]) for half in (0, 1))
 
-    def verdict(untrained: System, trained: System, *, on_test: System) -> Verdict:
+    def verdict(untrained: System, on_test: System) -> Verdict:
         """Of a candidate that is better on the dev half, and like another system on the test half."""
-        dev, test = (whole.subset([q for q in whole.queries if int(q[1:]) % 2 == half]) for half in (0, 1))
-        seen = {query: (trained if query in dev.queries else on_test).dense[query] for query in whole.queries}
-        adaptation = Adaptation(None, 60, print)  # type: ignore[arg-type]
-        adaptation.systems, adaptation.baseline = [base, untrained, replace(trained, dense=seen)], untrained
-        adaptation.dev, adaptation.test = dev, test
-        return adaptation.verdict()
+        seen = {query: (trained if query in dev.queries else on_test).dense[query] for query in WHOLE.queries}
+        candidate = replace(trained, dense=seen, seconds=1.0)
+        return decide([base, untrained, candidate], untrained, dev, test)
 
-    found = verdict(tokens, trained, on_test=trained)
+    found = verdict(tokens, trained)
     assert found.chosen.name == found.best.name == "trained" and found.word == "BETTER"
-    found = verdict(tokens, trained, on_test=base)  # was: NO DIFFERENCE, that of the candidate
+    found = verdict(tokens, base)  # was: NO DIFFERENCE, that of the candidate
     assert found.chosen is found.best is tokens and found.word == "BETTER"
     assert found.sentence().startswith("The selected system (base retriever, with BM25")
-    found = verdict(tokens, trained, on_test=tokens)  # was: the training was exported for the gain of late interaction
+    found = verdict(tokens, tokens)  # was: the training was exported for the gain of late interaction
     assert found.chosen is tokens and found.word == "BETTER"
-    found = verdict(base, trained, on_test=worse)
+    found = verdict(base, worse)
     assert found.chosen is base and found.best.name == "trained" and found.word == "WORSE"
-    found = verdict(replace(worse, name=UNTRAINED[2]), trained, on_test=base)
+    found = verdict(worse_tokens, base)
     assert found.chosen is base and found.word == "NO DIFFERENCE"
 
 
 def test_late_interaction_that_harms_is_left_out_even_if_the_whole_is_better() -> None:
     """Split identifiers may gain more than it loses."""
-    whole, bm25 = task(), ranking(0.3, 3)
-    split_settings = BM25Settings(split_identifiers=True)
-    base = System(UNTRAINED[0], "base", ranking(0.1, 1), bm25, 0.0)
-    split = System(UNTRAINED[1], "base", ranking(0.9, 2), bm25, 0.0, settings=split_settings)
-    tokens = System(UNTRAINED[2], "base", ranking(0.5, 4), bm25, 0.0, settings=split_settings)
-    adaptation = Adaptation(None, 60, print)  # type: ignore[arg-type]
-    adaptation.systems, adaptation.baseline = [base, split, tokens], tokens
-    adaptation.dev = adaptation.test = whole
-    assert compare(base, tokens, whole).verdict == "better"
-    found = adaptation.verdict()
+    base = system("base retriever", 0.1, 1, 0.0)
+    split = system("base, identifiers split", 0.9, 2, 0.0, bm25_settings=SPLIT)
+    tokens = system("base, late interaction", 0.5, 4, 0.0, bm25_settings=SPLIT, tokens={"q0": {}})
+    assert compare(base, tokens, WHOLE).verdict == "better"
+    found = decide([base, split, tokens], tokens, WHOLE, WHOLE)
     assert found.chosen is found.best is split and found.word == "BETTER"
-    adaptation.systems, adaptation.baseline = [base, replace(split, dense=ranking(0.0, 2)), tokens], tokens
-    assert adaptation.verdict().chosen is tokens
-
-
-def test_the_weight_of_late_interaction_changes_only_with_strong_evidence() -> None:
-    one, other = ranking(0.75, 1), ranking(0.85, 2)
-    assert fit_weight(one, other, task(), 0.4) > 0.4
-    assert fit_weight(one, other, task(), 0.4, 2.0) == 0.4
-    assert fit_weight(ranking(0.1, 1), ranking(0.95, 2), task(), 0.4, 2.0) > 0.4
-    assert fit_weight(ranking(0.95, 1), ranking(0.02, 2), task(), 0.4, 2.0) < 0.4
+    assert decide([base, replace(split, dense=ranking(0.0, 2)), tokens], tokens, WHOLE, WHOLE).chosen is tokens

@@ -80,7 +80,7 @@ def test_mines_with_a_model_and_resumes(
         patched.setattr(SentenceTransformer, "encode", None)  # nothing is encoded a second time
         assert main([*words, "--output", "second.jsonl"]) == 0
     assert read("second.jsonl") == read("first.jsonl")
-    assert main([*words, "--output", "third.jsonl", "--query-prompt", "river ", "--dtype", "float16"]) == 0
+    assert main([*words, "--output", "third.jsonl", "--query-prompt", "river "]) == 0
     assert read("third.jsonl") != read("first.jsonl")
     assert "cache: " in capsys.readouterr().err
 

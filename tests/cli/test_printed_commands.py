@@ -77,8 +77,10 @@ def test_what_adapt_prints_at_its_end(
 
     monkeypatch.chdir(tmp_path)
     output = Path("my output")
-    adapt.print_commands(output, adapt.Arguments(data=["my code"]))
+    adapt.print_commands(adapt.Arguments(data=["my code"], exclude=["vendor/"], kind="code", output_dir="my output"))
     search, publish = printed(capsys.readouterr().out)
+    given = read(search)
+    assert (given["corpus"], given["exclude"], given["kind"]) == (["my code"], ["vendor/"], "code")
     assert read(publish)["checkpoint"] == "my output"
     shutil.copytree(retriever_folder, output / "retriever")
     (output / "hybrid.json").write_text('{"bm25_weight": 0.3}')
@@ -89,32 +91,6 @@ def test_what_adapt_prints_at_its_end(
     assert "dates.py:1-2" in capsys.readouterr().out
     assert cli.main([*publish, "--dry_run"]) == 0
     assert "nothing was uploaded to OWNER/NAME" in capsys.readouterr().out
-
-
-def test_the_search_that_adapt_prints_reads_the_same_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from revela_hub.cli.commands import adapt, search
-    from revela_hub.search import searcher
-
-    monkeypatch.chdir(tmp_path)
-    for name in ("code/a.py", "code/vendor/b.py", "my notes/c\U0001f600.md"):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(name)
-    Path("rows.jsonl").write_text('{"body": "a row"}\n')
-    rows: Any = {"path": "rows.jsonl", "text_column": "body"}
-    (notes,) = Path("my notes").iterdir()
-    for data in (["code"], ["code", rows, str(notes)]):
-        given = adapt.Arguments(data=data, exclude=["vendor/", "*.min.js"], kind="code")
-        if adapt.has_mappings(given):
-            adapt.write_corpus(tmp_path, given)
-        adapt.print_commands(tmp_path, given)
-        command, _ = printed(capsys.readouterr().out)
-        arguments = search.Arguments(**read(command))
-        searcher._check_corpus(arguments)
-        (tmp_path / f"{len(data)}").mkdir()
-        texts = searcher._read(arguments, tmp_path / f"{len(data)}").texts
-        assert texts.read(range(len(texts))) == ["code/a.py", *(["a row", str(notes)] if len(data) > 1 else [])]
 
 
 @cache

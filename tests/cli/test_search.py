@@ -5,8 +5,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -15,6 +17,7 @@ from revela_hub.cli.main import main
 from revela_hub.output import is_quiet, quiet
 
 CODE = "import os\n\n\ndef area(width, height):\n    return width * height\n"
+Search = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
@@ -28,54 +31,46 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def search(capsys: pytest.CaptureFixture[str]) -> Search:
+    """Run `search --json`, and return its records."""
+
+    def search(*words: object) -> list[dict[str, Any]]:
+        assert main(["search", *map(str, words), "--json"]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return search
+
+
 def test_prints_ranked_passages_with_file_and_line(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "bm25", "sediment in the river", "--corpus", "docs", "area.py"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("1. 0.") and out[0].endswith("  docs/rivers.md:1-3")
-    assert out[1:4] == ["      # Water", "      Rivers carry sediment from the mountains to the sea.", ""]
-    assert len(out) == 4
+    assert out[1:] == ["      # Water", "      Rivers carry sediment from the mountains to the sea.", ""]
 
 
-def test_the_query_may_come_last_by_its_name(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = ["search", "bm25", "width?", "--corpus", "docs", "area.py", "--json"]
-    last = ["search", "bm25", "--json", "--corpus", "docs", "area.py", "--query", "width?"]
-    assert main(first) == main(last) == 0
-    one, other = map(json.loads, capsys.readouterr().out.splitlines())
-    assert one == other
-    assert one["query"] == "width?"
+def test_the_query_may_come_last_by_its_name(corpus: Path, search: Search) -> None:
+    [one] = search("bm25", "width?", "--corpus", "docs", "area.py")
+    assert [one] == search("bm25", "--corpus", "docs", "area.py", "--query", "width?")
     [hit] = one["hits"]
     assert (hit["path"], hit["start_line"], hit["end_line"], hit["text"]) == ("area.py", 1, 5, CODE)
 
 
-def test_the_column_of_the_text_is_chosen(
-    tmp_path: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "notes.csv"
-    file.write_text("id,body\n1,Rivers carry sediment.\n2,Paris is a capital.\n")
-    search = ["search", "bm25", "sediment", "--corpus", str(file)]
-    assert main(search) == 2
+def test_options_of_the_text(corpus: Path, search: Search, capsys: pytest.CaptureFixture[str]) -> None:
+    """The column, and files of another kind in a folder."""
+    (corpus / "notes.csv").write_text("id,body\n1,Rivers carry sediment.\n2,Paris is a capital.\n")
+    assert main(["search", "bm25", "sediment", "--corpus", "notes.csv"]) == 2
     assert "no column 'text'; the columns are 'id', 'body' " in capsys.readouterr().err
-    assert main([*search, "--text_column", "body", "--json"]) == 0
-    [hit] = json.loads(capsys.readouterr().out)["hits"]
+    [[hit]] = [found["hits"] for found in search("bm25", "sediment", "--corpus", "notes.csv", "--text_column", "body")]
     assert hit["text"] == "Rivers carry sediment."
-    index = ["index", str(retriever_folder), "--corpus", str(file), "--output_dir", str(tmp_path / "index")]
-    assert main([*index, "--text_column", "body"]) == 0
-    assert "2 passages" in capsys.readouterr().out
-
-
-def test_rows_of_another_kind_in_a_folder_can_be_excluded(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (corpus / "docs" / "calls.jsonl").write_text('{"name": "river"}\n')
-    search = ["search", "bm25", "sediment", "--corpus", "docs", "--json"]
-    assert main(search) == 2
-    error = capsys.readouterr().err
-    assert "calls.jsonl:1: no column 'text'; the columns are 'name'" in error
-    assert main([*search, "--exclude", "./docs/calls.jsonl", "venv"]) == 0
-    printed = capsys.readouterr()
-    assert len(json.loads(printed.out)["hits"]) == 1
-    assert "1 document, 1 chunk; skipped: 1 excluded; no file or folder matches exclude: venv" in printed.err
+    assert main(["search", "bm25", "sediment", "--corpus", "docs"]) == 2
+    assert "calls.jsonl:1: no column 'text'" in capsys.readouterr().err
+    assert main(["search", "bm25", "sediment", "--corpus", "docs", "--exclude", "./docs/calls.jsonl", "venv"]) == 0
+    assert "skipped: 1 excluded; no file or folder matches exclude: venv" in capsys.readouterr().err
 
 
-def test_an_interrupted_search_resumes(
+def test_an_interruption_is_one_line(
     corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -87,18 +82,12 @@ def test_an_interrupted_search_resumes(
 
 
 def test_queries_come_from_standard_input(
-    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    corpus: Path, search: Search, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffsediment\n\nzebra\nheight"))
-    assert main(["search", "bm25", "--corpus", "docs", "area.py", "--json"]) == 0
-    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    records = search("bm25", "--corpus", "docs", "area.py")
     assert [record["query"] for record in records] == ["sediment", "zebra", "height"]
     assert [[hit["path"] for hit in record["hits"]] for record in records] == [["docs/rivers.md"], [], ["area.py"]]
-
-
-def test_standard_input_in_another_encoding(
-    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"width\ncaf\xe9 sediment\n"), "utf-8", "strict"))
     assert main(["search", "bm25", "--corpus", "docs", "area.py", "--json"]) == 0
     printed = capsys.readouterr()
@@ -112,8 +101,7 @@ def test_a_model_is_searched_with_through_its_cache(
     words = ["search", str(retriever_folder), "--corpus", ".", "--device", "cpu", "rivers", "--top_k", "1"]
     assert main(words) == 0
     first = capsys.readouterr()
-    assert "2 documents, 2 chunks" in first.err
-    assert "2 passages\n" in first.err
+    assert "2 documents, 2 chunks" in first.err and "2 passages\n" in first.err
     assert main(words) == 0
     second = capsys.readouterr()
     assert second.out == first.out
@@ -128,9 +116,8 @@ def test_a_model_is_searched_with_through_its_cache(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["bm25", "query", "--corpus", "nowhere"], "--corpus: 'nowhere' does not exist"),
-        (["bm25", "--corpus", "docs", "dcos"], "--corpus: 'dcos' does not exist"),  # not a query: those come from stdin
-        (["bm25", "--corpus", "docs", "width?"], "put a query before --corpus, or use --query"),
+        (["bm25", "query", "--corpus", "nowhere"], "nowhere"),
+        (["bm25", "--corpus", "docs", "width?"], "width?"),  # not a query: those come from stdin
         (["bm25", "query"], "corpus"),
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
         (["bm25", "query", "--corpus", "docs", "--top_k", "0"], "top_k must be at least 1, not 0"),
@@ -143,8 +130,8 @@ def test_mistakes_are_one_line(
     assert main(["search", *words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.splitlines()[-1].startswith("revela-hub: error: ")
-    assert message in captured.err.splitlines()[-1]
+    last = captured.err.splitlines()[-1]
+    assert last.startswith("revela-hub: error: ") and message in last
 
 
 def test_a_search_by_words_waits_for_no_deep_learning(corpus: Path) -> None:
@@ -178,41 +165,31 @@ def test_quiet_prints_results_only(corpus: Path, capsys: pytest.CaptureFixture[s
     silent = capsys.readouterr()
     assert (silent.out, silent.err) == (loud.out, "")
     assert dict(os.environ) == before  # the variables by which --quiet tells the libraries hold for one command
-    assert main([*words, "--quiet", "--top-k", "0"]) == 2
-    assert dict(os.environ) == before
     assert main(words) == 0
     assert "2 documents" in capsys.readouterr().err
 
 
-@pytest.fixture
-def silent_sparse_folder(tiny_sparse_folder: Path) -> Path:
-    """A sparse model whose every weight is 0."""
-    for file in tiny_sparse_folder.rglob("*.safetensors"):
-        weights = load_file(file)
-        weights["cls.predictions.bias"] -= 100
-        save_file(weights, file, metadata={"format": "pt"})
-    return tiny_sparse_folder
-
-
 def test_a_query_without_a_hit_says_why(
-    corpus: Path, silent_sparse_folder: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, tiny_sparse_folder: Path, search: Search, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Words that no text has, terms without a weight, and both: one line each, not a bare "nothing found"."""
-    words = "nothing found: no text contains a word of the query (stop words such as 'the' are ignored)"
-    weights = "nothing found: the sparse model assigns no term of the query a weight above 0"
-    sparse = str(silent_sparse_folder)
-    assert main(["search", "bm25", "the zebra", "--corpus", "docs"]) == 0
-    assert capsys.readouterr().out == f"{words}\n"
-    assert main(["search", sparse, "river", "--corpus", "docs", "--mode", "sparse"]) == 0
-    assert capsys.readouterr().out == f"{weights}\n"
-    hybrid = ["--mode", "hybrid", "--parts", "sparse", "bm25", "--sparse_model", sparse]
-    assert main(["search", sparse, "zebra", "--corpus", "docs", *hybrid]) == 0
-    assert capsys.readouterr().out == f"{weights}; {words.removeprefix('nothing found: ')}\n"
-    assert main(["search", sparse, "rivers", "--corpus", "docs", *hybrid]) == 0
-    assert capsys.readouterr().out.startswith("1. ")
-    assert main(["search", "bm25", "zebra", "--corpus", "docs", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["hits"] == [] and record["nothing_found"].startswith("no text contains a word")
+    for file in tiny_sparse_folder.rglob("*.safetensors"):
+        weights = load_file(file)
+        weights["cls.predictions.bias"] -= 100  # every weight of a term is 0
+        save_file(weights, file, metadata={"format": "pt"})
+    words = "no text contains a word of the query (stop words such as 'the' are ignored)"
+    terms = "the sparse model assigns no term of the query a weight above 0"
+    sparse, hybrid = ["--mode", "sparse"], ["--mode", "hybrid", "--parts", "sparse", "bm25"]
+    for model, query, options, reason in (
+        ("bm25", "the zebra", [], words),
+        (tiny_sparse_folder, "river", sparse, terms),
+        (tiny_sparse_folder, "zebra", hybrid, f"{terms}; {words}"),
+    ):
+        assert main(["search", str(model), query, "--corpus", "docs", *options]) == 0
+        assert capsys.readouterr().out == f"nothing found: {reason}\n"
+    assert search(tiny_sparse_folder, "rivers", "--corpus", "docs", *hybrid)[0]["hits"]
+    [record] = search("bm25", "zebra", "--corpus", "docs")
+    assert record["hits"] == [] and record["nothing_found"] == words
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no names of files that are not UTF-8")
@@ -220,39 +197,34 @@ def test_a_query_without_a_hit_says_why(
 def test_lone_surrogates_in_queries_and_names_of_files(
     corpus: Path,
     kind: str,
+    search: Search,
     retriever_folder: Path,
     tiny_sparse_folder: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Input of a terminal with another encoding, or half of an emoji, gives no traceback."""
-    model = {"bm25": "bm25", "dense": str(retriever_folder), "sparse": str(tiny_sparse_folder)}[kind]
+    model = {"bm25": "bm25", "dense": retriever_folder, "sparse": tiny_sparse_folder}[kind]
     Path(os.fsdecode(b"docs/caf\xe9.txt")).write_text("the rivers of the north")
-    words = ["search", model, "--corpus", "docs", "--mode", kind, "--json"]
+    words = [model, "--corpus", "docs", "--mode", kind]
     words += [] if kind == "bm25" else ["--device", "cpu", "--query_prompt", "\ud83d "]
-    assert main([*words, "--query", "rivers \ud83d caf\udce9"]) == 0
-    [line] = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["query"] == "rivers \ufffd caf\ufffd"
-    assert "docs/caf\\udce9.txt" in [hit["path"] for hit in json.loads(line)["hits"]]
+    [found] = search(*words, "--query", "rivers \ud83d caf\udce9")
+    assert found["query"] == "rivers \ufffd caf\ufffd"
+    assert "docs/caf\\udce9.txt" in [hit["path"] for hit in found["hits"]]
     monkeypatch.setattr("sys.stdin", io.StringIO("rivers \udcff\n\ud800\n"))
-    assert main(words) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert len(search(*words)) == 2
 
 
-def test_lone_surrogates_in_a_task(
-    corpus: Path, retriever_folder: Path, tiny_sparse_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = corpus / "task"
-    (task / "qrels").mkdir(parents=True)
-    (task / "corpus.jsonl").write_text(
-        '{"_id": "d\\ud800", "text": "rivers \\udfff carry"}\n{"_id": "e", "text": "stones"}'
-    )
-    (task / "queries.jsonl").write_text('{"_id": "q", "text": "rivers \\ud83d"}\n')
-    (task / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\te\t1\n")
+def test_lone_surrogates_in_a_task(corpus: Path, retriever_folder: Path, tiny_sparse_folder: Path) -> None:
+    (corpus / "task" / "qrels").mkdir(parents=True)
+    for name, text in (
+        ("corpus.jsonl", '{"_id": "d\\ud800", "text": "rivers \\udfff carry"}\n{"_id": "e", "text": "stones"}'),
+        ("queries.jsonl", '{"_id": "q", "text": "rivers \\ud83d"}\n'),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\te\t1\n"),
+    ):
+        (corpus / "task" / name).write_text(text)
     words = ["--corpus", "task", "--device", "cpu", "--json"]
     assert main(["evaluate", "bm25", str(retriever_folder), *words]) == 0
     assert main(["evaluate", str(tiny_sparse_folder), *words, "--mode", "sparse"]) == 0
-    capsys.readouterr()
 
 
 def test_a_text_that_the_output_has_not_is_escaped(tmp_path: Path) -> None:
@@ -267,29 +239,31 @@ def test_a_text_that_the_output_has_not_is_escaped(tmp_path: Path) -> None:
 
 
 def test_an_adapted_retriever_is_searched_with_its_own_bm25(
-    corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
+    corpus: Path, retriever_folder: Path, search: Search
 ) -> None:
     folder = corpus / "adapted"
     folder.mkdir()
     retriever_folder.rename(folder / "retriever")
-    fitted = {"bm25_weight": 0.9, "fusion": "minmax", "bm25": {"split_identifiers": True}}
-    (folder / "hybrid.json").write_text(json.dumps(fitted))
+    (folder / "hybrid.json").write_text(json.dumps({"bm25_weight": 0.9, "bm25": {"split_identifiers": True}}))
     for name in ("widthOf", "height_of_a_box", "depth"):
         (corpus / "docs" / f"{name}.txt").write_text(f"{name} and the width, the height and the depth of the {name}")
-    weights = ["--mode", "hybrid", "--weights", "0.1", "0.9"]
-    same = [
-        ["adapted"],
-        ["adapted", "--mode", "hybrid"],
-        ["adapted/retriever", *weights, "--bm25_split_identifiers", "true"],
-    ]
-    other = [["adapted", "--weights", "0.5", "0.5"], ["adapted", "--bm25", "anserini"], ["adapted/retriever", *weights]]
-    printed = []
-    for model, *options in same + other:
-        assert main(["search", model, "width height", "--corpus", "docs", "--json", *options]) == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1] == printed[2]
-    assert all(each != printed[0] for each in printed[3:])
-    (folder / "hybrid.json").write_text("{}")
-    assert main(["search", "adapted", "width", "--corpus", "docs"]) == 2
-    assert "hybrid.json is damaged: run revela-hub adapt again, or give --mode dense" in capsys.readouterr().err
-    assert main(["search", "adapted", "width", "--corpus", "docs", "--mode", "dense"]) == 0
+    weights = ["--mode", "hybrid", "--weights", "0.1", "0.9"]  # in the order of the parts: dense, bm25
+    found, *same = (
+        search(*words, "--query", "width height", "--corpus", "docs")
+        for words in (
+            ["adapted"],
+            ["adapted", "--mode", "hybrid"],
+            ["adapted/retriever", *weights, "--bm25_split_identifiers", "true"],
+        )
+    )
+    assert all(each == found for each in same)
+    for words in (
+        ["adapted", "--weights", "0.5", "0.5"],
+        ["adapted", "--bm25", "anserini"],
+        ["adapted/retriever", *weights],
+    ):
+        assert search(*words, "--query", "width height", "--corpus", "docs") != found
+    for wrong in (-0.1, 1.5, float("nan")):
+        (folder / "hybrid.json").write_text(json.dumps({"bm25_weight": wrong}))
+        assert main(["search", "adapted", "width", "--corpus", "docs"]) == 2
+    assert search("adapted", "width", "--corpus", "docs", "--mode", "dense")

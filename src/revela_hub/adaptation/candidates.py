@@ -1,109 +1,200 @@
-"""The trainings that `adapt` tries. Each one is a run of a training command, with a time limit, in its own folder.
+"""The trainings that `adapt` tries: each one is a run of a training command with a time limit, in a folder of its own.
 
-All start from the base retriever. A run measures itself on the dev half of the probe and exports its best weights or
-the base model.
+All start from the base retriever. A run measures itself on the dev half of the probe, and exports its best weights or
+the base model to `RETRIEVER` in its folder.
 """
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
-from revela_hub.adaptation.time_limit import TimeLimit
+from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_loss, distillation_rows
+from revela_hub.adaptation.options import AdaptOptions
+from revela_hub.adaptation.plan import BATCH_SIZE, Plan
 from revela_hub.data.sources.report import counted
 from revela_hub.files import atomic
 from revela_hub.loading import module_types
+from revela_hub.output import shows_progress
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
-from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
-from revela_hub.trainers.pair_tuning.data import PairReport, read_labelled_pairs
+from revela_hub.trainers.base.retriever import load_retriever
 
+RATE, STATIC_RATE = 5e-5, 1e-2
+"""Learning rates of the trainings on pairs; a static model has one vector for each token, which few of the texts change."""
 UNLIMITED_STEPS = 1_000_000
-QUESTIONS_SHARE = 0.3
-"""Time for a language model's questions, as a part of the time of the training on them."""
+QUESTIONS_FRACTION = 0.3
+"""Time for a language model's questions, as a fraction of the time of the training on them."""
+EVALUATIONS = 3
 
 
-def read_labels(path: str | None) -> tuple[Dataset, PairReport] | None:
-    """Read labelled pairs, if given, and count them."""
-    return read_labelled_pairs(path) if path else None
-
-
-@dataclass(frozen=True)
+@dataclass
 class Inputs:
-    """The inputs that all candidates share.
+    """What all trainings share.
 
     Attributes:
-        retriever: base retriever.
-        data: text, with the options of its sources.
+        options: options of the command.
+        plan: time and length of texts.
         probe: folder of the probe with the dev queries.
-        output: folder for the runs.
-        lm: language model, if given.
-        labels: labelled pairs, if given.
-        seed: random seed.
-        passages: number of passages that the teacher ranks.
-        bm25_weight: weight of BM25 in the base hybrid, the teacher.
-        learning_rate: of the trainings on pairs; the others have a part of it.
-        max_length: maximum number of tokens per text; None for the retriever's own.
-        pairs: what `read_labels` returns for the labels.
-        training_length: the same in training: less on a slow machine, which otherwise takes too few steps. None for `max_length`.
-        options: other options of all runs: `trust_remote_code`, `exclude`, ...
-        examples: real queries without labels, which the probe's queries are made to resemble.
-        bm25: settings of BM25, for the language of the text.
+        labels: file of the labelled pairs to train on, if there are any.
+        bm25: settings of BM25 in the teacher, the hybrid of BM25 and the base retriever.
+        bm25_weight: weight of BM25 in it.
     """
 
-    retriever: str
-    data: list[str]
+    options: AdaptOptions
+    plan: Plan
     probe: Path
-    output: Path
-    lm: str | None
     labels: str | None
-    seed: int
-    passages: int
-    learning_rate: float
-    max_length: int | None
-    options: dict[str, Any]
+    bm25: BM25Settings
     bm25_weight: float = BM25_WEIGHT
-    examples: tuple[str, ...] = ()
-    bm25: BM25Settings = field(default_factory=BM25Settings)
-    pairs: tuple[Dataset, PairReport] | None = None
-    training_length: int | None = None
 
-    @property
-    def length(self) -> int | None:
-        """Maximum number of tokens per text in training."""
-        return self.training_length or self.max_length
-
-    @property
-    def static(self) -> bool:
-        """Whether the retriever is a static model."""
-        return is_static(self.retriever)
-
-    def common(self, name: str) -> dict[str, Any]:
-        """Return the arguments of a run."""
-        rate = self.learning_rate * RATE_FACTORS.get(name, 1.0)
-        folder = self.output / name
-        resumed = {"resume_from_checkpoint": "last"} if folder.exists() else {}
-        return resumed | {
-            "retriever": self.retriever,
+    def arguments(self, folder: Path, *, rate: float = 1.0, **others: Any) -> dict[str, Any]:
+        """Return the options of a run. `rate` is its learning rate as a fraction of that of the trainings on pairs."""
+        options = self.options
+        return {
+            "retriever": options.retriever,
+            "kind": options.kind,
+            "text_column": options.text_column,
+            "exclude": options.exclude,
+            "max_documents": options.max_documents,
+            "cache_dir": options.cache_dir,
+            "trust_remote_code": options.trust_remote_code,
+            "seed": options.seed,
             "output_dir": str(folder),
+            "resume_from_checkpoint": "last" if folder.exists() else None,
             "probe": str(self.probe),
             "max_steps": UNLIMITED_STEPS,  # the time limit ends the run
             "eval_steps": UNLIMITED_STEPS,
             "save_strategy": "steps",
             "save_steps": UNLIMITED_STEPS,
             "save_total_limit": 1,
-            "learning_rate": rate,
+            "learning_rate": (options.learning_rate or default_rate(options.retriever)) * rate,
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": 5,
             "report_to": "none",
             "quiet": True,
             "disable_tqdm": True,
-            "seed": self.seed,
-        }
+        } | others
+
+
+Train = Callable[[Inputs, Path, float], object]
+"""Trains for some seconds, or resumes, and writes the retriever to the folder."""
+
+
+def natural_pairs(inputs: Inputs, folder: Path, seconds: float) -> None:
+    """Train on the natural pairs of the text."""
+    _train_pairs(inputs, folder, seconds, data=inputs.options.data)
+
+
+def labelled_pairs(inputs: Inputs, folder: Path, seconds: float) -> None:
+    """Train on the labelled pairs; at most three epochs."""
+    _train_pairs(inputs, folder, seconds, pairs=inputs.labels, max_steps=-1, num_train_epochs=3.0)
+
+
+def _train_pairs(inputs: Inputs, folder: Path, seconds: float, **given: Any) -> None:
+    from revela_hub.trainers.pair_tuning.command import Arguments, train
+
+    static = is_static(inputs.options.retriever)
+    batches = {"per_device_train_batch_size": 256, "mini_batch_size": 256} if static else {}
+    given = {"max_length": inputs.plan.training_length, "per_device_train_batch_size": BATCH_SIZE} | batches | given
+    train(Arguments(**inputs.arguments(folder, **given)), callbacks=[TimeLimit(seconds)])
+
+
+def distillation(inputs: Inputs, folder: Path, seconds: float) -> None:
+    """Learn the base hybrid's scores of made queries."""
+    from revela_hub.evaluation.probe_folder import read_probe_task
+    from revela_hub.trainers.base.run import open_run
+    from revela_hub.trainers.pair_tuning import PAIR_TUNING
+    from revela_hub.trainers.pair_tuning.command import Arguments
+    from revela_hub.trainers.pair_tuning.trainer import PairsTrainer
+
+    options, plan = inputs.options, inputs.plan
+    given = {"data": options.data, "max_length": plan.training_length, "per_device_train_batch_size": 8}
+    arguments = Arguments(**inputs.arguments(folder, rate=0.4, **given))
+    with open_run(PAIR_TUNING, arguments) as run:
+        if run.finished:
+            return
+        model = load_retriever(
+            options.retriever, max_length=plan.max_length, trust_remote_code=options.trust_remote_code
+        )
+        kept = folder / "rows"
+        if not kept.exists():  # a resumed run trains on the same rows
+            rows = _distillation_rows(inputs, arguments, model, seconds)
+            with atomic(kept) as part:
+                rows.save_to_disk(str(part))
+        rows = Dataset.load_from_disk(str(kept))
+        if plan.training_length:  # the teacher read whole texts
+            limit_length(model, plan.training_length, options.retriever)
+        trainer = PairsTrainer(
+            model,
+            arguments,
+            train_dataset=rows,
+            loss=distillation_loss,
+            retrieval_task=read_probe_task(inputs.probe),
+            callbacks=[TimeLimit(seconds)],
+        )
+        run.train(trainer)
+        run.export(trainer, summary=counted(len(rows), "made query"), sources=options.data)
+
+
+def _distillation_rows(inputs: Inputs, arguments: Any, teacher: SentenceTransformer, seconds: float) -> Dataset:
+    from revela_hub.data.synthesis.backends import LocalModel, Sampling
+    from revela_hub.trainers.pair_tuning.data import TooFewPairs, build_text_pairs
+
+    options = inputs.options
+    writer = None
+    if options.lm:
+        sampling = Sampling(temperature=0.7, max_new_tokens=64)
+        writer = LocalModel(options.lm, sampling, trust_remote_code=options.trust_remote_code)
+    rows = distillation_rows(
+        build_text_pairs(arguments.sources(inputs.probe), seed=options.seed, cache_dir=options.cache_dir),
+        teacher,
+        bm25_weight=inputs.bm25_weight,
+        bm25=inputs.bm25,
+        most=inputs.plan.passages,
+        questions=writer,
+        seconds=QUESTIONS_FRACTION * seconds,
+        seed=options.seed,
+        log=arguments.log,
+    )
+    if not len(rows):
+        raise TooFewPairs(f"fewer than {PASSAGES_PER_QUESTION} passages are left for it")
+    return rows
+
+
+def revela(inputs: Inputs, folder: Path, seconds: float) -> None:
+    """Train with Revela, joint reading and a frozen language model."""
+    from revela_hub.trainers.revela.command import Arguments, train
+
+    settings = {"reading": "joint", "lm_training": "frozen", "lora_rank": 0, "group_size": 8}
+    settings |= {"gradient_accumulation_steps": 1, "data": inputs.options.data, "lm": inputs.options.lm}
+    train(Arguments(**inputs.arguments(folder, rate=0.2, **settings)), callbacks=[TimeLimit(seconds)])
+
+
+CANDIDATES: dict[str, Train] = {
+    "labelled_pairs": labelled_pairs,
+    "natural_pairs": natural_pairs,
+    "distillation": distillation,
+    "revela": revela,
+}
+"""The candidates, the most promising first. Their settings and learning rates were chosen in benchmarks/adaptation."""
+TIME_WEIGHTS = {"labelled_pairs": 0.3, "natural_pairs": 0.4, "distillation": 0.3, "revela": 0.4}
+"""Relative time of each candidate."""
+
+
+def possible(options: AdaptOptions) -> dict[str, float]:
+    """Return the candidates that the options allow, and their relative times."""
+    # Revela trains a transformer.
+    missing = {"labelled_pairs": not options.labels, "revela": not options.lm or is_static(options.retriever)}
+    return {name: TIME_WEIGHTS[name] for name in CANDIDATES if not missing.get(name)}
 
 
 def is_static(retriever: str) -> bool:
@@ -119,99 +210,6 @@ def default_rate(retriever: str) -> float:
     return STATIC_RATE if is_static(retriever) else RATE
 
 
-Train = Callable[[Inputs, float], Path]
-"""Trains for some seconds, or resumes; returns the retriever's folder."""
-
-
-def natural_pairs(inputs: Inputs, seconds: float) -> Path:
-    """Train on the natural pairs of the text."""
-    return _train_pairs("natural_pairs", inputs, seconds, data=inputs.data)
-
-
-def labelled_pairs(inputs: Inputs, seconds: float) -> Path:
-    """Train on the labelled pairs; at most three epochs."""
-    return _train_pairs("labelled_pairs", inputs, seconds, pairs=inputs.labels, max_steps=-1, num_train_epochs=3.0)
-
-
-def _train_pairs(name: str, inputs: Inputs, seconds: float, **given: Any) -> Path:
-    from revela_hub.trainers.pair_tuning.command import Arguments, train
-
-    options = (
-        inputs.common(name)
-        | inputs.options
-        | (STATIC_PAIRS if inputs.static else PAIRS)
-        | {"max_length": inputs.length}
-        | given
-    )
-    return train(Arguments(**options), callbacks=[TimeLimit(inputs.output / name, seconds)]) / RETRIEVER
-
-
-def distillation(inputs: Inputs, seconds: float) -> Path:
-    """Learn the base hybrid's scores of made queries."""
-    from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_loss, distillation_rows
-    from revela_hub.evaluation.probe_folder import read_probe_task
-    from revela_hub.trainers.base.run import open_run
-    from revela_hub.trainers.pair_tuning import PAIR_TUNING
-    from revela_hub.trainers.pair_tuning.command import Arguments
-    from revela_hub.trainers.pair_tuning.data import TooFewPairs, build_text_pairs
-    from revela_hub.trainers.pair_tuning.trainer import PairsTrainer
-
-    arguments = Arguments(data=inputs.data, **inputs.common("distillation"), **inputs.options, **DISTILLATION)
-    arguments.max_length = inputs.length
-    with open_run(PAIR_TUNING, arguments) as run:
-        if run.finished:
-            return run.output / RETRIEVER
-        trust = arguments.trust_remote_code
-        model = load_retriever(inputs.retriever, max_length=inputs.max_length, trust_remote_code=trust)
-        folder = run.output / "rows"
-        if not folder.exists():  # a resumed run trains on the same rows
-            pairs = build_text_pairs(arguments.sources(inputs.probe), seed=inputs.seed, cache_dir=arguments.cache_dir)
-            asking: dict[str, Any] = {
-                "questions": question_writer(inputs.lm, trust),
-                "seconds": QUESTIONS_SHARE * seconds,
-                "log": arguments.log,
-            }
-            teaching: dict[str, Any] = {"bm25_weight": inputs.bm25_weight, "bm25": inputs.bm25}
-            rows = distillation_rows(pairs, model, most=inputs.passages, seed=inputs.seed, **teaching, **asking)
-            if not len(rows):
-                raise TooFewPairs(f"fewer than {PASSAGES_PER_QUESTION} passages are left for it")
-            with atomic(folder) as part:
-                rows.save_to_disk(str(part))
-        rows = Dataset.load_from_disk(str(folder))
-        if inputs.length:  # the teacher read whole texts
-            limit_length(model, inputs.length, inputs.retriever)
-        trainer = PairsTrainer(
-            model,
-            arguments,
-            train_dataset=rows,
-            loss=distillation_loss,
-            retrieval_task=read_probe_task(inputs.probe),
-            callbacks=[TimeLimit(run.output, seconds)],
-        )
-        run.train(trainer)
-        run.export(trainer, summary=f"{counted(len(rows), 'made query')}", sources=inputs.data)
-        return run.output / RETRIEVER
-
-
-def revela(inputs: Inputs, seconds: float) -> Path:
-    """Train with Revela, joint reading and a frozen language model."""
-    from revela_hub.trainers.revela.command import Arguments, train
-
-    assert inputs.lm is not None
-    arguments = Arguments(data=inputs.data, lm=inputs.lm, **inputs.common("revela"), **inputs.options, **REVELA)
-    return train(arguments, callbacks=[TimeLimit(inputs.output / "revela", seconds)]) / RETRIEVER
-
-
-def question_writer(lm: str | None, trust_remote_code: bool) -> Any:  # noqa: ANN401 (a backend, or None)
-    """Return a language model that writes questions, if one is given."""
-    if lm is None:
-        return None
-    from revela_hub.data.synthesis.backends import LocalModel, Sampling
-
-    sampling = Sampling(temperature=0.7, max_new_tokens=64)
-    return LocalModel(lm, sampling, trust_remote_code=trust_remote_code)
-
-
 def average(models: list[SentenceTransformer], folder: Path) -> None:
     """Write a retriever with the mean of the weights of several ones, the first of which is changed."""
     mean, states = models[0], [model.state_dict() for model in models]
@@ -222,21 +220,44 @@ def average(models: list[SentenceTransformer], folder: Path) -> None:
         if value.is_floating_point()
     }
     mean.load_state_dict(means, strict=False)
-    mean.save_pretrained(str(folder), create_model_card=False)
+    with atomic(folder) as part:
+        mean.save_pretrained(str(part), create_model_card=False)
 
 
-RATE, STATIC_RATE = 5e-5, 1e-2
-"""Learning rates of the trainings on pairs; a static model has one vector for each token, which few of the texts change."""
-RATE_FACTORS = {"distillation": 0.4, "revela": 0.2}
-"""Learning rates as parts of that of the pairs, where they differ. Ours, as the settings below."""
-PAIRS: dict[str, Any] = {"per_device_train_batch_size": 32}
-STATIC_PAIRS: dict[str, Any] = {"per_device_train_batch_size": 256, "mini_batch_size": 256}
-DISTILLATION: dict[str, Any] = {"per_device_train_batch_size": 8}
-REVELA: dict[str, Any] = {
-    "reading": "joint",
-    "lm_training": "frozen",
-    "lora_rank": 0,
-    "group_size": 8,
-    "gradient_accumulation_steps": 1,
-}
-"""Settings of each kind of run. The pairs' are those of the benchmark in benchmarks/adaptation; the others are ours."""
+class TimeLimit(TrainerCallback, ExportableState):
+    """Stop after some seconds of training, without evaluations, and evaluate and save three times; a resumed run continues to count."""
+
+    def __init__(self, seconds: float) -> None:
+        self.limit, self.spent, self.mark, self.done = seconds, 0.0, 0.0, 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"args": {"seconds": self.limit}, "attributes": {"spent": self.spent}}
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Continue from the time of the checkpoint."""
+        kept = cast(dict[str, Any], state.stateful_callbacks)
+        self.spent = kept.get(type(self).__name__, self.state())["attributes"]["spent"]
+        kept[type(self).__name__] = self.state()
+        self.done = int(EVALUATIONS * self.spent / self.limit)
+        self.bar = tqdm(total=round(self.limit), initial=round(self.spent), unit="s", disable=not shows_progress())
+        self.mark = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Evaluate and save after each third, and stop after the last."""
+        now = time.monotonic()
+        self.spent, self.mark = self.spent + now - self.mark, now
+        self.bar.update(round(min(self.spent, self.limit)) - self.bar.n)
+        part = int(EVALUATIONS * self.spent / self.limit)
+        if part > self.done:
+            self.done = part
+            control.should_evaluate = control.should_save = True
+            control.should_training_stop = part >= EVALUATIONS
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Do not count evaluations and checkpoints, which come before this call."""
+        self.mark = time.monotonic()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Close the progress bar."""
+        self.bar.close()

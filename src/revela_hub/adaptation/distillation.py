@@ -9,7 +9,7 @@ passages (KL divergence), not that one passage is right and the others are wrong
 import time
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.synthesis.questions import question_filter, write_questions
@@ -61,8 +61,7 @@ def distillation_rows(
     from datasets import Dataset
 
     random = Random(seed)
-    order = random.sample(range(len(pairs)), min(len(pairs), most))
-    chosen = pairs.select(order)
+    chosen = pairs.select(random.sample(range(len(pairs)), min(len(pairs), most)))
     passages = list(dict.fromkeys(chosen["positive"]))
     queries = [*chosen["anchor"], *in_shape("keywords", {text: text for text in passages}, passages).values()]
     if questions is not None:
@@ -76,17 +75,14 @@ def distillation_rows(
     asked = {f"q{place}": text for place, text in enumerate(dict.fromkeys(queries))}
     task = RetrievalTask(corpus, asked, {query: {"p0": 1} for query in asked}, "distillation")
     fused = fuse_runs(retrieval_run(teacher, task), bm25_run(task, bm25), task, bm25_weight)
-    rows: dict[str, list[Any]] = {"anchor": [], "positive": [], "label": []}
-    rows |= {f"negative_{number}": [] for number in range(1, PASSAGES_PER_QUESTION)}
+    names = ["positive", *(f"negative_{number}" for number in range(1, PASSAGES_PER_QUESTION))]
+    rows = []
     for query, text in task.queries.items():
-        best = sorted(fused[query].items(), key=lambda hit: -hit[1])[:PASSAGES_PER_QUESTION]
-        if len(best) == PASSAGES_PER_QUESTION:
-            names = ["positive", *(f"negative_{number}" for number in range(1, PASSAGES_PER_QUESTION))]
-            for name, (passage, _) in zip(names, best, strict=True):
-                rows[name].append(task.corpus[passage])
-            rows["anchor"].append(text)
-            rows["label"].append([score for _, score in best])
-    return Dataset.from_dict(rows)
+        best = list(fused[query].items())[: len(names)]
+        if len(best) == len(names):
+            passages_by_name = {name: corpus[passage] for name, (passage, _) in zip(names, best, strict=True)}
+            rows.append({"anchor": text, **passages_by_name, "label": [score for _, score in best]})
+    return Dataset.from_list(rows)
 
 
 def distillation_loss(student: "SentenceTransformer") -> "nn.Module":

@@ -2,14 +2,11 @@
 
 import hashlib
 import json
-from collections import Counter, defaultdict
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.data.text.ngram_overlap import hash_words, ngram_hashes
 from revela_hub.data.text.same_text import text_key
 from revela_hub.data.text.words import words
 
@@ -52,36 +49,40 @@ def hold_out_labels(
         query, passage = (spelling.setdefault(text_key(text), text) for text in (row["anchor"], row["positive"]))
         positives.setdefault(query, []).append(passage)
     # Queries that share a passage are on the same side, so that no passage is both trained on and asked for.
-    of_group: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for query, group in connected(positives).items():
-        of_group.setdefault(group, []).append(query)
-    if len(positives) < MIN_LABELLED or len(of_group) < MIN_GROUPS:
-        number = f"{len(positives):,}, fewer than {MIN_LABELLED}"
-        if len(positives) >= MIN_LABELLED:
-            number = (
-                f"{len(positives):,}, in {len(of_group):,} groups without a common passage, fewer than {MIN_GROUPS}"
-            )
-        log(f"labelled queries: {number}; they are trained on, and the verdict is on queries made from the text")
+        groups.setdefault(group, []).append(query)
+    if len(positives) < MIN_LABELLED or len(groups) < MIN_GROUPS:
+        log(
+            f"labelled queries: {len(positives):,} in {len(groups):,} groups without a common passage, fewer than {MIN_LABELLED} or"
+            f" {MIN_GROUPS}; they are trained on, and the verdict is on queries made from the text"
+        )
         return None
-    held: list[str] = []
-    for group in sorted(of_group, key=_digest):
-        if len(held) + len(of_group[group]) <= min(most, len(positives) // 2):
-            held += of_group[group]
-    asked = set(held)
-    kept = [row for row in rows if spelling[text_key(row["anchor"])] not in asked]
+    asked: list[str] = []
+    for group in sorted(groups, key=_digest):
+        if len(asked) + len(groups[group]) <= min(most, len(positives) // 2):
+            asked += groups[group]
+    kept = [row for row in rows if spelling[text_key(row["anchor"])] not in set(asked)]
     left.parent.mkdir(parents=True, exist_ok=True)
     left.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
-    asked_for = dict.fromkeys(text for query in held for text in positives[query])
-    relevant = {text_key(text) for text in asked_for}
-    labelled, is_copy = {row["positive"] for row in kept}, _copies_of(list(asked_for))
-    candidates = {text_key(text): text for text in (*corpus.values(), *sorted(labelled))}  # a labelled text wins
-    ordered = sorted((text for key, text in candidates.items() if key not in relevant), key=_digest)
-    # A chunk of the text that contains an answer, or a part of it, is no wrong answer.
-    others = (text for text in ordered if text in labelled or not is_copy(text))
-    names = {
-        text: f"l{place}" for place, text in enumerate([*asked_for, *islice(others, max(0, passages - len(asked_for)))])
-    }
-    queries = {f"labelled-{place}": query for place, query in enumerate(held)}
+
+    relevant = list(dict.fromkeys(text for query in asked for text in positives[query]))
+    answers, labelled = [_ngrams(text) for text in relevant], {row["positive"] for row in kept}
+
+    def is_copy(text: str) -> bool:
+        """Whether a text has most n-grams of an answer, or the reverse: a chunk with an answer, or a part of it, is no wrong answer."""
+        grams = _ngrams(text)
+        return any(len(grams & answer) > COPIED * min(len(grams), len(answer)) for answer in answers)
+
+    others = {text_key(text): text for text in (*corpus.values(), *sorted(labelled))}  # a labelled text wins
+    for text in relevant:
+        others.pop(text_key(text), None)
+    searched = list(relevant)
+    for text in sorted(others.values(), key=_digest):
+        if len(searched) < passages and (text in labelled or not is_copy(text)):
+            searched.append(text)
+    names = {text: f"l{place}" for place, text in enumerate(searched)}
+    queries = {f"labelled-{place}": query for place, query in enumerate(asked)}
     qrels = {name: {names[text]: 1 for text in positives[query]} for name, query in queries.items()}
     return RetrievalTask({name: text for text, name in names.items()}, queries, qrels, "labels")
 
@@ -101,26 +102,9 @@ def connected(positives: dict[str, list[str]]) -> dict[str, str]:
     return {query: first(texts[0]) for query, texts in positives.items()}
 
 
-def _copies_of(passages: list[str]) -> Callable[[str], bool]:
-    """Return a function: whether a text has most n-grams of one of these passages, or one of these most of the text's."""
-    sizes: list[int] = []
-    having: dict[int, list[int]] = defaultdict(list)  # n-gram to the numbers of passages
-    for number, passage in enumerate(passages):
-        grams = _ngrams(passage)
-        sizes.append(len(grams))
-        for gram in grams:
-            having[gram].append(number)
-
-    def is_copy(text: str) -> bool:
-        grams = _ngrams(text)
-        shared = Counter(number for gram in grams for number in having.get(gram, ()))
-        return any(count > COPIED * min(len(grams), sizes[number]) for number, count in shared.items())
-
-    return is_copy
-
-
-def _ngrams(text: str) -> list[int]:
-    return list(dict.fromkeys(ngram_hashes(hash_words(words(text)), NGRAM).tolist()))
+def _ngrams(text: str) -> set[tuple[str, ...]]:
+    tokens = words(text)
+    return {tuple(tokens[place : place + NGRAM]) for place in range(len(tokens) - NGRAM + 1)}
 
 
 def _digest(text: str) -> bytes:

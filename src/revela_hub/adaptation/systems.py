@@ -19,66 +19,65 @@ from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.rerank import OWN_DEPTH
 
-METRIC = "ndcg_at_10"
 Scores = Mapping[str, float]
 """nDCG@10 by query."""
 
 
 @dataclass(frozen=True)
 class System:
-    """A retriever, BM25, and the weight of BM25 in their hybrid; the best results may be reranked by the retriever's token vectors.
+    """A retriever and BM25; the best results of their hybrid may be reranked by the retriever's token vectors.
 
     Attributes:
         name: name in tables.
         folder: sentence-transformers folder or Hub id.
         dense: hits of the retriever for the queries of both halves.
         bm25: hits of BM25 for the same queries.
-        weight: weight of BM25, fitted on the dev half.
-        seconds: duration of the training.
-        settings: settings of BM25.
+        bm25_weight: weight of BM25 in the hybrid, fitted on the dev half; that of the retriever is 1 - bm25_weight.
+        bm25_settings: settings of BM25.
         tokens: scores of the hybrid's best results by the retriever's token vectors (late interaction).
         token_weight: weight of these scores, fitted on the dev half; 0 without late interaction.
+        seconds: duration of the training; None for the base retriever.
     """
 
     name: str
     folder: str
     dense: Rankings
     bm25: Rankings
-    weight: float
-    seconds: float = 0.0
-    settings: BM25Settings = field(default_factory=BM25Settings)
+    bm25_weight: float
+    bm25_settings: BM25Settings = field(default_factory=BM25Settings)
     tokens: Rankings = field(default_factory=dict)
     token_weight: float = 0.0
-    _scored: list[tuple[RetrievalTask, float | None, Scores]] = field(
-        default_factory=list, init=False, repr=False, compare=False
+    seconds: float | None = None
+    _scored: dict[tuple[int, float | None], tuple[RetrievalTask, Scores]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def scores(self, task: RetrievalTask, weight: float | None = None) -> Scores:
+    @property
+    def trained(self) -> bool:
+        """Whether this is not the base retriever."""
+        return self.seconds is not None
+
+    @property
+    def label(self) -> str:
+        """The name, with the other parts: `natural pairs, with BM25 and late interaction`."""
+        return f"{self.name}, with BM25{' and late interaction' if self.token_weight and self.trained else ''}"
+
+    def scores(self, task: RetrievalTask, bm25_weight: float | None = None) -> Scores:
         """Return nDCG@10 by query: as fitted, or with this weight of BM25 and without late interaction."""
-        for scored, with_weight, scores in self._scored:
-            if scored is task and with_weight == weight:
-                return scores
-        scores = self._score(task, weight)
-        self._scored.append((task, weight, scores))
-        return scores
+        key = id(task), bm25_weight
+        if key not in self._scored:
+            run = fuse_runs(self.dense, self.bm25, task, self.bm25_weight if bm25_weight is None else bm25_weight)
+            if bm25_weight is None and self.token_weight:
+                run = fuse_runs(best_of(run), self.tokens, task, self.token_weight)
+            self._scored[key] = (
+                task,
+                score_run(run, task).per_query["ndcg_at_10"],
+            )  # with the task, whose id stays its own
+        return self._scored[key][1]
 
-    def _score(self, task: RetrievalTask, weight: float | None) -> Scores:
-        run = hybrid_run(self.dense, self.bm25, task, self.weight if weight is None else weight)
-        if weight is None and self.token_weight:
-            run = fuse_runs(best_of(run), self.tokens, task, self.token_weight)
-        return score_run(run, task).per_query[METRIC]
-
-    def mean(self, task: RetrievalTask, weight: float | None = None) -> float:
+    def mean(self, task: RetrievalTask, bm25_weight: float | None = None) -> float:
         """Return the mean of `scores`."""
-        return float(np.mean(list(self.scores(task, weight).values())))
-
-
-def hybrid_run(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: float) -> Rankings:
-    """Return the hits of (1 - weight) * dense + weight * bm25, best first."""
-    if weight in (0, 1):
-        one = bm25 if weight else dense
-        return {query: one.get(query, {}) for query in task.queries}
-    return fuse_runs(dense, bm25, task, weight)
+        return float(np.mean(list(self.scores(task, bm25_weight).values())))
 
 
 def best_of(run: Rankings) -> Rankings:
@@ -107,9 +106,9 @@ def best_on(dev: RetrievalTask, systems: Sequence[System]) -> System:
     return max(systems, key=lambda system: round(system.mean(dev), 9))
 
 
-def _gain(before: System, after: System, dev: RetrievalTask, weight: float | None) -> tuple[float, float]:
+def _gain(before: System, after: System, dev: RetrievalTask, bm25_weight: float | None) -> tuple[float, float]:
     """Return the mean gain and its standard error, rounded: if only one query changes, they are equal."""
-    a, b = before.scores(dev, weight), after.scores(dev, weight)
+    a, b = before.scores(dev, bm25_weight), after.scores(dev, bm25_weight)
     gain = np.array([b[query] - a[query] for query in sorted(a)])
     return round(float(gain.mean()), 9), round(float(gain.std(ddof=1)) / len(gain) ** 0.5, 9)
 
@@ -122,33 +121,31 @@ def split_by_document(
     Queries that are connected by common documents are in the same half. If most queries are, only those with the same first document
     are; if these are most queries, they are split one by one. `log` is called with the reason.
     """
+    task = probe.task
     documents = {
-        query: [probe.documents_of.get(passage, passage) for passage in sorted(probe.task.qrels[query])]
-        for query in probe.task.queries
+        query: [probe.documents_of.get(passage, passage) for passage in sorted(task.qrels[query])]
+        for query in task.queries
     }
-    same_first = {query: names[0] for query, names in documents.items()}
-    separate = halves = _balanced(connected(documents))
-    for groups in (same_first, {query: query for query in documents}):
-        if min(map(len, halves)) < len(documents) // 3:
-            halves = _balanced(groups)
-    if halves is not separate:
+    first = {query: names[0] for query, names in documents.items()}
+    for groups in (connected(documents), first, {query: query for query in documents}):
+        halves = _balanced(groups)
+        if min(map(len, halves)) >= len(documents) // 3:
+            break
+    if groups != connected(documents):
         log("most queries share documents: some documents have queries in both the dev and the test half")
-    task, of_dev = probe.task, set(halves[0])
-    return task.subset(q for q in task.queries if q in of_dev), task.subset(q for q in task.queries if q not in of_dev)
+    dev, test = (task.subset([query for query in task.queries if query in half]) for half in halves)
+    return dev, test
 
 
-def _balanced(group_of: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def _balanced(group_of: Mapping[str, str]) -> tuple[set[str], set[str]]:
     """Split queries into halves of about equal size, with each group in one half."""
     members: dict[str, list[str]] = {}
     for query, group in group_of.items():
         members.setdefault(group, []).append(query)
-    halves: tuple[list[str], list[str]] = ([], [])
-
-    def order(group: str) -> tuple[int, bytes]:
-        return -len(members[group]), hashlib.sha256(group.encode()).digest()
-
-    for group in sorted(members, key=order):  # the largest first: this balances the halves
-        min(halves, key=len).extend(members[group])
+    halves: tuple[set[str], set[str]] = (set(), set())
+    # The largest group first: this balances the halves.
+    for group in sorted(members, key=lambda group: (-len(members[group]), hashlib.sha256(group.encode()).digest())):
+        min(halves, key=len).update(members[group])
     return halves
 
 

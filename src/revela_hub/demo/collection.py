@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.adaptation import UNTRAINED
 from revela_hub.data.sources.source import Document
 from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker, read_passages
@@ -47,7 +46,7 @@ class Report:
                 float(values.get("token_weight", 0)),
                 f"{values['verdict'].capitalize()}: {interval} nDCG@10 compared with the base retriever with BM25"
                 f" ({gain['queries']} test queries).",
-                values["exported"] in UNTRAINED,
+                not values["trained"],
                 BM25Settings(**values.get("bm25", {})),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -95,7 +95,7 @@ print(model.similarity(queries, passages))"""
     rerank = f" --rerank self --rerank_weight {token_weight:.1f}" if token_weight else ""
     search = (
         f"revela-hub search {shlex.quote(name)} {shlex.quote(QUERY)} --corpus my-documents --mode hybrid"
-        f" --weights {1 - weight:.1f} {weight:.1f}{rerank}"
+        f" --parts dense bm25 --weights {1 - weight:.1f} {weight:.1f}{rerank}"
     )
     return {"sentence-transformers": python, "revela-hub": search}
 

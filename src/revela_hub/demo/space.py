@@ -22,7 +22,7 @@ GRADIO_VERSION = "6.31.0"
 """Version of gradio for the Space, if it is not installed here."""
 MOST_QUERIES, MOST_PASSAGES = 20, 2000
 SAMPLE, QUERIES = "sample.jsonl", "queries.txt"
-REPORT_FIELDS = ("verdict", "difference", "exported", "bm25_weight", "token_weight", "bm25")
+REPORT_FIELDS = ("verdict", "difference", "trained", "bm25_weight", "token_weight", "bm25")
 """The parts of the report that the page shows."""
 
 

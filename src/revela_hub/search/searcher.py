@@ -6,24 +6,24 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from revela_hub.adaptation import HYBRID
+from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.errors import UserError
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt
-from revela_hub.retrieval.index_options import SmallVectorArguments
-from revela_hub.search.ranker_options import RankerOptions, load_models
-from revela_hub.search.reading_options import ReadingOptions
+from revela_hub.search.models import load_models
+from revela_hub.search.options import Mode, RankOptions
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import Hit, Passages, Ranker
 
 
 @dataclass(kw_only=True)
-class SearchOptions(SmallVectorArguments, ReadingOptions, RankerOptions):
+class SearchOptions(TextOptions, RankOptions):
     """What to search, and how."""
 
     model: str = required("Sentence-transformers folder or Hub id, output folder of adapt, or bm25.")
@@ -31,7 +31,7 @@ class SearchOptions(SmallVectorArguments, ReadingOptions, RankerOptions):
     index: str | None = option(
         None, "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
     )
-    mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(
+    mode: Mode | None = option(
         None, "How to rank (default: dense; bm25 for bm25; hybrid for an output folder of adapt)."
     )
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
@@ -46,7 +46,8 @@ class Searcher:
         model: Sentence-transformers folder or Hub id, output folder of `revela-hub adapt`, or `"bm25"`.
         corpus: Text to search: a folder, file, glob pattern or data set (`hf:owner/name`), or several.
         options: Other options of `revela-hub search` by their names, such as `index="outputs/index"`, `mode="hybrid"`,
-            `weights=[0.7, 0.3]` or `rerank="self"`. The output folder of adapt is searched with its fitted weights.
+            `weights=[0.7, 0.3]` (of the retriever and of BM25) or `rerank="self"`. The output folder of adapt is searched with
+            its fitted weights.
 
     Raises:
         UserError: The model, the text or the index cannot be read, or the options do not go together.
@@ -60,14 +61,23 @@ class Searcher:
     """
 
     def __init__(self, model: str | Path, corpus: str | Path | Sequence[str | Path] = (), **options: Any) -> None:  # noqa: ANN401
-        given_sources = [corpus] if isinstance(corpus, str | Path) else corpus
-        sources: list[Any] = [str(source) if isinstance(source, Path) else source for source in given_sources]
-        arguments = SearchOptions(model=os.fspath(model), corpus=sources, **options)
-        _check(arguments)
+        given = [corpus] if isinstance(corpus, str | Path) else corpus
+        sources: list[Any] = [str(source) if isinstance(source, Path) else source for source in given]
+        self._open(SearchOptions(model=os.fspath(model), corpus=sources, **options))
+
+    @classmethod
+    def of(cls, options: SearchOptions) -> "Searcher":
+        """Return the searcher of options as a whole."""
+        searcher = cls.__new__(cls)
+        searcher._open(options)
+        return searcher
+
+    def _open(self, options: SearchOptions) -> None:
+        if bool(options.corpus) == bool(options.index):
+            raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
         with contextlib.ExitStack() as stack:
             temporary = stack.enter_context(scratch_folder("search"))
-            passages = None if arguments.index else _read(arguments, temporary)
-            self._ranker, self.passages = _open(arguments, passages, temporary)
+            self._ranker, self.passages = _open(options, temporary)
             self._close = weakref.finalize(self, stack.pop_all().close)
 
     def close(self) -> None:
@@ -110,74 +120,48 @@ class Searcher:
         return self._ranker.why_nothing(self._ranker.encode([query]))[0] or "no passage has a term of the query"
 
 
-def _check(arguments: SearchOptions) -> None:
-    """Check the options without loading anything, and choose the mode of an output folder of adapt."""
-    if bool(arguments.corpus) == bool(arguments.index):
-        raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
-    _check_corpus(arguments)
-    if arguments.mode is None and (local_path(arguments.model) / HYBRID).is_file():
-        arguments.mode = "hybrid"
-
-
-def _check_corpus(arguments: SearchOptions) -> None:
-    """Reject paths that do not exist; a query after `--corpus` is parsed as one more path."""
-    from revela_hub.data.sources.files import check_exists
-    from revela_hub.data.sources.source import parse_source
-
-    for source in map(parse_source, arguments.corpus):
-        try:
-            check_exists(source)
-        except UserError as error:
-            raise UserError(
-                f"--corpus: {source.path!r} does not exist (put a query before --corpus, or use --query)"
-            ) from error
-
-
-def _read(arguments: SearchOptions, folder: Path) -> "Passages":
+def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
+    """Read the text, or open the index, and build the ranker; files that are not kept are written to a temporary folder."""
     from revela_hub.data.sources.documents import read_documents
-    from revela_hub.data.sources.report import ReadReport
-    from revela_hub.retrieval import read_passages
-
-    report = ReadReport()
-    documents = read_documents(arguments.corpus, report=report, **arguments.reading())
-    passages = read_passages(
-        documents, folder, max_words=arguments.max_words, report=report, show_progress_bar=shows_progress()
-    )
-    note(report)
-    return passages
-
-
-def _open(arguments: SearchOptions, passages: "Passages | None", temporary: Path) -> "tuple[Ranker, Passages]":
-    from revela_hub.data.sources.report import counted
+    from revela_hub.data.sources.report import ReadReport, counted
     from revela_hub.files import cache_folder, claim
-    from revela_hub.retrieval import build_ranker
+    from revela_hub.retrieval import build_ranker, read_passages
     from revela_hub.retrieval.encoder import document_identity
     from revela_hub.retrieval.ranking import VectorRanker
     from revela_hub.retrieval.rerank import RerankedRanker
 
-    models = load_models(arguments, arguments.model, arguments.mode)
-    settings = models.settings
-    folder = local_path(arguments.cache_dir or cache_folder("passages"))
-    loaded: dict[str, Any] = {"dense": models.dense, "sparse": models.sparse, "reranker": models.reranker}
-    if passages is None:
+    if not options.index:
+        report = ReadReport()
+        documents = read_documents(options.corpus, report=report, **options.reading())
+        show = shows_progress()
+        passages = read_passages(
+            documents, temporary, max_words=options.max_words, report=report, show_progress_bar=show
+        )
+        note(report)
+    is_adapted = (local_path(options.model) / HYBRID).is_file()
+    settings, dense, sparse, reranker = load_models(
+        options, options.model, options.mode or ("hybrid" if is_adapted else None)
+    )
+    folder = local_path(options.cache_dir or cache_folder("passages"))
+    stored: dict[str, Any] = {}
+    if options.index:
         from revela_hub.hub_cards.hub_index import open_store
 
-        documents = document_identity(arguments.model, arguments.max_length) if settings.identity else None
-        identity = settings.identity or None
-        store = open_store(arguments.index or "", models.dense, identity, arguments.model, documents)
+        identity = document_identity(options.model, options.max_length) if settings.identity else None
+        store = open_store(options.index, dense, settings.identity or None, options.model, identity)
         passages, built = store.passages, store.metadata
         settings = replace(settings, index=built.options, document_prompt=built.document_prompt)
-        if arguments.cache_dir is None and os.access(store.derived, os.W_OK):
+        if options.cache_dir is None and os.access(store.derived, os.W_OK):
             folder = store.derived
         else:
             claim(folder)
         if "dense" in settings.used:
-            loaded |= {"vectors": store.vectors, "index": store.index}
-    elif "dense" not in settings.used and "sparse" not in settings.used:
+            stored = {"vectors": store.vectors, "index": store.index}
+    elif settings.used == ("bm25",):
         folder = temporary  # BM25 statistics are computed from the current files
     else:
         claim(folder)
-    ranker = build_ranker(passages.texts, settings, folder, **loaded)
+    ranker = build_ranker(passages.texts, settings, folder, dense=dense, sparse=sparse, reranker=reranker, **stored)
     first = ranker.ranker if isinstance(ranker, RerankedRanker) else ranker
     vectors = [part.vectors for part in getattr(first, "parts", [first]) if isinstance(part, VectorRanker)]
     reused = f", {vectors[0].reused:,} of them from the cache" if vectors and vectors[0].reused else ""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt
-from revela_hub.search.endpoint_options import EndpointOptions
+from revela_hub.search.options import EndpointOptions
 
 if TYPE_CHECKING:
     from revela_hub.hub_cards import Check
@@ -87,7 +87,7 @@ def _compare_with_server(arguments: Arguments, model: str) -> "list[Check]":
     import numpy as np
 
     from revela_hub.hub_cards import Check
-    from revela_hub.search.encoders import load_dense
+    from revela_hub.search.models import load_dense
 
     local, served = (
         load_dense(

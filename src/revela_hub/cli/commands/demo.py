@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from revela_hub.adaptation import REPORT, SETTINGS
+from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.errors import UserError, require
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required
 from revela_hub.output import note
 from revela_hub.ranges import Port, PositiveInt, TextLength
-from revela_hub.search.encoders import encoder_identity, load_dense
-from revela_hub.search.reading_options import ReadingOptions
+from revela_hub.search.models import encoder_identity, load_dense
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -42,7 +42,7 @@ _MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[*`]+|^#+\s*")
 
 
 @dataclass(kw_only=True)
-class Arguments(ReadingOptions):
+class Arguments(TextOptions):
     """Arguments of `revela-hub demo`."""
 
     model: str = required("Output folder of adapt, retriever, or Hub id.")

@@ -37,14 +37,8 @@ from revela_hub.errors import UserError
 from revela_hub.files import scratch_folder
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt
-from revela_hub.search.ranker_options import (
-    DEPTH,
-    NO_RERANKING,
-    OWN,
-    RankerOptions,
-    load_models,
-    load_reranker,
-)
+from revela_hub.search.models import DEPTH, load_models, load_reranker
+from revela_hub.search.options import NO_RERANKING, SELF, RankOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +56,7 @@ METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Rec
 
 
 @dataclass(kw_only=True)
-class Arguments(RankerOptions):
+class Arguments(RankOptions):
     """Arguments of `revela-hub evaluate`."""
 
     models: list[str] = required("Sentence-transformers folders or Hub ids, or bm25.")
@@ -165,7 +159,7 @@ def _on_folder(
                 continue
             before, after = evaluate_reranking(task, models.settings, reranker, **given_models)
             yield label, before
-            yield f"{label} > {arguments.rerank or OWN}", after
+            yield f"{label} > {arguments.rerank or SELF}", after
 
 
 def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":

@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.retrieval.index_options import IndexOptions, Precision, SmallVectorArguments
-from revela_hub.search.encoders import OnDevices, encoder_identity, load_dense
-from revela_hub.search.endpoint_options import EndpointOptions
-from revela_hub.search.reading_options import ReadingOptions
+from revela_hub.search.models import OnDevices, encoder_identity, load_dense
+from revela_hub.search.options import EndpointOptions
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import Passages, RankerSettings
@@ -40,7 +40,7 @@ POSITIONALS = ("model",)
 
 
 @dataclass(kw_only=True)
-class PassageOptions(ReadingOptions, EndpointOptions):
+class PassageOptions(TextOptions, EndpointOptions):
     """The passages, the model and the output folder, of `encode` and `index`."""
 
     option_group = "passages"

@@ -5,8 +5,8 @@ For each pair of a query (anchor) and a positive passage, the model searches the
 passages each limit removed. Known positives of a query, the query itself and their duplicates are never negatives.
 
 Pairs are JSON lines, a data set (hf:owner/name) or a BEIR folder (--beir). Without --corpus, the positives of all
-pairs are searched. Vectors are cached on disk (dimension x 4 bytes per passage, or x 2 with --dtype float16), so a
-repeated or interrupted command reuses them, and the corpus can be larger than memory.
+pairs are searched. Vectors are cached on disk (dimension x 4 bytes per passage), so a repeated or interrupted command
+reuses them, and the corpus can be larger than memory.
 
 Writes anchor, positive, negative_1, negative_2, ..., which sentence-transformers' losses read directly, as JSON
 lines (.jsonl or .jsonl.gz).
@@ -33,7 +33,8 @@ from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option, required, values_of
 from revela_hub.output import note
-from revela_hub.search.ranker_options import RankerOptions, load_models
+from revela_hub.search.models import load_models
+from revela_hub.search.options import Mode, RankOptions
 
 if TYPE_CHECKING:
     pass
@@ -44,14 +45,12 @@ RowT = TypeVar("RowT")
 
 
 @dataclass(kw_only=True)
-class Arguments(RankerOptions):
+class Arguments(RankOptions):
     """Arguments of `revela-hub mine`."""
 
     model: str = required("Sentence-transformers folder or Hub id, or bm25.")
     output: str = required("Output file: JSON lines (.jsonl or .jsonl.gz).")
-    mode: Literal["dense", "sparse", "bm25", "hybrid"] | None = option(
-        None, "How to rank (default: dense, or bm25 if that is the model)."
-    )
+    mode: Mode | None = option(None, "How to rank (default: dense, or bm25 if that is the model).")
     pairs: str | None = option(None, "Pairs: JSON lines or a data set (hf:owner/name).")
     anchor_column: str = option("anchor", "Column of the pairs that holds the query.")
     positive_column: str = option("positive", "Column of the pairs that holds the passage, or a list of passages.")

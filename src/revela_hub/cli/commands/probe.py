@@ -17,12 +17,12 @@ Examples:
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option, required
 from revela_hub.output import command_line, note
 from revela_hub.ranges import PositiveInt, Seed
-from revela_hub.search.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend
@@ -32,7 +32,7 @@ POSITIONALS = ("data",)
 
 
 @dataclass(kw_only=True)
-class Arguments(ReadingOptions):
+class Arguments(TextOptions):
     """Arguments of `revela-hub probe`."""
 
     data: list[str] = required(

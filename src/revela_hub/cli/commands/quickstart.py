@@ -13,6 +13,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import Seed
@@ -43,15 +44,10 @@ def run(arguments: Arguments) -> None:
     models = Path(arguments.models_dir)
     for part in ("retriever", "lm"):
         if not (models / part).exists():
-            raise UserError(
-                f"{models} has no {part}: run from a checkout of the repository, or give --models_dir FOLDER"
-            )
-    root = Path(arguments.data or sysconfig.get_paths()["stdlib"])
-    if not root.is_dir():
-        raise UserError(f"--data {root} is not a folder")
+            raise UserError(f"{models} has no {part}: run in a checkout of the repository, or give --models_dir FOLDER")
     adapt.run(
-        adapt.Arguments(
-            data=[str(root)],
+        AdaptOptions(
+            data=[arguments.data or sysconfig.get_paths()["stdlib"]],
             retriever=str(models / "retriever"),
             lm=str(models / "lm"),
             budget=arguments.budget,

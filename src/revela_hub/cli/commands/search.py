@@ -25,8 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from revela_hub.errors import UserError
-from revela_hub.options import option, values_of
+from revela_hub.options import option
 from revela_hub.output import is_utf8, note, typed_lines
 from revela_hub.ranges import PositiveInt
 from revela_hub.search.searcher import Searcher, SearchOptions
@@ -54,9 +53,7 @@ def run(arguments: Arguments) -> None:
     """Build or open the index, then search for the query, or for those on standard input."""
     from revela_hub.data.sources.unicode import without_surrogates
 
-    if arguments.query is not None and not arguments.query.strip():
-        raise UserError("the query is empty")
-    with Searcher(**values_of(SearchOptions, arguments)) as searcher:
+    with Searcher.of(arguments) as searcher:
         queries = [arguments.query] if arguments.query is not None else _typed_queries()
         for text in map(without_surrogates, queries):
             hits = searcher.search(text, arguments.top_k)

@@ -1,4 +1,4 @@
-"""The options of commands that read text."""
+"""The options that all commands that read text share."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from revela_hub.ranges import PositiveInt
 
 
 @dataclass(kw_only=True)
-class ReadingOptions:
+class TextOptions:
     """Options for reading text."""
 
     option_group = "text"

@@ -1,0 +1,181 @@
+"""Loads the models that options name: encoders, rerankers, and the settings that `adapt` has fitted."""
+
+import json
+import weakref
+from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from revela_hub.adaptation import HYBRID
+from revela_hub.errors import UserError
+from revela_hub.files import local_path
+from revela_hub.output import note, shows_progress
+from revela_hub.search.options import NO_RERANKING, SELF, EndpointOptions, RankOptions
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from revela_hub.retrieval import RankerSettings
+
+DEPTH = 50
+"""Default of --rerank_depth for models."""
+
+
+class Models(NamedTuple):
+    """The arguments of `build_ranker`."""
+
+    settings: "RankerSettings"
+    dense: Any = None
+    sparse: Any = None
+    reranker: Any = None
+
+
+def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: bool = True) -> Models:
+    """Load the models that a mode needs (default: dense, or bm25 if that is the model), with `rerank` also the reranker, if any.
+
+    In an output folder of adapt, the fitted weights and BM25 settings are used where the options give none.
+    """
+    from revela_hub.retrieval import RankerSettings
+    from revela_hub.retrieval.bm25 import bm25_settings
+    from revela_hub.retrieval.encoder import load_sparse_encoder, model_identity
+    from revela_hub.retrieval.rerank import OWN_DEPTH, OWN_WEIGHT
+
+    if model == "bm25" and mode not in (None, "bm25"):
+        raise UserError(f"--mode {mode} requires a model, not bm25: give its folder or Hub id")
+    mode = "bm25" if model == "bm25" else mode or "dense"
+    parts = options.parts if mode == "hybrid" else [mode]
+    file = local_path(model) / HYBRID
+    fitted = json.loads(file.read_text(encoding="utf-8")) if mode in ("hybrid", "bm25") and file.is_file() else {}
+    of_bm25 = fitted.get("bm25", {}) if options.bm25 == "bm25s" else {}
+    given = {
+        "stemmer": options.bm25_stemmer,
+        "stopwords": options.bm25_stopwords,
+        "split_identifiers": options.bm25_split_identifiers,
+    }
+    bm25 = {name: of_bm25.get(name) if value is None else value for name, value in given.items()}
+    weights, token_weight = options.weights, 0.0
+    if fitted and weights is None and options.fusion == "minmax" and parts == ["dense", "bm25"]:
+        weights = [1 - fitted["bm25_weight"], fitted["bm25_weight"]]
+        token_weight = fitted.get("token_weight", 0.0)
+    own = options.rerank == SELF or (options.rerank is None and token_weight > 0)
+    if own and options.rerank is None and options.endpoint:
+        note("late interaction, which adapt has fitted, needs the model here: not used with --endpoint")
+        own = False
+    dense = sparse = None
+    if "dense" in parts:
+        dense = load_dense(
+            model,
+            device=options.device,
+            trust_remote_code=options.trust_remote_code,
+            max_seq_length=options.max_length,
+            prompt=options.query_prompt or options.document_prompt,
+            server=options,
+        )
+    elif options.endpoint and model != "bm25":
+        raise UserError(f"--endpoint requires --mode dense, or hybrid with the part dense, not {mode}")
+    sparse_model = options.sparse_model or model
+    if "sparse" in parts:
+        sparse = load_sparse_encoder(
+            sparse_model,
+            device=options.device,
+            trust_remote_code=options.trust_remote_code,
+            max_seq_length=options.max_length,
+        )
+    settings = RankerSettings(
+        mode=mode,
+        parts=options.parts,
+        fusion=options.fusion,
+        weights=weights,
+        identity=encoder_identity(dense, model, options.max_length) if dense is not None else "",
+        sparse_identity=model_identity(sparse_model, options.max_length) if sparse is not None else "",
+        query_prompt=options.query_prompt,
+        document_prompt=options.document_prompt,
+        batch_size=options.batch_size,
+        bm25=bm25_settings(options.bm25, **bm25),
+        device=dense.device if dense is not None else "cpu",
+        show_progress_bar=shows_progress(),
+        rerank_depth=options.rerank_depth or (OWN_DEPTH if own else DEPTH),
+        rerank_weight=options.rerank_weight or (token_weight or OWN_WEIGHT if own else 1.0),
+    )
+    reranker: Any = (SELF if own else load_reranker(options)) if rerank else None
+    return Models(settings, dense, sparse, reranker)
+
+
+def load_reranker(options: RankOptions) -> Any:
+    """Load the model of --rerank; None without one."""
+    if options.rerank in (None, SELF, NO_RERANKING):
+        return None
+    from revela_hub.retrieval.rerank import Reranker
+
+    return Reranker(
+        options.rerank,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+        batch_size=options.batch_size,
+    )
+
+
+def load_dense(
+    model: str,
+    *,
+    device: str | None,
+    trust_remote_code: bool,
+    max_seq_length: int | None,
+    prompt: str | None = None,
+    server: EndpointOptions | None = None,
+) -> Any:  # noqa: ANN401 (an `Encoder` with its device)
+    """Return the encoder of a model; its `similarity_fn_name` names the similarity of its vectors.
+
+    `prompt` replaces the model's own. With a server (`--endpoint`), the model's weights are not loaded.
+    """
+    from revela_hub.checkpoints import method_of_model
+    from revela_hub.retrieval.encoder import load_encoder, similarity_of
+
+    method = method_of_model(model)
+    if method is not None and method.encoder:
+        if prompt or max_seq_length or (server and server.endpoint):
+            raise UserError(
+                f"{model} was trained with {method.title}, which has no prompts, a fixed length and no server: leave out"
+                " --query_prompt, --document_prompt, --max_length and --endpoint"
+            )
+        return resolve_name(method.encoder)(model, device)
+    if server is not None and server.endpoint is not None:
+        from revela_hub.data.openai_server import api_key
+        from revela_hub.retrieval.endpoint import OpenAIEncoder
+
+        return OpenAIEncoder(
+            server.endpoint,
+            model,
+            served_name=server.endpoint_model,
+            api_key=api_key(server.api_key_env),
+            concurrency=server.concurrency,
+            max_length=max_seq_length,
+            trust_remote_code=trust_remote_code,
+        )
+    encoder = load_encoder(model, device=device, trust_remote_code=trust_remote_code, max_seq_length=max_seq_length)
+    similarity_of(encoder, model)  # raises an error that names the model
+    return encoder
+
+
+class OnDevices:
+    """A sentence-transformers model on several devices, each in a process of its own, which share the texts of a call."""
+
+    def __init__(self, model: "SentenceTransformer", devices: list[str]) -> None:
+        import torch
+
+        for device in devices:
+            torch.empty(0, device=device)  # raises its error here, not in a process
+        self.device = devices[0]
+        self.similarity_fn_name = model.similarity_fn_name
+        self.get_embedding_dimension = model.get_embedding_dimension
+        pool = model.start_multi_process_pool(devices)
+        self.encode_query = partial(model.encode_query, pool=pool)
+        self.encode_document = partial(model.encode_document, pool=pool)
+        weakref.finalize(self, model.stop_multi_process_pool, pool)
+
+
+def encoder_identity(encoder: Any, model: str, max_seq_length: int | None) -> str:  # noqa: ANN401 (an `Encoder`)
+    """Return `model_identity` of a model; that of a server's vectors also names the model there."""
+    from revela_hub.retrieval.encoder import model_identity
+
+    return model_identity(model, max_seq_length) + str(getattr(encoder, "served_identity", ""))
