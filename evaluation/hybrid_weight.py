@@ -46,12 +46,10 @@ def halves(queries: Collection[str]) -> tuple[set[str], set[str]]:
 def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHybrid:
     """Choose a weight as `fit_weight` does, and score the hybrid of these hits with cross-validation."""
     runs = _fused(dense, bm25, task, WEIGHTS)
-    scored = {weight: score_run(run, task).per_query["ndcg_at_10"] for weight, run in runs.items()}
-    made = task.name == PROBE
     one, other = halves(task.queries)
-    for_one, for_other = (_supported(scored, half, made=made) for half in (other, one))
+    for_one, for_other = (_supported(runs, task, half) for half in (other, one))
     crossed = {query: runs[for_one if query in one else for_other][query] for query in task.queries}
-    return FittedHybrid(_supported(scored, task.queries, made=made), score_run(crossed, task))
+    return FittedHybrid(_supported(runs, task, task.queries), score_run(crossed, task))
 
 
 def fit_weight(
@@ -66,23 +64,23 @@ def fit_weight(
         prior: The weight without evidence, one of `WEIGHTS`.
         errors: Standard errors by which another weight must beat the prior; a larger one on a probe by at least two.
     """
-    runs = _fused(dense, bm25, task, WEIGHTS)
-    scored = {weight: score_run(run, task).per_query["ndcg_at_10"] for weight, run in runs.items()}
-    return _supported(scored, task.queries, made=task.name == PROBE, prior=prior, errors=errors)
+    return _supported(_fused(dense, bm25, task, WEIGHTS), task, task.queries, prior, errors)
 
 
 def _supported(
-    scored: Mapping[float, Mapping[str, float]],
+    runs: Mapping[float, Rankings],
+    task: RetrievalTask,
     queries: Collection[str],
-    *,
-    made: bool,
     prior: float = BM25_WEIGHT,
     errors: float = ERRORS,
 ) -> float:
     """Return the weight that the scores of some queries support."""
-    table = {weight: np.array([scores[query] for query in sorted(queries)]) for weight, scores in scored.items()}
+    part = task.subset(sorted(queries), task.name)
+    scores = {weight: score_run(run, part).per_query["ndcg_at_10"] for weight, run in runs.items()}
+    table = {weight: np.array(list(of_queries.values())) for weight, of_queries in scores.items()}
     best = max(WEIGHTS, key=lambda weight: (round(float(table[weight].mean()), 9), -abs(weight - prior)))
-    if not _better(table[best], table[prior], max(errors, ERRORS_UP) if made and best > prior else errors):
+    made = task.name == PROBE and best > prior
+    if not _better(table[best], table[prior], max(errors, ERRORS_UP) if made else errors):
         return prior
     between = [weight for weight in WEIGHTS if min(best, prior) <= weight <= max(best, prior)]
     good = [weight for weight in between if not _better(table[best], table[weight], 1.0)]

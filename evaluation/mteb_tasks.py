@@ -6,6 +6,7 @@ output. mteb's result cache is not used, so a changed model folder is always eva
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.errors import UserError, require
@@ -45,29 +46,22 @@ def evaluate_mteb(
         For each task the mean over its splits and subsets, as in mteb, and the total number of queries and documents.
 
     Raises:
-        UserError: mteb is not installed, a name is unknown or not a retrieval task, or its data cannot be downloaded.
+        UserError: mteb is not installed, or a name is unknown or not a retrieval task.
     """
-    resolved = resolve_tasks(tasks)
-    evaluated: Any = model
-    if isinstance(model, str):
-        import mteb
+    import mteb
 
-        if model != "bm25":
-            raise ValueError(f'model must be a SentenceTransformer or "bm25", not {model!r}')
-        evaluated = mteb.get_model(BM25_BASELINE)
+    resolved = resolve_tasks(tasks)
+    evaluated: Any = mteb.get_model(BM25_BASELINE) if model == "bm25" else model
     return [_evaluate(evaluated, task, batch_size, show_progress_bar) for task in resolved]
 
 
 def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
     """Return the tasks with these names of tasks and benchmarks; needs no network."""
     require("mteb")
-    import mteb
     from mteb.abstasks import AbsTaskRetrieval
     from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
-    resolved: list[AbsTask] = []
-    for task in tasks:
-        resolved += _lookup(mteb, task) if isinstance(task, str) else [task]
+    resolved = [found for task in tasks for found in (_lookup(task) if isinstance(task, str) else [task])]
     for task in resolved:
         parts = task.tasks if isinstance(task, AbsTaskAggregate) else [task]
         if not all(isinstance(part, AbsTaskRetrieval) for part in parts):
@@ -75,7 +69,9 @@ def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
     return resolved
 
 
-def _lookup(mteb: Any, name: str) -> "list[AbsTask]":
+def _lookup(name: str) -> "list[AbsTask]":
+    import mteb
+
     if name in PAPERS_TASKS:
         benchmark, dropped = PAPERS_TASKS[name]
         tasks = mteb.get_benchmark(benchmark).tasks
@@ -94,25 +90,21 @@ def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: b
 
     name = task.metadata.name
     if isinstance(task, AbsTaskAggregate):  # CQADupstack: the mean over twelve forums
-        parts = [_evaluate(model, part, batch_size, show_progress_bar) for part in task.tasks]
-        sizes = [sum(part.queries for part in parts), sum(part.documents for part in parts)]
-        return _mean(name, [part.to_dict() for part in parts], *sizes)
-    was_loaded = task.data_loaded
-    encode_kwargs: Any = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
-    try:
-        task.load_data()
-        result = mteb.evaluate(
-            model, task, cache=None, co2_tracker=False, encode_kwargs=encode_kwargs, show_progress_bar=show_progress_bar
+        return replace(
+            mean_of([_evaluate(model, part, batch_size, show_progress_bar) for part in task.tasks]), name=name
         )
-        # Afterwards: mteb converts tasks in its older data format during the evaluation.
-        data: Any = task.dataset
-        splits = [subset[split] for subset in data.values() for split in task.eval_splits if split in subset]
-        sizes = [sum(len(split[part]) for split in splits) for part in ("queries", "corpus")]
-    except OSError as error:
-        raise UserError(f"the data of mteb's task {name} cannot be loaded: {error}") from error
-    finally:
-        if not was_loaded:
-            task.unload_data()
+    was_loaded = task.data_loaded
+    task.load_data()
+    encode_kwargs: Any = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
+    result = mteb.evaluate(
+        model, task, cache=None, co2_tracker=False, encode_kwargs=encode_kwargs, show_progress_bar=show_progress_bar
+    )
+    # Afterwards: mteb converts tasks in its older data format during the evaluation.
+    data: Any = task.dataset
+    splits = [subset[split] for subset in data.values() for split in task.eval_splits if split in subset]
+    sizes = [sum(len(split[part]) for split in splits) for part in ("queries", "corpus")]
+    if not was_loaded:
+        task.unload_data()
     return _mean(name, [subset for split in result.task_results[0].scores.values() for subset in split], *sizes)
 
 

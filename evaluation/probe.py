@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.documents import read_documents
@@ -23,11 +23,7 @@ from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.data.text.same_text import letters, one_form, text_key
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_queries import Candidate, Passage, ProbeKind, passages_of_each
-from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, in_shape, resembling
-
-if TYPE_CHECKING:
-    from revela_hub.data.synthesis.backends import Backend
-    from revela_hub.data.synthesis.questions import QuestionFilter
+from revela_hub.evaluation.query_shapes import QueryShape, in_shape, resembling
 
 KINDS: tuple[ProbeKind, ...] = ("docstring", "title", "sentence")
 MIN_QUERIES = 20
@@ -58,19 +54,6 @@ class ProbeSettings:
     seed: int = 0
     shape: QueryShape = "short"
 
-    def __post_init__(self) -> None:
-        """Raises UserError for invalid settings."""
-        if self.queries < MIN_QUERIES:
-            raise UserError(f"a probe needs at least {MIN_QUERIES} queries, not {self.queries}")
-        if self.passages < 2 * MIN_QUERIES:
-            raise UserError(f"a probe needs at least {2 * MIN_QUERIES} passages, not {self.passages}")
-        if not self.kinds or set(self.kinds) - set(KINDS):
-            raise UserError(
-                f"the kinds of queries must be among {', '.join(KINDS)}, not {', '.join(self.kinds) or 'none'}"
-            )
-        if self.shape not in SHAPES:
-            raise UserError(f"the shape of queries must be one of {', '.join(SHAPES)}, not {self.shape!r}")
-
 
 @dataclass(frozen=True)
 class Probe:
@@ -83,7 +66,6 @@ class Probe:
         characters: The number of characters read.
         complete: Whether all of the text was read.
         documents_of: Passage id to document id.
-        questions: A summary of the questions by a language model that were dropped.
     """
 
     task: RetrievalTask
@@ -93,7 +75,6 @@ class Probe:
     complete: bool = True
     settings: ProbeSettings = field(default_factory=ProbeSettings)
     documents_of: dict[str, str] = field(default_factory=dict)
-    questions: str = ""
 
     @property
     def kinds(self) -> Counter[str]:
@@ -110,20 +91,14 @@ class Probe:
         used, read = self.documents
         share = f"{used:,} of {'' if self.complete else 'at least '}{counted(read, 'document')}"
         queries = counted(len(self.task.queries), "query")
-        dropped = f"; language model: {self.questions}" if self.questions else ""
-        return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages from {share}{dropped}"
+        return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages from {share}"
 
     def examples(self, number: int = 5) -> list[tuple[str, str]]:
         """Return some queries of every kind, each with its relevant passage in one line."""
-        by_kind: dict[str, list[str]] = defaultdict(list)
-        for query in self.task.queries:
-            by_kind[kind_of(query)].append(query)
-        chosen = [query for turn in zip_longest(*by_kind.values()) for query in turn if query][:number]
+        by_kind = (self.of_kind(kind).queries for kind in self.kinds)
+        chosen = [query for turn in zip_longest(*by_kind) for query in turn if query][:number]
         passages = [self.task.corpus[next(iter(self.task.qrels[query]))] for query in chosen]
-        return [
-            (self.task.queries[query], " ".join(passage.split()))
-            for query, passage in zip(chosen, passages, strict=True)
-        ]
+        return [(self.task.queries[q], " ".join(text.split())) for q, text in zip(chosen, passages, strict=True)]
 
 
 def kind_of(query_id: str) -> str:
@@ -135,7 +110,6 @@ def build_probe(
     sources: Iterable[SourceLike] | SourceLike,
     settings: ProbeSettings | None = None,
     *,
-    questions: "Backend | None" = None,
     examples: Sequence[str] = (),
     report: ReadReport | None = None,
     **defaults: Any,
@@ -145,7 +119,6 @@ def build_probe(
     Args:
         sources: As for `read_documents`.
         settings: The settings of the probe.
-        questions: A language model that writes questions for passages, an additional kind of queries.
         examples: Real queries without labels; sentences and docstrings get the shapes that resemble them most.
         report: Its counts are updated while reading.
         **defaults: Default values for fields of `Source`.
@@ -160,14 +133,13 @@ def build_probe(
     order = random.sample(range(len(documents)), len(documents))
     passages, used = _passages((documents[index] for index in order), settings, random)
     asked = _ask(passages, documents, settings, random)
-    keep = None
-    if questions is not None:
-        from revela_hub.data.synthesis.questions import question_filter
-
-        keep = question_filter(passage.text for passage in passages)
-        asked |= _questions(questions, passages, asked, settings, keep)
     if len(asked) < MIN_QUERIES:
-        raise NoProbe(_too_few(len(asked), passages, documents))
+        raise NoProbe(
+            f"the text has {counted(len(asked), 'candidate query')}, but a probe needs at least {MIN_QUERIES}: too few of the"
+            f" {counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} have a docstring, a comment"
+            " above a function, a heading, or three sentences and 20 words, which no other text repeats; add more text, or skip"
+            " copies and older versions (--exclude)"
+        )
     task, held_out = _hold_out(passages, asked)
     # Shorter queries: sentences in one shape, or sentences and docstrings in shapes that resemble the examples.
     kinds = ("sentence", "docstring") if examples else ("sentence",)
@@ -177,17 +149,7 @@ def build_probe(
     task = replace(task, queries=task.queries | shaped)
     documents_of = {f"p{index}": passage.document for index, passage in enumerate(passages)}
     made_of = (used, len(documents))
-    return Probe(task, held_out, made_of, characters, complete, settings, documents_of, str(keep or ""))
-
-
-def _too_few(asked: int, passages: Sequence[Passage], documents: Sequence[Document]) -> str:
-    """Return the message for a text with too few candidate queries."""
-    return (
-        f"the text has {counted(asked, 'candidate query')}, but a probe needs at least {MIN_QUERIES}: too few of the "
-        f"{counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} are functions with a docstring or a "
-        "comment above them, have a heading that their text does not repeat, or have three sentences and 20 words; add more text, or "
-        "skip copies and older versions, whose text is repeated elsewhere (--exclude)"
-    )
+    return Probe(task, held_out, made_of, characters, complete, settings, documents_of)
 
 
 def _read(documents: Iterator[Document]) -> tuple[list[Document], int, bool]:
@@ -240,13 +202,14 @@ def _ask(
 
     def fits(kind: ProbeKind, offer: _Asked) -> bool:
         """Return whether the query is new, and its text (of a title, the whole heading) occurs only where it is removed."""
-        if taken.intersection(offer.passages) or offer.candidate.text in seen:
-            return False
+        query, removed = offer.candidate.text, offer.candidate.removed
         own = {passages[index].document for index in offer.passages}
-        if any(sum(text.count(offer.candidate.removed) for text in texts[document]) != 1 for document in own):
+        if taken.intersection(offer.passages) or query in seen:
+            return False
+        if any(sum(text.count(removed) for text in texts[document]) != 1 for document in own):
             return False
         form = forms[kind]
-        whole, removed, query = everything[form], form(offer.candidate.removed), form(offer.candidate.text)
+        whole, query, removed = everything[form], form(query), form(removed)
         alone = kind == "title" or whole.count(query) == len(own) * removed.count(query)
         return alone and whole.count(removed) == len(own)
 
@@ -269,29 +232,7 @@ def _offers(passages: Sequence[Passage], kind: ProbeKind, random: Random) -> lis
             by_text[text_key(candidate.text)].append(index)
     most = MAX_TITLE_PASSAGES if kind == "title" else 1  # other queries must have a single answer
     few = [found for found in by_text.values() if len(found) <= most]
-    offers = [_Asked(passages[found[-1]].candidates[kind], tuple(found)) for found in few]
-    return random.sample(offers, len(offers))
-
-
-def _questions(
-    backend: "Backend",
-    passages: Sequence[Passage],
-    asked: dict[str, _Asked],
-    settings: ProbeSettings,
-    keep: "QuestionFilter",
-) -> dict[str, _Asked]:
-    from revela_hub.data.synthesis.questions import write_questions
-
-    taken = {index for query in asked.values() for index in query.passages}
-    free = [(index, passage.text) for index, passage in enumerate(passages) if index not in taken]
-    found: dict[str, _Asked] = {}
-    seen = NearDuplicates()
-    chosen = free[: settings.queries // (len(settings.kinds) + 1)]
-    for index, text in write_questions(backend, chosen, settings.seed, keep=keep):
-        if text not in seen:
-            seen.add(text)
-            found[f"question-{len(asked) + len(found)}"] = _Asked(Candidate(text, ""), (index,))
-    return found
+    return random.sample([_Asked(passages[found[-1]].candidates[kind], tuple(found)) for found in few], len(few))
 
 
 def _hold_out(passages: Sequence[Passage], asked: dict[str, _Asked]) -> tuple[RetrievalTask, dict[str, list[str]]]:
@@ -300,10 +241,10 @@ def _hold_out(passages: Sequence[Passage], asked: dict[str, _Asked]) -> tuple[Re
     held_out: dict[str, list[str]] = defaultdict(list)
     for query in asked.values():
         removed = query.candidate.removed
-        for index in query.passages if removed else ():
+        for index in query.passages:
             if removed not in held_out[passages[index].document]:
                 held_out[passages[index].document].append(removed)
-            texts[index] = " ".join(texts[index].split(removed)) if removed in texts[index] else texts[index]
+            texts[index] = texts[index].replace(removed, " ")
     task = RetrievalTask(
         corpus={f"p{index}": text.strip() for index, text in enumerate(texts)},
         queries={id_: query.candidate.text for id_, query in asked.items()},

@@ -3,20 +3,17 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.evaluation.probe import Probe
-from revela_hub.files import claim, local_path
+from revela_hub.files import atomic, claim, local_path
 
 SETTINGS_FILE = "probe.json"
 
 
 def write_probe(probe: Probe, folder: str | Path) -> Path:
-    """Write the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`.
-
-    The files replace those of an earlier probe when all of them are written.
+    """Write the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`, in place of an earlier probe.
 
     Raises:
         UserError: The folder contains files other than those of an earlier probe.
@@ -29,17 +26,13 @@ def write_probe(probe: Probe, folder: str | Path) -> Path:
         "characters_read": probe.characters,
         "all_of_the_text": probe.complete,
     }
+    rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     claim(folder)
-    with TemporaryDirectory(prefix=".part-", dir=folder) as part:
-        write_beir(probe.task, Path(part))
-        rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (Path(part) / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
-        (Path(part) / SETTINGS_FILE).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
-        for file in sorted(Path(part).rglob("*.*")):
-            target = folder / file.relative_to(part)
-            target.parent.mkdir(exist_ok=True)
-            file.replace(target)
+    with atomic(folder) as new:
+        write_beir(probe.task, claim(new))
+        (new / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
+        (new / SETTINGS_FILE).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
     return folder
 
 

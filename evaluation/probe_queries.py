@@ -8,7 +8,6 @@ A passage has a candidate of each applicable kind; at most one of them is used.
 """
 
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -19,10 +18,9 @@ from typing import Literal, TypeAlias
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import chunk_document, document_pieces
 from revela_hub.data.text.words import count_words
-from revela_hub.evaluation.doc_comments import SUFFIXES, commented_functions
-from revela_hub.evaluation.docstrings import documented_functions, python_lines
+from revela_hub.evaluation.functions import SUFFIXES, commented_functions, documented_functions
 
-ProbeKind: TypeAlias = Literal["docstring", "title", "sentence", "question"]
+ProbeKind: TypeAlias = Literal["docstring", "title", "sentence"]
 
 MAX_WORDS = 120
 MAX_PASSAGES_OF_A_DOCUMENT = 40
@@ -91,22 +89,11 @@ def passages_of_each(
 
 def _functions(document: Document) -> Iterator[Passage]:
     suffix = Path(document.path or "").suffix.lower()  # of a row, and of a file without one, the language is not known
-    found = list(_python_functions(document)) if not suffix or suffix in PYTHON else []
-    yield from found
+    found = list(documented_functions(document.text)) if not suffix or suffix in PYTHON else []
     if suffix in SUFFIXES or (not suffix and not found):
-        for function in commented_functions(document.text):
-            yield Passage(document.id, function.code, {"docstring": Candidate(function.query, function.comment)})
-
-
-def _python_functions(document: Document) -> Iterator[Passage]:
-    if "def " not in document.text:  # parsing two million words takes a minute
-        return
-    # If the code is indented as a whole, the lines to remove are the original, indented ones.
-    lines = python_lines(document.text)
-    for function in documented_functions(textwrap.dedent(document.text)):
-        first, last = function.docstring_lines
-        removed = "".join(lines[first - 1 : last])
-        yield Passage(document.id, function.code, {"docstring": Candidate(function.query, removed)})
+        found = list(commented_functions(document.text))
+    for function in found:
+        yield Passage(document.id, function.code, {"docstring": Candidate(function.query, function.removed)})
 
 
 def _sections(document: Document, random: Random) -> Iterator[Passage]:

@@ -92,19 +92,17 @@ def score_answers(
         accepted: The accepted answers of each question.
         passages: The passages of each question, if any; some questions may have none.
     """
+    pairs = list(zip(answers, accepted, strict=True))
     per_question = {
-        "exact_match": np.array([exact_match(a, w) for a, w in zip(answers, accepted, strict=True)], float),
-        "f1": np.array([f1(a, w) for a, w in zip(answers, accepted, strict=True)], float),
+        "exact_match": np.array([exact_match(answer, wanted) for answer, wanted in pairs], float),
+        "f1": np.array([f1(answer, wanted) for answer, wanted in pairs], float),
     }
-    if passages is not None and any(passages):
-        held = [holds_answer(read, wanted) for read, wanted in zip(passages, accepted, strict=True) if read]
+    read = passages or [()] * len(answers)
+    if any(read):
+        held = [holds_answer(texts, wanted) for texts, wanted in zip(read, accepted, strict=True) if texts]
         per_question["answer_recall"] = np.array(held, float)
     means = {name: float(values.mean()) for name, values in per_question.items()}
+    k = max(map(len, read), default=0)
     return QAScores(
-        questions=len(answers),
-        exact_match=means["exact_match"],
-        f1=means["f1"],
-        answer_recall=means.get("answer_recall"),
-        k=max((len(read) for read in passages), default=0) if passages is not None else 0,
-        per_question=per_question,
+        len(answers), means["exact_match"], means["f1"], means.get("answer_recall"), k, per_question=per_question
     )

@@ -18,7 +18,6 @@ from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.ranking import Own, RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.rerank import PAIRS, RerankedRanker, Reranker
 from revela_hub.retrieval.texts import TextList
-from revela_hub.retrieval.top_k import Hits
 
 TOP_K = 100
 """Hits per query that are scored, as needed for Recall@100."""
@@ -75,8 +74,7 @@ def retrieval_run(
     encoder: Encoder, task: RetrievalTask, batch_size: int = 32, *, show_progress_bar: bool = False
 ) -> Rankings:
     """Return the hits that `evaluate_retrieval` scores; same arguments."""
-    settings = RankerSettings(batch_size=batch_size, show_progress_bar=show_progress_bar)
-    return ranking_run(task, settings, dense=encoder)
+    return ranking_run(task, RankerSettings(batch_size=batch_size, show_progress_bar=show_progress_bar), dense=encoder)
 
 
 def evaluate_bm25(
@@ -160,23 +158,25 @@ def _built(
 def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
     """Return the best hits of each query.
 
-    A document with the id of the query is removed unless it is judged relevant, as in BEIR: in some data sets (ArguAna,
-    Quora) the queries are in the corpus and would retrieve themselves.
-
     Args:
         ranker: A ranker of the documents in the order of `sorted(task.corpus, reverse=True)`, because trec_eval breaks ties
             by descending id, and rankers break them by ascending number.
         task: The queries.
         depth: Hits to keep per query.
     """
-    return rankings_of(ranker.search(ranker.encode(list(task.queries.values())), depth + 1), task, depth)
+    hits = ranker.search(ranker.encode(list(task.queries.values())), depth + 1)
+    return rankings_of(hits.rows_QK.tolist(), hits.scores_QK.tolist(), task, depth)
 
 
-def rankings_of(hits: Hits, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
-    """Return hits of all queries of a task by id; see `run_of`, which searches for `depth + 1` hits."""
+def rankings_of(rows_QK: list[list[int]], scores_QK: list[list[float]], task: RetrievalTask, depth: int) -> Rankings:
+    """Return the best hits of each query by id, of `depth + 1` hits by the numbers of their documents (-1: no hit).
+
+    A document with the id of the query is removed unless it is judged relevant, as in BEIR: in some data sets (ArguAna,
+    Quora) the queries are in the corpus and would retrieve themselves.
+    """
     documents = documents_of(task)
     run: Rankings = {}
-    for query, rows, scores in zip(task.queries, hits.rows_QK.tolist(), hits.scores_QK.tolist(), strict=True):
+    for query, rows, scores in zip(task.queries, rows_QK, scores_QK, strict=True):
         own = query if task.qrels[query].get(query, 0) <= 0 else None
         found = [(documents[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0]
         run[query] = dict([pair for pair in found if pair[0] != own][:depth])
@@ -200,17 +200,13 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
     found = evaluator.evaluate(
         {query: {document: float(score) for document, score in hits.items()} for query, hits in run.items() if hits}
     )
-
-    def scores_of(query: str) -> dict[str, float]:
-        if query not in found:  # trec_eval ignores queries without hits, which would raise the mean
-            return dict.fromkeys(METRICS, 0.0)
-        scores = found[query]
-        # trec_eval's reciprocal rank has no cut-off; MRR@10 is 0 below rank 10.
+    per_query: dict[str, dict[str, float]] = {metric: {} for metric in METRICS}
+    for query in task.queries:
+        # trec_eval ignores queries without hits, which would raise the mean; its reciprocal rank has no cut-off.
+        scores = found.get(query, {"ndcg_cut_10": 0.0, "recip_rank": 0.0, "recall_100": 0.0})
         mrr = scores["recip_rank"] if scores["recip_rank"] > 1 / 10.5 else 0.0
-        return {"ndcg_at_10": scores["ndcg_cut_10"], "mrr_at_10": mrr, "recall_at_100": scores["recall_100"]}
-
-    by_query = {query: scores_of(query) for query in task.queries}
-    per_query = {metric: {query: scores[metric] for query, scores in by_query.items()} for metric in METRICS}
+        for metric, score in zip(METRICS, (scores["ndcg_cut_10"], mrr, scores["recall_100"]), strict=True):
+            per_query[metric][query] = score
     return RetrievalScores(
         name=task.name,
         **{metric: sum(scores.values()) / len(scores) for metric, scores in per_query.items()},
@@ -222,15 +218,12 @@ def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
 
 
 def _check_judgements(task: RetrievalTask) -> None:
-    """Raise a UserError for a task without queries, a query without judgements, an id or a grade of another type."""
+    """Reject a task without queries, a query without judgements, and grades that would be rounded."""
     if not task.queries:
         raise UserError(f"{task.name} has no queries")
     for query in task.queries:
-        grades: dict[Any, Any] = {**task.qrels.get(query, {"": None})}
-        if not all(isinstance(grade, Integral) and not isinstance(grade, bool) for grade in grades.values()):
+        if query not in task.qrels or not all(isinstance(grade, Integral) for grade in task.qrels[query].values()):
             raise UserError(f"{task.name}: the query {query!r} needs judgements with whole numbers as grades")
-        if other := [id_ for id_ in (query, *grades) if not isinstance(id_, str)]:
-            raise UserError(f"{task.name}: ids must be strings, not {other[0]!r}: use str(...)")
 
 
 def documents_of(task: RetrievalTask) -> list[str]:

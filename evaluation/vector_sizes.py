@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.errors import UserError
-from revela_hub.evaluation.retrieval import TOP_K, RetrievalScores, documents_of, score_run
+from revela_hub.evaluation.retrieval import TOP_K, RetrievalScores, documents_of, rankings_of, score_run
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.vectors import truncated_dimension
@@ -38,8 +37,6 @@ def evaluate_sizes(
     """
     from sentence_transformers.util import dot_score, semantic_search
 
-    if unknown := {*precisions} - {"float32", "int8", "binary"}:  # before the texts are encoded
-        raise UserError(f"a precision is float32, int8 or binary, not {', '.join(unknown)}")
     documents, cosine = documents_of(task), similarity_of(encoder) == "cosine"
     documents_ND = encode_texts(encoder, [task.corpus[id_] for id_ in documents], "document", **options)
     queries_QD = encode_texts(encoder, list(task.queries.values()), "query", **options)
@@ -47,21 +44,11 @@ def evaluate_sizes(
     sizes = [truncated_dimension(whole, size) for size in dims or [whole]]
     for size, precision in product(sizes, precisions or ["float32"]):
         asked_QD = as_vectors(queries_QD[:, :size], len(queries_QD), normalize=cosine)
-        number_of_bytes, stored_ND = quantised(
-            as_vectors(documents_ND[:, :size], len(documents), normalize=cosine), precision
-        )
+        cut_ND = as_vectors(documents_ND[:, :size], len(documents), normalize=cosine)
+        number_of_bytes, stored_ND = quantised(cut_ND, precision)
         found: Any = semantic_search(asked_QD, stored_ND, top_k=TOP_K + 1, score_function=dot_score)  # type: ignore[arg-type]
-        run = {
-            query: {documents[hit["corpus_id"]]: hit["score"] for hit in hits}
-            for query, hits in zip(task.queries, found, strict=True)
-        }
-        for (
-            query,
-            hits,
-        ) in run.items():  # as in BEIR, a document with the id of the query is ignored unless it is judged
-            if task.qrels[query].get(query, 0) <= 0:
-                hits.pop(query, None)
-        yield SizeScores(size, precision, number_of_bytes, score_run(run, task))
+        rows, scores = ([[hit[key] for hit in hits] for hits in found] for key in ("corpus_id", "score"))
+        yield SizeScores(size, precision, number_of_bytes, score_run(rankings_of(rows, scores, task, TOP_K), task))
 
 
 def quantised(vectors_ND: NDArray[np.float32], precision: str) -> tuple[int, NDArray[np.float32]]:

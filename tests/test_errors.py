@@ -3,7 +3,7 @@
 import pytest
 from safetensors import SafetensorError
 
-from revela_hub.errors import EXTRAS, UserError, explain, first_line, loading, require
+from revela_hub.errors import EXTRAS, UserError, explain, loading, require
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -17,6 +17,9 @@ class GatedRepoError(OSError):
 
 class ConnectError(Exception):
     """Named as httpx's."""
+
+
+ITSELF = ValueError("no answer")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,11 @@ class ConnectError(Exception):
         (AssertionError("Torch not compiled with CUDA enabled"), "use --device cpu", 2),
         (RuntimeError("[gloo/pair.cc:553] Connection closed by peer"), "another process", 2),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "convert the file to UTF-8", 2),
+        (
+            caused(UserError("Milvus cannot be opened"), caused(ITSELF, ITSELF)),
+            "cannot be opened",
+            2,
+        ),  # as those of pymilvus
         (KeyError("text"), "KeyError: 'text'; this may be a bug", 1),
         (RuntimeError("shapes do not match"), "RuntimeError: shapes do not match; this may be a bug", 1),
     ],
@@ -48,12 +56,6 @@ def test_the_line_and_the_status_of_an_error(error: Exception, fact: str, status
     assert fact in line
     assert "\n" not in line
     assert code == status
-
-
-def test_an_error_that_causes_itself_is_explained() -> None:
-    """As those of pymilvus: `raise error from error`."""
-    error = ValueError("no answer")
-    assert explain(caused(UserError("Milvus cannot be opened"), caused(error, error)))[1] == 2
 
 
 def test_loading_names_the_model_and_keeps_the_hint() -> None:
@@ -71,8 +73,3 @@ def test_a_missing_module_names_the_extra_that_installs_it(monkeypatch: pytest.M
     monkeypatch.setitem(EXTRAS, "no_such_module", "demo")
     with pytest.raises(UserError, match=r'pip install "revela-hub\[demo\]"'):
         require("json", "no_such_module")
-
-
-@pytest.mark.parametrize(("text", "line"), [("", "OSError"), (" \n\n", "OSError"), ("\n first\nsecond", "first")])
-def test_first_line_of_an_error(text: str, line: str) -> None:
-    assert first_line(OSError(text)) == line

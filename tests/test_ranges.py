@@ -26,10 +26,9 @@ class Settings:
         ("limit", 0, "at least 1"),
         ("start", -1, "at least 0"),
         ("weights", [1.0, 0.0], "above 0"),
-        ("fraction", 1.5, "above 0 and at most 1"),
+        ("fraction", 1.5, "at most 1"),
         ("fraction", float("nan"), "a finite number"),
         ("plain", float("-inf"), "a finite number"),
-        ("start", 2**63, "a finite number of 64 bits"),
         ("seed", 2**32, "below 4294967296"),
     ],
 )

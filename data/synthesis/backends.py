@@ -76,7 +76,7 @@ class LocalModel:
         device: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer, pipeline
+        from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
         place = os.path.expanduser(name)
         with loading(f"cannot load the model {name}", name):
@@ -85,9 +85,6 @@ class LocalModel:
             )
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
             self._pipeline: Any = pipeline("text-generation", model=model, tokenizer=tokenizer, device=device)
-        config = model.config
-        if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
-            raise UserError(f"the model {name} is an encoder, which cannot generate text: use a decoder")
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         self._tokenizer, self._batch_size, self._sampling = tokenizer, batch_size, sampling or Sampling()
@@ -102,22 +99,15 @@ class LocalModel:
     def _answer(self, batch: Sequence[Request]) -> list[Reply]:
         from transformers import set_seed
 
-        has_template, sampling = bool(self._tokenizer.chat_template), self._sampling
-        prompts: list[Any] = [
-            [{"role": "user", "content": request.prompt}] if has_template else f"{request.prompt}\n\n"
-            for request in batch
-        ]
-        sampled = sampling.temperature > 0
-        settings = {"temperature": sampling.temperature, "top_p": sampling.top_p} if sampled else {}
+        sampling = self._sampling
+        prompts: list[Any] = [f"{request.prompt}\n\n" for request in batch]
+        if self._tokenizer.chat_template:
+            prompts = [[{"role": "user", "content": request.prompt}] for request in batch]
+        settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": sampling.max_new_tokens}
+        if sampling.temperature > 0:
+            settings |= {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
         set_seed(batch[0].seed)
-        outputs = self._pipeline(
-            prompts,
-            batch_size=len(batch),
-            do_sample=sampled,
-            max_new_tokens=sampling.max_new_tokens,
-            return_full_text=False,
-            **settings,
-        )
+        outputs = self._pipeline(prompts, batch_size=len(batch), return_full_text=False, **settings)
         texts = [output[0]["generated_text"] for output in outputs]
         lengths = [len(tokens) for tokens in self._tokenizer(texts, add_special_tokens=False)["input_ids"]]
         # A reply that the model ends is shorter, because the token that ends it is not text.
@@ -167,6 +157,8 @@ class Endpoint:
         schema = request.schema if self._takes_schema else None
         try:
             completion = self._client.chat.completions.create(**self._fields(request, schema))
+            [choice] = completion.choices
+            text, refusal = choice.message.content or "", choice.message.refusal
         except openai.APIStatusError as error:
             if error.status_code not in (400, 413, 422, 501) or not (self._answered or schema):
                 raise
@@ -174,18 +166,17 @@ class Endpoint:
                 self._takes_schema = False
                 return self._ask(request)
             return Reply("", "refused by the endpoint")  # only this prompt: too long, or against the policy
-        except ValueError:  # broken JSON
-            completion = None
-        choices = getattr(completion, "choices", None)
-        message = getattr(choices[0], "message", None) if choices else None
-        if choices is None or message is None:  # such as an HTML page of a proxy while the server restarts
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+        ) as error:  # such as an HTML page of a proxy while the server restarts
             if self._answered:
                 return Reply("", "not a chat completion")
-            raise UserError(f"{server_name(self.url)} does not answer like OpenAI's chat completions API")
+            raise UserError(f"{server_name(self.url)} does not answer like OpenAI's chat completions API") from error
         self._answered, self._follows_schema = True, self._follows_schema or schema is not None
-        text = message.content or ""
-        refused = "refused by the endpoint" if getattr(message, "refusal", None) and not text else None
-        return Reply(text, CUT_OFF if choices[0].finish_reason == "length" else refused)
+        cut = choice.finish_reason == "length"
+        return Reply(text, CUT_OFF if cut else "refused by the endpoint" if refusal and not text else None)
 
     def _fields(self, request: Request, schema: Mapping[str, Any] | None) -> dict[str, Any]:
         json_schema = {"name": "example", "strict": True, "schema": schema}

@@ -1,11 +1,10 @@
 r"""Parsing the replies of a language model: a list of tasks, or one example as a JSON object.
 
-Models wrap JSON in code fences and prose, think before it, put raw line breaks into strings, use Python's quotes, or write a
-numbered list instead. All of that is accepted. A library that repairs JSON is not used, because it also completes JSON that
-was cut off, so that half a document would be accepted as a whole one.
+Models wrap JSON in code fences and prose, think before it, put raw line breaks into strings, or write a numbered list instead. All
+of that is accepted. A library that repairs JSON is not used, because it also completes JSON that was cut off, so that half a
+document would be accepted as a whole one.
 """
 
-import ast
 import json
 import re
 from collections.abc import Iterator
@@ -41,7 +40,7 @@ def parse_tasks(reply: str) -> list[str]:
     """
     text = without_thoughts(reply)
     items = [match[1] or match[2] or match[3] for line in text.split("\n") if (match := _LIST_ITEM.match(line))]
-    for found in [*_values(text, list), items]:
+    for found in [*_values(text, "["), items]:
         tasks: dict[tuple[str, ...], str] = {}
         for task in filter(None, map(_task, found)):
             tasks.setdefault(tuple(words(task)), task)
@@ -53,7 +52,7 @@ def parse_tasks(reply: str) -> list[str]:
 def _task(item: Any) -> str:
     """Return a task in one line, or "" if the item is not one."""
     if isinstance(item, dict) and item:  # {"task": "..."} instead of a string
-        item = item.get("task", item.get("description", next(iter(item.values()))))
+        item = item.get("task", next(iter(item.values())))
     if not isinstance(item, str) or BROKEN.search(item):
         return ""
     task = re.sub(rf"^{_BULLET}", "", " ".join(re.sub(r"\*\*|__", "", item).split()))
@@ -98,11 +97,9 @@ def parse_example(form: Form, reply: str) -> dict[str, str]:
     revela_hub.data.synthesis.parsing.Rejected: positive equals negative
     """
     text = without_thoughts(reply)
-    if not text:
-        raise Rejected("empty")
-    found = list(_values(text, dict))
+    found = list(_values(text, "{"))
     if not found:
-        raise Rejected("not JSON")
+        raise Rejected("not JSON" if text else "empty")
     expected = FORMS[form].parts
     values: dict[str, Any] = next((value for value in found if {part.key for part in expected} <= value.keys()), {})
     parts = {}
@@ -116,20 +113,14 @@ def parse_example(form: Form, reply: str) -> dict[str, str]:
     return dict(zip(("anchor", "positive", "negative_1"), parts.values(), strict=True))
 
 
-def _values(text: str, kind: type[list[Any]] | type[dict[Any, Any]]) -> Iterator[Any]:
-    """Yield the outermost JSON (or Python) lists or objects in a text."""
+def _values(text: str, opening: str) -> Iterator[Any]:
+    """Yield the outermost JSON lists ("[") or objects ("{") in a text."""
     decoder = json.JSONDecoder(strict=False)  # raw line breaks in strings
-    opening, closing = "[]" if kind is list else "{}"
     position = text.find(opening)
     while position >= 0:
-        end = text.rfind(closing) + 1
         try:
             value, end = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError):
-            try:  # Python syntax with single quotes, up to the last bracket
-                value = ast.literal_eval(text[position:end])
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                value, end = None, position
-        if isinstance(value, kind):
             yield value
-        position = text.find(opening, max(end, position + 1))
+        except (ValueError, RecursionError):
+            end = position + 1
+        position = text.find(opening, end)

@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, cast
+from typing import Any
 
-from annotated_types import Interval
 from tqdm import tqdm
 
 from revela_hub.data.sources.report import ReadReport, counted, skips
@@ -51,24 +50,17 @@ class SynthesisSettings:
 
     model: str = option("", "Name of the model, recorded in each example.")
     count: PositiveInt = option(1000, "Number of examples, divided evenly among the forms.")
-    forms: list[str] = option(["short-long", "long-short", "short-short"], "Forms of example to write.")
+    forms: list[Form] = option(["short-long", "long-short", "short-short"], "Forms of example to write.")
     examples_per_task: PositiveInt = option(2, "Number of examples per task.")
     languages: list[str] = option(
         ["English"], "Languages to draw from; a language that is given twice is drawn twice as often."
     )
     domains: list[str] = option([], "Subject areas of the tasks, e.g. 'tax law' (default: forty general ones).")
     seed: Seed = option(0, "Random seed.")
-    duplicate_similarity: Annotated[float, Interval(gt=0, le=1)] = option(
-        0.8, "Jaccard similarity above which two examples count as duplicates."
-    )
     attempts: PositiveInt = option(3, "Maximum number of replies per prompt if they are unusable.")
     patience: PositiveInt = option(50, "Number of consecutive unusable replies after which to stop.")
 
-    def __post_init__(self) -> None:
-        if not self.forms or set(self.forms) - FORMS.keys() or len(set(self.forms)) < len(self.forms):
-            raise UserError(f"--forms must be distinct values of {', '.join(FORMS)}, not {' '.join(self.forms)}")
-
-    def wanted(self, form: str) -> int:
+    def wanted(self, form: Form) -> int:
         """Return the number of examples of one form."""
         share, rest = divmod(self.count, len(self.forms))
         return share + (self.forms.index(form) < rest)
@@ -125,8 +117,11 @@ def synthesize(
     others = {row["model"] for row in earlier} - {settings.model}
     if others and not overwrite:
         raise UserError(f"{file} has examples of {', '.join(others)}: choose another --output_dir, or --overwrite")
-    run = _Synthesis(backend, file, settings, excluded, [] if overwrite else earlier, show_progress_bar)
-    for form in cast("list[Form]", settings.forms):
+    run = _Synthesis(backend, file, settings, excluded, show_progress_bar)
+    for row in [] if overwrite else earlier:
+        run.remember(row)
+    run.report.earlier = sum(map(len, run.rows.values()))
+    for form in settings.forms:
         run.make_examples(form)
     return run.report
 
@@ -139,26 +134,20 @@ def _earlier(file: Path) -> Iterator[dict[str, Any]]:
         yield dict(row.columns)
 
 
+@dataclass
 class _Synthesis:
     """One call of `synthesize`: the examples, and what they must not repeat."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        file: Path,
-        settings: SynthesisSettings,
-        excluded: ExcludedTexts | None,
-        earlier: list[dict[str, Any]],
-        show_progress_bar: bool,
-    ) -> None:
-        self.backend, self.file, self.settings, self.excluded = backend, file, settings, excluded
-        self.show_progress_bar, self.begun = show_progress_bar, bool(earlier)
-        self.rows: dict[str, list[dict[str, Any]]] = {form: [] for form in FORMS}
-        self.similar, self.asked = NearDuplicates(settings.duplicate_similarity), set[tuple[str, ...]]()
-        self.report = SynthesisReport(earlier=len(earlier))
-        self.useless = 0
-        for row in earlier:
-            self._remember(row)
+    backend: Backend
+    file: Path
+    settings: SynthesisSettings
+    excluded: ExcludedTexts | None
+    show_progress_bar: bool
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {form: [] for form in FORMS})
+    similar: NearDuplicates = field(default_factory=NearDuplicates)
+    asked: set[tuple[str, ...]] = field(default_factory=set)
+    report: SynthesisReport = field(default_factory=SynthesisReport)
+    useless: int = 0
 
     def make_examples(self, form: Form) -> None:
         """Request examples until there are enough: those that are missing, then those that are still missing."""
@@ -185,15 +174,13 @@ class _Synthesis:
 
     def _tasks(self, form: Form) -> list[str]:
         """Return tasks, those of earlier runs first: as many as are wanted, or until no list has a new one."""
-        settings = self.settings
-        wanted = -(-settings.wanted(form) // settings.examples_per_task)
+        wanted = -(-self.settings.wanted(form) // self.settings.examples_per_task)
         tasks = list(dict.fromkeys(row["instruction"] for row in self.rows[form]))
-        seen = NearDuplicates(settings.duplicate_similarity)
+        seen = NearDuplicates()
         for task in tasks:
             seen.add(task)
-        first = lists = len(tasks)
-        without_new = 0
-        while len(tasks) < wanted and without_new < (MAX_LISTS_WITHOUT_NEW_TASKS if tasks else settings.patience):
+        lists, without_new = len(tasks), 0
+        while len(tasks) < wanted and without_new < MAX_LISTS_WITHOUT_NEW_TASKS:
             count = -(-(wanted - len(tasks)) // TASKS_PER_LIST)
             requests = (self._brainstorm(form, lists + number) for number in range(count))
             lists += count
@@ -205,9 +192,7 @@ class _Synthesis:
                     without_new += 1
                     self._reject(str(rejected), reply, form)
         if not tasks:
-            raise UserError(
-                f"{form}: no usable task in {lists - first} lists (rejected: {skips(self.report.rejected)})"
-            )
+            raise UserError(f"{form}: no list has a usable task (rejected: {skips(self.report.rejected)})")
         return tasks[:wanted]
 
     def _brainstorm(self, form: Form, number: int) -> Request:
@@ -245,13 +230,13 @@ class _Synthesis:
 
     def _add(self, row: dict[str, Any]) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.file, "a" if self.begun else "w", encoding="utf-8") as file:
+        with open(self.file, "a" if any(self.rows.values()) else "w", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self.begun = True
         self.useless = 0
-        self._remember(row)
+        self.remember(row)
 
-    def _remember(self, row: dict[str, Any]) -> None:
+    def remember(self, row: dict[str, Any]) -> None:
+        """Count an example, and let no later one repeat it."""
         self.rows[row["task"].removeprefix(TASK_PREFIX)].append(row)
         self.similar.add(_content(row))
         self.asked.add(_asked(row))

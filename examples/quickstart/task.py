@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from revela_hub.data import RetrievalTask, write_beir
-from revela_hub.evaluation.docstrings import documented_functions, python_lines
+from revela_hub.evaluation.functions import documented_functions
 
 
 class DocstringTask(NamedTuple):
@@ -49,20 +49,15 @@ def docstring_task(
     drawn = random.Random(seed).sample(found, len(found))
     held_out = drawn[: min(queries, len(found) // 2)]
     searched = set(drawn if functions is None else drawn[: max(functions, len(held_out))])
-    asked = {f"{path}:{f.first_line}": f for path, f in held_out}
+    asked = {f"{path}:{f.line}": f for path, f in held_out}
     task = RetrievalTask(
-        corpus={f"{path}:{f.first_line}": f.code for path, f in found if (path, f) in searched},
+        corpus={f"{path}:{f.line}": f.code for path, f in found if (path, f) in searched},
         queries={id_: f.query for id_, f in asked.items()},
         qrels={id_: {id_: 1} for id_ in asked},
         name=name,
     )
-    remove: dict[str, set[int]] = {}
     for path, function in held_out:
-        first, last = function.docstring_lines
-        remove.setdefault(path, set()).update(range(first, last + 1))
-    for path, removed in remove.items():
-        kept = (line for number, line in enumerate(python_lines(sources[path]), start=1) if number not in removed)
-        sources[path] = "".join(kept)
+        sources[path] = sources[path].replace(function.removed, "")
     return DocstringTask(task, sources)
 
 

@@ -34,17 +34,13 @@ HINTS = {
     "trust_remote_code": "review the model's code, then pass --trust_remote_code true",
     "SafetensorError": "a .safetensors file is damaged: download or copy the model again",
     "UnicodeDecodeError": "convert the file to UTF-8",
-    "No space left|Disk quota|File too large|os error 28|inline_container": (
-        "free some disk space, or write to another disk"
-    ),
+    "No space left|Disk quota|os error 28": "free some disk space, or write to another disk",
     "PermissionError|Read-only file": "choose a folder that you may write to",
-    "Too many open files": "raise the limit with `ulimit -n`",
     "not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|invalid device|Expected one of cpu": (
         "use --device cpu, for training --use_cpu true"
     ),
     "CUDA error": "is another program using the GPU? CUDA_LAUNCH_BLOCKING=1 shows where it failed",
     "NCCL|gloo|closed by peer|reset by peer": "another process of the run has ended: see its message",
-    "TorchDynamo|BackendCompilerFailed": "leave out --torch_compile",
 }
 
 
@@ -63,32 +59,23 @@ def explain(error: BaseException) -> tuple[str, int]:
     >>> explain(KeyError("text"))
     ("KeyError: 'text'; this may be a bug: please report it with the traceback", 1)
     """
-    chain = list(causes(error))
-    ours = (cause for cause in chain if isinstance(cause, UserError))
-    of_the_hub = (
-        cause for cause in chain if type(cause).__module__.startswith("huggingface_hub")
-    )  # with the server's words
-    shown = next(ours, None) or next(of_the_hub, chain[-1])
+    chain = [error]
+    while chain[-1].__cause__ not in (None, chain[-1]):  # pymilvus raises errors that cause themselves
+        chain.append(chain[-1].__cause__)
+    # Our own sentence, or the Hub's with the server's words; otherwise the innermost cause.
+    ours = (e for e in chain if isinstance(e, UserError) or type(e).__module__.startswith("huggingface_hub"))
+    shown = next(ours, chain[-1])
     words = " ".join(f"{' '.join(kind.__name__ for kind in type(cause).__mro__)}: {cause}" for cause in chain)
     hint = next((text for pattern, text in HINTS.items() if re.search(pattern, words, re.IGNORECASE)), "")
     if isinstance(shown, ModuleNotFoundError) and shown.name:
         hint = install_hint(shown.name)
-    expected = bool(hint) or isinstance(shown, UserError | ValueError | OSError | ImportError)
-    text = " ".join(str(shown).split())
-    if not expected:
-        text = f"{type(shown).__name__}: {text}"
+    text, status = " ".join(str(shown).split()) or type(shown).__name__, 2
+    if not hint and not isinstance(shown, UserError | ValueError | OSError | ImportError):
+        text, status = f"{type(shown).__name__}: {text}", 1
         hint = "this may be a bug: please report it with the traceback"
-    text = f"{text[:500]} ..." if len(text) > 500 and not isinstance(shown, UserError) else text
-    return "; ".join(filter(None, [text or type(shown).__name__, hint])), 2 if expected else 1
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and the chain of its causes, which ends where it repeats: pymilvus raises errors that cause themselves."""
-    seen: list[BaseException] = []
-    while error is not None and not any(error is earlier for earlier in seen):
-        yield error
-        seen.append(error)
-        error = error.__cause__
+    if len(text) > 500 and not isinstance(shown, UserError):
+        text = f"{text[:500]} ..."
+    return f"{text}; {hint}" if hint else text, status
 
 
 def first_line(error: BaseException) -> str:

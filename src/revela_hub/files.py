@@ -115,25 +115,22 @@ def checksum(content: Any) -> str:
 def content_digest(path: Path) -> str:
     """Return a digest of a file or of the files in a folder, which a move does not change; of an empty folder, of its path.
 
-    Hidden files, README, licence, training arguments and weights for other programs do not count.
+    Hidden files, README, licence, training arguments and weights for other programs do not count. Of a file above 256 MB, 1,024
+    blocks are read.
     """
     path = local_path(path).resolve()
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if _is_content(file, path))
     digest = hashlib.sha256(b"" if files else os.fsencode(path))
     for file in files:
-        digest.update(os.fsencode(f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n"))
-        add_file(digest, file)
-    return digest.hexdigest()
-
-
-def add_file(digest: Any, file: Path) -> None:
-    """Add a file's content to a digest of `hashlib`; of one above 256 MB, 1,024 blocks."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        for number in range(1024 if size > 2**28 else size // 2**18 + 1):
-            if size > 2**28:
+        size = file.stat().st_size
+        digest.update(os.fsencode(f"{file.relative_to(path).as_posix()} {size}\n"))
+        with file.open("rb") as stream:
+            if size <= 2**28:
+                digest.update(stream.read())
+            for number in range(1024 if size > 2**28 else 0):
                 stream.seek(number * (size - 2**16) // 1023)
-            digest.update(stream.read(2**16 if size > 2**28 else 2**18))
+                digest.update(stream.read(2**16))
+    return digest.hexdigest()
 
 
 def _is_content(file: Path, folder: Path) -> bool:

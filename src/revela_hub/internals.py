@@ -38,22 +38,3 @@ def transformer_around(model: "PreTrainedModel", tokenizer_folder: str) -> "Tran
 def fingerprint(dataset: "Dataset") -> str:
     """Return the hash by which `datasets` identifies rows in its cache."""
     return str(dataset._fingerprint)
-
-
-def limit_waiting_for_the_hub(seconds: float) -> None:
-    """Let requests to the Hub fail after this time without data; by default, only those of downloads have a limit."""
-    from huggingface_hub import set_client_factory
-    from huggingface_hub.utils._http import default_client_factory
-
-    def limit(request: Any) -> None:  # not `client.timeout`: most functions pass None for each request
-        given = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {
-            name: given.get(name) or seconds for name in ("connect", "read", "write", "pool")
-        }
-
-    def client() -> Any:
-        made: Any = default_client_factory()
-        made.event_hooks = {**made.event_hooks, "request": [*made.event_hooks["request"], limit]}
-        return made
-
-    set_client_factory(client)

@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterator
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped the command.
-
-    Attributes:
-        status: exit status for that signal.
-    """
+    """A signal stopped the command; `status` is the exit status for that signal."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -18,19 +14,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def if_interrupted(state: str | Callable[[], str]) -> Iterator[None]:
-    """Add a message to an interrupt that has none: the saved files, and how to continue.
-
-    Args:
-        state: the rest of the sentence "interrupted: ...", or a function that returns it.
-    """
+def if_interrupted(state: Callable[[], str]) -> Iterator[None]:
+    """Add a message to an interrupt that has none: the saved files, and how to continue."""
     try:
         yield
     except KeyboardInterrupt as error:
         if str(error):
             raise
-        told = state if isinstance(state, str) else state()
-        raise Interrupted(f"interrupted: {told}", status_of(error) - 128) from error
+        raise Interrupted(f"interrupted: {state()}", status_of(error) - 128) from error
 
 
 def status_of(error: KeyboardInterrupt) -> int:

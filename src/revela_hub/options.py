@@ -1,4 +1,4 @@
-"""Fields of the dataclasses that hold a command's options, and their old names."""
+"""Fields of the dataclasses that hold a command's options."""
 
 import dataclasses
 from typing import Any, TypeVar

@@ -1,18 +1,8 @@
-"""Ranges of numeric options, declared in the types of dataclass fields and checked by the command line's parser.
-
->>> from dataclasses import dataclass
->>> @dataclass
-... class Settings:
-...     temperature: PositiveFloat | None = 0.02
->>> check_ranges(Settings, {"temperature": 0.0})
-Traceback (most recent call last):
-    ...
-ValueError: temperature must be above 0, not 0.0
-"""
+"""Ranges of numeric options, declared in the types of dataclass fields and checked by the command line's parser."""
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, get_args, get_type_hints
 
 from annotated_types import Interval
@@ -34,24 +24,25 @@ Port = Annotated[int, Interval(ge=1, le=65_535)]
 TwoOrMore = Annotated[int, Interval(ge=2)]
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]  # the seeds that numpy accepts
 
-_WORDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-
 
 def check_ranges(kind: type, values: Mapping[str, Any]) -> None:
     """Raise a `ValueError` for a number that is outside the range of its field's type in a dataclass, or not finite."""
     hints = get_type_hints(kind, include_extras=True)
     for name, value in values.items():
         for number in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(number, int | float) and (wanted := _out_of_range(hints.get(name), number)):
-                raise ValueError(f"{name} must be {wanted}, not {number}")
+            if isinstance(number, int | float):
+                if not math.isfinite(number):
+                    raise ValueError(f"{name} must be a finite number, not {number}")
+                for wanted, holds in _bounds(hints.get(name), number):
+                    if not holds:
+                        raise ValueError(f"{name} must be {wanted}, not {number}")
 
 
-def _out_of_range(hint: Any, number: float) -> str | None:
-    """Return the range that a type such as `PositiveInt | None` declares if the number is outside of it."""
-    if not math.isfinite(number) or (isinstance(number, int) and abs(number) >= 2**63):
-        return "a finite number of 64 bits"
+def _bounds(hint: Any, number: float) -> Iterator[tuple[str, bool]]:
+    """Yield the bounds that a type such as `PositiveInt | None` declares, and whether a number is within each."""
     for interval in (part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Interval)):
-        ends = {name: end for name in _WORDS if (end := getattr(interval, name)) is not None}
-        if not all(getattr(operator, name)(number, end) for name, end in ends.items()):
-            return " and ".join(f"{_WORDS[name]} {end}" for name, end in ends.items())
-    return next((wanted for part in get_args(hint) if (wanted := _out_of_range(part, number))), None)
+        for name, words in {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}.items():
+            if (bound := getattr(interval, name)) is not None:
+                yield f"{words} {bound}", getattr(operator, name)(number, bound)
+    for part in get_args(hint):
+        yield from _bounds(part, number)

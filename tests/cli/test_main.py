@@ -53,8 +53,6 @@ class Probe(types.ModuleType):
             raise KeyboardInterrupt
         if arguments.fail == "bug":
             raise RuntimeError("a bug")
-        if arguments.fail:
-            raise ModuleNotFoundError(f"No module named {arguments.fail!r}", name=arguments.fail)
 
 
 @pytest.fixture
@@ -92,13 +90,11 @@ def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture
         assert f"  {name} " in out
         assert command.summary in out
     assert max(map(len, out.splitlines())) <= 120
-
-
-def test_help_of_train_lists_its_methods_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train"]) == 0
     out = capsys.readouterr().out
-    assert "train revela" in out
-    assert "evaluate" not in out
+    assert "train revela" in out and "evaluate" not in out
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"revela-hub {revela_hub.__version__}\n"
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
@@ -108,11 +104,6 @@ def test_help_of_each_command(name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert out.startswith(f"usage: revela-hub {name} ")
     assert f"revela-hub {name} " in out.partition("\n")[2], "the help text has an example"
     assert "--config" in out
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"revela-hub {revela_hub.__version__}\n"
 
 
 def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,12 +147,8 @@ def test_values_and_queries_that_start_with_a_dash(probe: Probe) -> None:
     assert (arguments.query, arguments.margin, arguments.top) == ("- why?", -1e-4, -1)
     assert run(probe, "minilm", "--", "--why").query == "--why"
     assert run(probe, "minilm", "--", "--help").query == "--help"
-
-
-def test_a_list_may_be_the_last_positional(probe: Probe) -> None:
-    probe.POSITIONALS = ("model", "query", "corpus")
+    probe.POSITIONALS = ("model", "query", "corpus")  # a list takes all remaining words
     assert run(probe, "minilm", "why?", "a", "b") == ProbeArguments("minilm", "why?", corpus=["a", "b"])
-    assert run(probe, "minilm", "why?") == ProbeArguments("minilm", "why?", corpus=["."])
 
 
 @pytest.mark.parametrize(
@@ -169,38 +156,21 @@ def test_a_list_may_be_the_last_positional(probe: Probe) -> None:
     [
         ([], "MODEL is missing"),
         (["minilm"], "QUERY is missing"),
-        (["minilm", "--corpus", "a", "why?"], "QUERY is missing"),  # a list takes all words: none is taken for a query
         (["minilm", "why?", "how?"], "unexpected argument 'how?'"),
         (["minilm", "why?", "--topp", "3"], "did you mean --top?"),
-        (["minilm", "why?", "--topp=3"], "did you mean --top?"),
         (["--topp", "3"], "did you mean --top?"),  # reported before missing options
         (["minilm", "why?", "--co=a"], "unknown option '--co'"),  # no abbreviations
         (["minilm", "why?", "--top", "many"], "--top: expected N, not 'many'"),
-        (["minilm", "why?", "--limit", "many"], "--limit: expected N, not 'many'"),
-        (["minilm", "why?", "--top"], "--top: expected one argument"),
         (["minilm", "why?", "--json=maybe"], "--json: expected true|false, not 'maybe'"),
         (["minilm", "why?", "--span", "half"], "--span: expected full|first_half, not 'half'"),
         (["minilm", "why?", "--temperature", "0"], "temperature must be above 0"),
-        (["minilm", "why?", "--margin", "nan"], "margin must be a finite number"),
         (["", "why?"], "MODEL: the text is empty"),
-        (["minilm", "why?", "--config"], "--config: expected one argument"),
         (["minilm", "why?", "--config", "absent.yaml"], "absent.yaml"),
     ],
 )
 def test_mistakes_in_arguments(probe: Probe, capsys: pytest.CaptureFixture[str], words: list[str], fact: str) -> None:
     assert fact in mistake(capsys, "probe", *words)
     assert not probe.ran_with
-
-
-def test_what_the_dataclass_rejects_is_a_mistake_too(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
-    @dataclass
-    class Strict(ProbeArguments):
-        def __post_init__(self) -> None:
-            if self.top < 1:
-                raise ValueError("--top must be positive")
-
-    probe.Arguments = Strict
-    assert mistake(capsys, "probe", "minilm", "why?", "--top", "0").startswith("--top must be positive")
 
 
 # --- the YAML file
@@ -229,35 +199,26 @@ def test_config_gives_defaults_and_the_command_line_overrides(
         probe, "--config", str(config), "--model", "other", "why?", "--corpus", "c", "--top", "4", "--cache"
     )
     assert (overridden.model, overridden.corpus, overridden.top, overridden.cache) == ("other", ["c"], 4, True)
-
-
-def test_config_may_give_a_list_as_one_value_and_may_be_empty(probe: Probe, tmp_path: Path) -> None:
-    file = tmp_path / "one.yaml"
-    file.write_text("corpus: a\n")
-    assert run(probe, "minilm", "why?", "--config", str(file)).corpus == ["a"]
-    file.write_text("corpus:\n- a\n- path: b\n  split: dev\n")
-    assert run(probe, "minilm", "why?", "--config", str(file)).corpus == ["a", {"path": "b", "split": "dev"}]
-    file.write_text("# nothing\n")
-    assert run(probe, "minilm", "why?", "--config", str(file)) == ProbeArguments("minilm", "why?")
+    config.write_text("corpus: a\n")
+    assert run(probe, "minilm", "why?", "--config", str(config)).corpus == ["a"]
+    config.write_text("corpus:\n- a\n- path: b\n  split: dev\n")
+    assert run(probe, "minilm", "why?", "--config", str(config)).corpus == ["a", {"path": "b", "split": "dev"}]
+    config.write_text("# nothing\n")
+    assert run(probe, "minilm", "why?", "--config", str(config)) == ProbeArguments("minilm", "why?")
 
 
 @pytest.mark.parametrize(
     ("text", "fact"),
     [
         ("top: 3\ntopp: 4\n", "unknown option 'topp': did you mean --top?"),
-        ("top: 3\n\ntop: 4\n", "top is given twice"),
+        ("top: 3\n\ntop: 4\n", "given twice"),
         ("top: many\n", "top: expected N, not 'many'"),
         ("top: 2.5\n", "top: expected N, not 2.5"),
-        ("top: null\n", "top: expected N, not None"),
-        ("top: [1, 2]\n", "top: expected N, not [1, 2]"),
-        ("json: maybe\n", "json: expected true|false, not 'maybe'"),
         ("span: half\n", "span: expected full|first_half, not 'half'"),
         ("model: no\n", "model: expected MODEL, not False"),
-        ("model: {a: b}\n", "model: expected MODEL, not {'a': 'b'}"),
         ("corpus: [a, [b]]\n", "corpus: expected PATH, not ['b']"),
         ("- top\n", "expected a mapping"),
         ("top: 3\nmodel: [a\n", "not valid YAML"),
-        ("top: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
     ],
 )
 def test_mistakes_in_the_config(
@@ -286,12 +247,12 @@ def test_quiet_from_the_command_line_and_from_the_file(
 # --- how a command ends
 
 
-def test_user_error_is_one_line_and_status_2(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
-    line = mistake(capsys, "probe", "minilm", "why?", "--fail", "user")
-    assert line == "corpus.jsonl:3: not JSON: write one object per line"
-
-
-def test_interrupt_is_130(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_and_interrupts(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = "corpus.jsonl:3: not JSON: write one object per line"
+    assert mistake(capsys, "probe", "minilm", "why?", "--fail", "user") == expected
+    assert cli.main(["probe", "minilm", "why?", "--fail", "user", "--debug"]) == 2
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback") and last == f"revela-hub: error: {expected}"
     assert cli.main(["probe", "minilm", "why?", "--fail", "interrupt"]) == 130
     assert capsys.readouterr().err == "revela-hub: interrupted\n"
 
@@ -308,22 +269,6 @@ def test_any_error_is_one_line_and_its_traceback_is_kept(
     assert (tmp_path / "revela-hub" / "last-error.log").read_text().startswith("Traceback")
 
 
-def test_debug_shows_where_a_mistake_comes_from(probe: Probe, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["probe", "minilm", "why?", "--fail", "user", "--debug"]) == 2
-    *lines, last = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("Traceback")
-    assert last == "revela-hub: error: corpus.jsonl:3: not JSON: write one object per line"
-
-
-def test_the_error_of_one_process_is_printed_once(tmp_path: Path) -> None:
-    """Both processes of a run fail; the second is not the one to look at."""
-    words = ["search", "bm25", "--corpus", "absent", "--query", "x"]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "revela_hub", *words]
-    ended = subprocess.run([sys.executable, *launch], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert ended.returncode != 0
-    assert ended.stderr.count("revela-hub: error: ") == 1
-
-
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     command = [sys.executable, "-m", "revela_hub", "--help"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -333,17 +278,6 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 1
-
-
-@pytest.mark.parametrize("closed", [0, 1, 2])
-def test_a_closed_stream_is_no_traceback(closed: int, tmp_path: Path) -> None:
-    (tmp_path / "rivers.txt").write_text("Rivers carry sediment.")
-    command = [sys.executable, "-m", "revela_hub", "search", "bm25", "--corpus", "rivers.txt", "--quiet"]
-    words = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command]
-    if closed:
-        words += ["--query", "rivers"]
-    ended = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_the_module_and_the_script_are_the_command_line() -> None:

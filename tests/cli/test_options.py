@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -58,12 +57,3 @@ def test_options_of_transformers_are_accepted_and_listed_on_request(capsys: pyte
     assert "--adam_beta1 " in capsys.readouterr().out
     assert parser.read(["--help"]) is None
     assert "--adam_beta1 " not in capsys.readouterr().out
-
-
-def test_the_home_folder_is_found_in_options_but_not_in_queries(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A shell expands it only at the beginning of a word, not after `=` or in a configuration file."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    values = parser_of("search").read(["--model=~/m", "~/m", "--corpus", "~/a", "b~/c"])
-    assert values == {"model": f"{tmp_path}/m", "query": "~/m", "corpus": [f"{tmp_path}/a", "b~/c"]}

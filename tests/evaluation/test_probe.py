@@ -1,26 +1,20 @@
 """A probe: queries of the text for passages of the text, and not in the training text."""
 
-import errno
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 from revela_hub.cli.main import main
 from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
 from revela_hub.data.sources.source import Document, Source
-from revela_hub.data.synthesis.backends import Reply, Request
-from revela_hub.data.synthesis.questions import question_filter, question_prompt, write_questions
 from revela_hub.errors import UserError
-from revela_hub.evaluation.doc_comments import commented_functions
-from revela_hub.evaluation.docstrings import documented_functions
-from revela_hub.evaluation.probe import Probe, ProbeSettings, build_probe, kind_of
+from revela_hub.evaluation.functions import commented_functions, documented_functions
+from revela_hub.evaluation.probe import NoProbe, Probe, ProbeSettings, build_probe, kind_of
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.probe_queries import passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, resembling
@@ -72,15 +66,6 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_heading_with_much_white_space_takes_linear_time() -> None:
-    blanks = " \t" * 50_000
-    text = f"# A story{blanks}of rivers ##{blanks}\n\n{sentences('rivers')}"
-    began = time.process_time()
-    ((_, [passage]),) = passages_of_each([Document("a", text, None, "text")], lambda _: Random(0))
-    assert time.process_time() - began < 5
-    assert passage.candidates["title"].text == "A story of rivers"
-
-
 @pytest.mark.parametrize(
     ("start", "title"),
     [
@@ -113,34 +98,27 @@ def test_front_matter_and_comments_in_code_are_no_titles(start: str, title: str 
 
 
 @pytest.mark.parametrize(
-    "name", ["LICENSE", "COPYING.LESSER", "license.md", "CHANGELOG.rst", "Changelog", "LICENSE-MIT"]
+    "part",
+    [
+        f"# A story{' ' * 50_000}of rivers ##{' ' * 50_000}\n\n",
+        *(mark * (100_000 // len(mark)) for mark in ("```` a\n", "````a\n```\n", "~~~\n", "---\na: b\n")),
+    ],
+    ids=["blanks", "fences", "closed", "tildes", "front matter"],
 )
-def test_nobody_asks_for_licences_and_versions(name: str) -> None:
+def test_marks_and_white_space_take_linear_time(part: str) -> None:
+    began = time.process_time()
+    list(passages_of_each([Document("a", part + sentences("rivers"), None, "text")], lambda _: Random(0)))
+    assert time.process_time() - began < 5
+
+
+def test_licences_have_no_queries_and_a_header_without_a_suffix_has() -> None:
     text = f"A long heading\n\n{sentences('rivers')}"
-    for path, asked in ((f"docs/{name}", False), ("docs/licensed.md", True), ("news.md", True)):
+    for path in ("docs/LICENSE", "COPYING.LESSER", "docs/license.md", "Changelog", "docs/licensed.md", "news.md"):
         ((_, [passage]),) = passages_of_each([Document(path, text, path, "text")], lambda _: Random(0))
-        assert bool(passage.candidates) == asked
-
-
-def test_functions_of_a_header_without_a_suffix_have_queries() -> None:
-    code = "/** Returns the area of a rectangular field. */\nint area(int a, int b)\n{\n    int c = a;\n    c *= b;\n    return c;\n}\n"
+        assert bool(passage.candidates) == (path in ("docs/licensed.md", "news.md"))
+    code = "/** Returns the area of a rectangular field. */\nint area(int a, int b)\n{\n    int c = a;\n    return c * b;\n}\n"
     ((_, [passage]),) = passages_of_each([Document("geometry", code, "geometry", "code")], lambda _: Random(0))
     assert passage.candidates["docstring"].text == "Returns the area of a rectangular field."
-
-
-@pytest.mark.slow
-def test_marks_of_code_and_front_matter_take_linear_time() -> None:
-    marks = [
-        "```` a\n",
-        "````a\n```\n",
-        "~~~\n",
-        "---\na: b\n",
-        f"---\na:{' ' * 300}\ntitle:{' ' * 300}x{' ' * 300}y\n",
-    ]
-    began = time.process_time()
-    for mark in marks:
-        list(passages_of_each([Document("a", mark * (300_000 // len(mark)), None, "text")], lambda _: Random(0)))
-    assert time.process_time() - began < 20
 
 
 @pytest.fixture
@@ -233,48 +211,9 @@ def test_docstrings_that_another_document_repeats_are_not_asked(text: Path) -> N
     assert len(queries) == 20 and not any(query in listed for query in queries.values())
 
 
-def test_ids_that_occur_twice_hide_no_text(tmp_path: Path) -> None:
-    found = []
-    for name, ids in (("own.jsonl", range(60)), ("again.jsonl", [*range(30), *range(30)])):
-        rows = [{"_id": str(own), "text": sentences(numeral(at))} for at, own in enumerate(ids)]
-        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        found.append(build_probe(tmp_path / name, SETTINGS).task.queries)
-    assert found[0] == found[1]
-
-
-def test_kinds_can_be_chosen_and_shares_are_even(text: Path, probe: Probe) -> None:
+def test_kinds_have_even_shares(text: Path, probe: Probe) -> None:
     assert min(probe.kinds.values()) >= 9
-    only = build_probe(str(text), ProbeSettings(queries=30, passages=80, kinds=("sentence",)))
-    assert set(only.kinds) == {"sentence"}
-    part = probe.of_kind("title")
-    assert set(map(kind_of, part.queries)) == {"title"} and part.corpus == probe.task.corpus
-
-
-def test_a_model_writes_questions(text: Path) -> None:
-    class Model:
-        def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:
-            for number, request in enumerate(requests):
-                assert request is not None
-                name = re.search(r"([a-j])\1\1([a-j])\2\2([a-j])\3\3", request.prompt)[0]  # type: ignore[index]
-                answers = [
-                    f'<think>hm</think>\n"Who wrote about {name} first?"',
-                    "No.",
-                    "What was it again?",
-                ]
-                yield request, Reply(answers[number % 3], "cut off" if number % 5 == 4 else None)
-
-    probe = build_probe(str(text), SETTINGS, questions=Model())  # type: ignore[arg-type]
-    questions = [text for id_, text in probe.task.queries.items() if kind_of(id_) == "question"]
-    assert len(questions) >= 3 and re.match("Who wrote about [a-j]{9} first\\?", questions[0])
-    assert len(questions) == len(set(questions)) and all("wrote" in question for question in questions)
-    answered = [passage for judged in probe.task.qrels.values() for passage in judged]
-    assert len(answered) == len(set(answered))
-
-
-def test_a_long_passage_is_cut_for_the_model_that_asks() -> None:
-    assert question_prompt("short").endswith("Text:\nshort")
-    assert question_prompt("long " * 2000).endswith("long " * 600)
-    assert len(question_prompt("long " * 2000)) == len(question_prompt("")) + 3000
+    assert set(build_probe(text, replace(SETTINGS, kinds=("sentence",))).kinds) == {"sentence"}
 
 
 def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path) -> None:
@@ -293,39 +232,16 @@ def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path
     assert any(query in chunks() for query in probe.task.queries.values())
 
 
-def test_a_full_disk_leaves_the_earlier_probe(
-    text: Path, probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_probe(probe, tmp_path / "probe")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    other = build_probe(str(text), ProbeSettings(queries=40, passages=80, seed=5))
-    written = Path.write_text
-
-    def full(self: Path, data: str, *options: Any, **more: Any) -> int:
-        if self.name == "queries.jsonl":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return written(self, data, *options, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
-        with pytest.raises(OSError):
-            write_probe(other, folder)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_what_is_too_little_says_what_was_there(tmp_path: Path) -> None:
-    for number in range(100):
-        (tmp_path / f"{number}.txt").write_text(f"a line about {numeral(number)} " * 20)
-    with pytest.raises(UserError, match="has 0 candidate queries.* too few of the 80 distinct passages in 100 doc"):
-        build_probe(str(tmp_path), SETTINGS)
-
-
-def test_a_title_that_recurs_in_its_own_text_is_no_copy(tmp_path: Path) -> None:
+def test_a_text_with_too_few_queries(tmp_path: Path) -> None:
+    """Lines without sentences; a title that its own text repeats."""
     for number in range(30):
         name = f"Renewing a contract {numeral(number)}"
-        text = f"{name} is described here, with all the forms that one has to fill in and send by post to {numeral(500 + number)}."
+        text = (
+            f"{name} is described here, with all the forms that one has to fill in and send to {numeral(500 + number)}."
+        )
         (tmp_path / f"{number}.md").write_text(f"# {name}\n\n{text}\n")
-    with pytest.raises(UserError, match="has 0 candidate queries.* too few of the .. distinct passages"):
+        (tmp_path / f"{number}.txt").write_text(f"a line about {numeral(number)} " * 20)
+    with pytest.raises(NoProbe, match="has 0 candidate queries.* in 60 documents"):
         build_probe(str(tmp_path), SETTINGS)
 
 
@@ -411,48 +327,7 @@ def test_prose_without_spaces_or_headings_has_natural_pairs(
         assert pair["anchor"] in text and pair["anchor"] not in pair["positive"]
 
 
-@pytest.mark.parametrize(("text", "found"), [("What do rivers carry?\nThis ques", 1), ("What do rivers carry in", 0)])
-def test_of_a_reply_that_is_cut_off_whole_lines_count(text: str, found: int) -> None:
-    class Model:
-        def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:
-            return ((request, Reply(text, "cut off")) for request in requests if request is not None)
-
-    passage = "Sediment is carried from the mountains to the sea."
-    assert list(write_questions(Model(), [(3, passage)], seed=0)) == [(3, "What do rivers carry?")] * found
-
-
-def test_questions_about_the_prompt_are_dropped_and_counted(text: Path) -> None:
-    passages = [
-        "The river carries sediment to the sea, and the delta grows.",
-        "The tides follow the moon, and the water rises twice a day.",
-        "The glacier moves the rocks, and the valley gets wider.",
-        "The wind shapes the dunes, and the sand wanders to the east.",
-    ]
-    replies = [
-        "What is your question?",
-        "How do you answer the question that the text asks?",
-        "Here is one question about the glacier:",
-        "Question: what moves the dunes",
-    ]
-
-    class Model:
-        def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:
-            return ((request, Reply(reply)) for request, reply in zip(requests, replies, strict=False) if request)
-
-    keep = question_filter(passages)
-    found = list(write_questions(Model(), list(enumerate(passages)), seed=0, keep=keep))
-    assert found == [(3, "what moves the dunes")]
-    assert str(keep) == "3 of 4 questions dropped (2 without a word of the passage, 1 not a single question)"
-    assert "; language model: " in str(build_probe(str(text), SETTINGS, questions=Model()))  # type: ignore[arg-type]
-
-
-def test_questions_and_comments_are_not_counted_in_spaces() -> None:
-    class Model:
-        def replies(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Reply]]:
-            return ((request, Reply(question)) for request in requests if request is not None)
-
-    question = "长江有多长？"
-    assert list(write_questions(Model(), [(3, CHINESE)], seed=0)) == [(3, question)]
+def test_comments_are_not_counted_in_spaces() -> None:
     comment = "返回两个数的和"
     code = f"// {comment}\nfunction sum(a, b) {{\n  const c = a + b;\n  return c;\n}}\n"
     assert [function.query for function in commented_functions(code)] == [comment]
@@ -520,21 +395,6 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(words) == 2
     assert "is inside the data" in capsys.readouterr().err
     assert main([*words, "--exclude", "in/"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--kind", "prose"], "--kind: expected"),
-        (["--endpoint", "http://localhost:1/v1"], "both --endpoint and --model"),
-        (["--max_documents", "2"], "the text has .* candidate queries, but a probe needs at least 20"),
-    ],
-)
-def test_mistakes(
-    text: Path, tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["probe", str(text), "--output_dir", str(tmp_path / "probe"), *options]) == 2
-    assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

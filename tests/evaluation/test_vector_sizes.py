@@ -38,13 +38,9 @@ def test_scores_are_those_of_truncated_vectors() -> None:
     encoder, found = Encoder(), task()
     rows = list(evaluate_sizes(encoder, found, [16, 5], ["float32", "int8", "binary"]))
     assert encoder.queries == 6  # once, not once for each size
-    assert [(row.dims, row.precision, row.bytes_per_passage) for row in rows] == [
-        (16, "float32", 64),
-        (16, "int8", 16),
-        (16, "binary", 2),
-        (5, "float32", 20),
-        (5, "int8", 5),
-        (5, "binary", 1),
+    assert [(row.dims, row.bytes_per_passage) for row in rows] == [
+        *((16, 64), (16, 16), (16, 2)),
+        *((5, 20), (5, 5), (5, 1)),
     ]
     for row in rows[:-1]:  # the last one has many equal scores
         run = {}

@@ -16,7 +16,7 @@ from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.data.text.words import normal
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_bm25
-from revela_hub.evaluation.docstrings import documented_functions
+from revela_hub.evaluation.functions import documented_functions
 from revela_hub.retrieval import ANSERINI, BM25, BM25Settings
 from revela_hub.retrieval.bm25 import bm25_settings
 

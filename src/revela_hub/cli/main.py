@@ -13,9 +13,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from revela_hub import __version__
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 PROGRAM = "revela-hub"
 PACKAGE = "revela_hub.cli.commands"
 DEBUG = " (--debug shows the traceback)"
-HUB_TIMEOUT = 60  # seconds without data from the Hub, after which a request fails
 METHOD_COMMANDS = {name: command for method in METHODS.values() for name, command in method.commands.items()}
 BASELINES = [name for name, command in METHOD_COMMANDS.items() if command.summary.endswith("(baseline)")]
 TRAINING = [name for name in METHOD_COMMANDS if name.startswith("train ") and name not in BASELINES]
@@ -68,27 +65,18 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line and return its exit status.
+    """Run the command line and return its exit status; print an error in one line.
 
     Args:
         argv: The arguments after the program's name (default: those of the process).
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    # Python represents a closed stream (`<&-`) by None.
-    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
-    return exit_status(lambda: _dispatch([word for word in words if word != "--debug"]), debug="--debug" in words)
-
-
-def exit_status(action: Callable[[], None], *, debug: bool = False) -> int:
-    """Run a command and return the exit status; print its error in one line, or with `debug` its traceback."""
+    debug = "--debug" in words
     try:
-        action()
+        _dispatch([word for word in words if word != "--debug"])
         sys.stdout.flush()
     except KeyboardInterrupt as error:
-        if _is_first_to_fail():
-            sys.stderr.write(f"{PROGRAM}: {str(error) or 'interrupted'}\n")
+        sys.stderr.write(f"{PROGRAM}: {str(error) or 'interrupted'}\n")
         return status_of(error)
     except BrokenPipeError:
         # The reader of the output has exited (`| head`). Python would raise again when it flushes stdout at exit.
@@ -101,23 +89,9 @@ def exit_status(action: Callable[[], None], *, debug: bool = False) -> int:
             log = cache_folder("last-error.log")
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(trace, encoding="utf-8", errors="backslashreplace")
-        if debug or _is_first_to_fail():
-            sys.stderr.write(f"{trace if debug else ''}{PROGRAM}: error: {line}{'' if debug else DEBUG}\n")
+        sys.stderr.write(f"{trace if debug else ''}{PROGRAM}: error: {line}{'' if debug else DEBUG}\n")
         return status
     return 0
-
-
-def _is_first_to_fail() -> bool:
-    """Return whether no other process of a run with torchrun or accelerate has failed: one message is enough."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        return True
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    try:
-        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=5))
-        return store.add(f"{PROGRAM}-failed", 1) == 1
-    except (KeyError, RuntimeError):  # the process that holds the store has ended
-        return True
 
 
 def _dispatch(argv: list[str]) -> None:
@@ -132,7 +106,6 @@ def _dispatch(argv: list[str]) -> None:
         return
     # Imported here because the list of commands does not need them.
     from revela_hub.cli.parser import build_arguments
-    from revela_hub.internals import limit_waiting_for_the_hub
     from revela_hub.output import accept_any_text, quiet
 
     parser = parser_of(name)
@@ -141,7 +114,6 @@ def _dispatch(argv: list[str]) -> None:
         return
     accept_any_text()
     with quiet(parser.quiet):
-        limit_waiting_for_the_hub(HUB_TIMEOUT)
         command = importlib.import_module(COMMANDS[name].module)
         command.run(build_arguments(command.Arguments, values))
 

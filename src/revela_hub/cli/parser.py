@@ -6,14 +6,13 @@ The command line overrides the file, and the file the dataclass's defaults. In a
 
 import argparse
 import dataclasses
-import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from revela_hub.errors import UserError, did_you_mean
 from revela_hub.files import local_path
@@ -23,7 +22,6 @@ ArgumentsT = TypeVar("ArgumentsT")
 
 TRUTH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 MAY_BE_EMPTY = ("prompt", "column", "instruction")  # in the name of an option for which an empty text means something
-FREE_TEXT = ("query", "queries")  # options in which ~/ is not the home folder
 LIBRARIES = ("transformers.", "sentence_transformers.", "trl.")  # modules of dataclasses that are not defined here
 NOT_OPTIONS = ("debug", "router_mapping")  # of transformers: `--debug` is ours, and trainers set the other one
 OTHER_OPTIONS = "other options of transformers' Trainer"
@@ -68,7 +66,7 @@ class CommandParser(argparse.ArgumentParser):
         )
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)  # values, not options
         self.positionals, self.quiet = list(positionals), False
-        self.kinds = {name: _kinds(hint) for name, hint in get_type_hints(arguments).items()} | {"quiet": [bool]}
+        self.types = {name: _Type(name, hint) for name, hint in get_type_hints(arguments).items()}
         fields = [field for field in dataclasses.fields(arguments) if field.init and field.name not in NOT_OPTIONS]
         self.required = [field.name for field in fields if field.default is field.default_factory]
         titles = {field.name: _title(arguments, field.name) for field in fields}
@@ -76,13 +74,14 @@ class CommandParser(argparse.ArgumentParser):
         groups = {title: self.add_argument_group(title) for title in order}
         self.options = {field.name: self._add(groups[titles[field.name]], field) for field in fields}
         self.hidden = [name for name in titles if titles[name] == OTHER_OPTIONS]
-        words = [f"{name.upper()}{' ...' if self.options[name].nargs == '+' else ''}" for name in self.positionals]
+        words = [f"{name.upper()}{' ...' if self.types[name].is_list else ''}" for name in self.positionals]
         self.usage = " ".join([program, *words, "[options]"])
         common = self.add_argument_group("common options")
         common.add_argument("--config", metavar="FILE", help="YAML file of options; command-line options override it.")
         if "quiet" not in self.options:  # training commands have a field of this name
-            truth = partial(self._value, "quiet")
-            common.add_argument("--quiet", nargs="?", const=True, type=truth, help="Print results and errors only.")
+            self.types["quiet"] = _Type("quiet", bool)
+            help_text = "Print results and errors only."
+            common.add_argument("--quiet", nargs="?", const=True, type=self.types["quiet"].read, help=help_text)
         common.add_argument("--debug", action="store_true", help="Print the traceback of an error.")
         common.add_argument("-h", "--help", action="store_true", help="Print this text.")
         if self.hidden:
@@ -90,47 +89,19 @@ class CommandParser(argparse.ArgumentParser):
 
     def _add(self, group: Any, field: "dataclasses.Field[Any]") -> argparse.Action:
         """Add the option of a field, in both spellings."""
-        name, kinds = field.name, self.kinds[field.name]
+        name, kind = field.name, self.types[field.name]
         default = field.default_factory() if callable(field.default_factory) else field.default
-        option: argparse.Action = group.add_argument(*_spellings(name), type=partial(self._value, name))
-        if any(get_origin(kind) is list for kind in kinds):
+        option: argparse.Action = group.add_argument(*_spellings(name), type=kind.read)
+        if kind.is_list:
             option.nargs = "+"
-        elif {*kinds} <= {bool, NoneType}:
+        elif {*kind.kinds} <= {bool, NoneType}:
             option.nargs, option.const = "?", True
             if default is True:
                 group.add_argument(*_spellings(f"no_{name}"), dest=name, action="store_false", help=argparse.SUPPRESS)
         if default is not False:
-            option.metavar = field.metadata.get("metavar") or self._expected(name)
+            option.metavar = field.metadata.get("metavar") or kind.expected
         option.help = _help(field.metadata.get("help", ""), default, required=name in self.required)
         return option
-
-    def _expected(self, name: str) -> str:
-        """Return the placeholder of an option's value."""
-        named = next((metavar for metavar, names in METAVARS.items() if name in names.split()), None)
-        choices = [str(choice) for kind in self.kinds[name] for choice in _choices(kind)]
-        types = [word for kind, word in {bool: "true|false", int: "N", float: "X"}.items() if kind in self.kinds[name]]
-        return named or "|".join(choices) or next(iter(types), "TEXT")
-
-    def _value(self, name: str, value: Any) -> Any:
-        """Return the value that an option gets from a word of the command line, or from a scalar or mapping of the file."""
-        kinds = [item for kind in self.kinds[name] for item in (get_args(kind) if get_origin(kind) is list else [kind])]
-        is_list = any(get_origin(kind) is list for kind in self.kinds[name])
-        if (value is None and NoneType in kinds) or (
-            isinstance(value, dict) and (is_list or any((get_origin(kind) or kind) is dict for kind in kinds))
-        ):
-            return value
-        if value == "" and not any(part in name for part in MAY_BE_EMPTY):
-            raise argparse.ArgumentTypeError("the text is empty")
-        # YAML reads an unquoted no, off, yes and on as a truth value, which would become the text "False" or "True".
-        if isinstance(value, str | int | float) and (not isinstance(value, bool) or bool in kinds):
-            for kind in sorted(kinds, key=lambda kind: kind is str):
-                try:
-                    converted = _convert(kind, str(value))
-                except (ValueError, TypeError, KeyError):
-                    continue
-                is_home = isinstance(converted, str) and converted.startswith("~/") and name not in FREE_TEXT
-                return os.path.expanduser(converted) if is_home else converted
-        raise argparse.ArgumentTypeError(f"expected {self._expected(name)}, not {value!r}")
 
     def read(self, argv: list[str]) -> dict[str, Any] | None:
         """Return the values that `argv` and its configuration file give; print the help text and return None if asked to."""
@@ -153,7 +124,7 @@ class CommandParser(argparse.ArgumentParser):
         values |= self._without_names([*rest, *free], values)
         for name in self.required:
             if name not in values:
-                self.error(f"{name.upper() if name in self.positionals else f'--{name}'} is missing: {self.usage}")
+                self.error(f"{name.upper() if name in self.positionals else f'--{name}'} is missing")
         self.quiet = bool(values.get("quiet"))
         return {name: value for name, value in values.items() if name in self.options}
 
@@ -162,13 +133,12 @@ class CommandParser(argparse.ArgumentParser):
         found: dict[str, Any] = {}
         for name in self.positionals:
             if name not in values and free:
-                is_list = self.options[name].nargs == "+"
-                taken, free = (free, []) if is_list else (free[:1], free[1:])
+                kind = self.types[name]
+                taken, free = (free, []) if kind.is_list else (free[:1], free[1:])
                 try:
-                    read = [self._value(name, word) for word in taken]
+                    found[name] = kind.read_all(taken if kind.is_list else taken[0])
                 except argparse.ArgumentTypeError as error:
                     self.error(f"{name.upper()}: {error}")
-                found[name] = read if is_list else read[0]
         if free:
             self.error(f"unexpected argument {free[0]!r}")
         return found
@@ -184,18 +154,17 @@ class CommandParser(argparse.ArgumentParser):
             raise UserError(f"{path} is not valid YAML: {error}") from error
         if not isinstance(content, dict):
             raise UserError(f"{path}: expected a mapping from options to values (`key: value`)")
+        if node and len(node.value) > len(content):
+            raise UserError(f"{path}: an option is given twice")
         values: dict[str, Any] = {}
         for key, value in content.items():
-            name, is_last = str(key).replace("-", "_"), [each.value for each, _ in node.value].count(str(key)) < 2
-            if name not in {*self.options, "quiet"} or not is_last:
-                raise UserError(f"{path}: {self._unknown(str(key)) if is_last else f'{key} is given twice'}")
-            is_list = any(get_origin(kind) is list for kind in self.kinds[name])
-            items = value if is_list and isinstance(value, list) else [value]
+            name = str(key).replace("-", "_")
+            if name not in {*self.options, "quiet"}:
+                raise UserError(f"{path}: {self._unknown(str(key))}")
             try:
-                read = [self._value(name, item) for item in items]
+                values[name] = self.types[name].read_all(value)
             except argparse.ArgumentTypeError as error:
                 raise UserError(f"{path}: {key}: {error}") from error
-            values[name] = read if is_list and value is not None else read[0]
         return values
 
     def _unknown(self, word: str) -> str:
@@ -207,6 +176,49 @@ class CommandParser(argparse.ArgumentParser):
         """Raise a `UserError` instead of printing argparse's usage text."""
         message = re.sub(r"^argument (--[^ /]+)[^ ]*:", r"\1:", message)
         raise UserError(f"{message} (see {self.prog} --help)")
+
+
+class _Type:
+    """The type of an option, which reads its values from words of the command line and from the file."""
+
+    def __init__(self, name: str, hint: Any) -> None:
+        self.name, self.kinds = name, get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        self.is_list = any(get_origin(kind) is list for kind in self.kinds)
+        items = [item for kind in self.kinds for item in (get_args(kind) if get_origin(kind) is list else [kind])]
+        self.items = sorted(items, key=lambda kind: kind is str)  # any word is a text
+
+    @property
+    def expected(self) -> str:
+        """The placeholder of the value."""
+        named = next((metavar for metavar, names in METAVARS.items() if self.name in names.split()), None)
+        choices = [choice for kind in self.items for choice in _choices(kind)]
+        types = [word for kind, word in {bool: "true|false", int: "N", float: "X"}.items() if kind in self.kinds]
+        return named or "|".join(choices) or next(iter(types), "TEXT")
+
+    def read_all(self, value: Any) -> Any:
+        """Return the value of the option; of a list, one item may stand alone."""
+        if not self.is_list or value is None:
+            return self.read(value)
+        return [self.read(item) for item in (value if isinstance(value, list) else [value])]
+
+    def read(self, value: Any) -> Any:
+        """Return the value, or an item of a list, from a word of the command line, or from a scalar or mapping of the file."""
+        if value is None and NoneType in self.items:
+            return value
+        if isinstance(value, dict) and (self.is_list or dict in [get_origin(kind) or kind for kind in self.items]):
+            return value
+        if value == "" and not any(part in self.name for part in MAY_BE_EMPTY):
+            raise argparse.ArgumentTypeError("the text is empty")
+        # YAML reads an unquoted no, off, yes and on as a truth value, which would become the text "False" or "True".
+        if isinstance(value, str | int | float) and (not isinstance(value, bool) or bool in self.items):
+            for kind in self.items:
+                choices, word = (TRUTH, str(value).lower()) if kind is bool else (_choices(kind), str(value))
+                if word in choices:
+                    return choices[word]
+                if kind in (int, float, str):
+                    with suppress(ValueError):
+                        return kind(word)
+        raise argparse.ArgumentTypeError(f"expected {self.expected}, not {value!r}")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -250,27 +262,8 @@ def _title(arguments: type, name: str) -> str:
     return str(vars(owner).get("option_group", "options" if owner is arguments else "training"))
 
 
-def _kinds(hint: Any) -> list[Any]:
-    """Return the types of a union, without ranges."""
-    if get_origin(hint) is Annotated:
-        return _kinds(get_args(hint)[0])
-    return [k for p in get_args(hint) for k in _kinds(p)] if get_origin(hint) in (Union, UnionType) else [hint]
-
-
-def _choices(kind: Any) -> list[Any]:
+def _choices(kind: Any) -> dict[str, Any]:
+    """Return the values of an enumeration or of a `Literal`, by their texts."""
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return [choice.value for choice in kind]
-    return list(get_args(kind)) if get_origin(kind) is Literal else []
-
-
-def _convert(kind: Any, word: str) -> Any:
-    """Return the value of a type that a word means; raise an error if there is none."""
-    if kind is bool:
-        return TRUTH[word.lower()]
-    if choices := _choices(kind):
-        return next(choice for choice in choices if str(choice) == word) if word in map(str, choices) else TRUTH["none"]
-    if kind in (int, float):
-        return kind(word)
-    if kind is str:
-        return word
-    raise TypeError(kind)
+        return {str(choice.value): choice.value for choice in kind}
+    return {str(choice): choice for choice in get_args(kind)} if get_origin(kind) is Literal else {}

@@ -13,7 +13,8 @@ import pytest
 
 from revela_hub.data.synthesis.backends import LocalModel, Reply, Request, RequestT, Sampling
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
-from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, Form, brainstorm_prompt, example_prompt
+from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, brainstorm_prompt, example_prompt
+from revela_hub.data.synthesis.questions import question_filter, write_questions
 from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
 from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, read_excluded
 from revela_hub.data.text.words import words
@@ -123,21 +124,30 @@ def test_concurrency_changes_nothing_and_no_request_is_wasted(tmp_path: Path, se
     }
 
 
-def test_a_stopped_run_is_resumed(tmp_path: Path, settings: SynthesisSettings) -> None:
+def test_a_stopped_run_is_resumed_and_a_higher_count_adds(tmp_path: Path, settings: SynthesisSettings) -> None:
     def stops(request: Request) -> str:
         if len(model.asked) == 9:
             raise KeyboardInterrupt
         return answer(request)
 
-    model = Model(stops)
+    file, model = tmp_path / "pairs.jsonl", Model(stops)
     with pytest.raises(KeyboardInterrupt):
         synthesize(model, tmp_path, settings)
-    before = (tmp_path / "pairs.jsonl").read_text()
+    before = file.read_text()
     report = synthesize(Model(), tmp_path, settings)
     assert report.earlier == before.count("\n") > 3 and report.pairs.total() == 20
-    assert (tmp_path / "pairs.jsonl").read_text().startswith(before)
+    model = Model()
+    assert synthesize(model, tmp_path, settings).earlier == 20 and not model.asked
+    assert synthesize(model, tmp_path, replace(settings, count=26)).pairs.total() == 26
+    assert len(model.asked) == 6 + 3  # six examples; a list of tasks for each form
+    assert file.read_text().startswith(before)
     with pytest.raises(UserError, match="has examples of m"):
         synthesize(Model(), tmp_path, replace(settings, model="n"))
+    file.write_text('{"mine": 1}\n')
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"pairs.jsonl:1: not written by"):
+            synthesize(Model(), tmp_path, settings, overwrite=overwrite)
+    assert file.read_text() == '{"mine": 1}\n'
 
 
 def test_earlier_examples_are_replaced_when_the_first_new_one_exists(
@@ -154,25 +164,6 @@ def test_earlier_examples_are_replaced_when_the_first_new_one_exists(
     assert synthesize(Model(), tmp_path, replace(settings, seed=3), overwrite=True).earlier == 0
     synthesize(Model(), tmp_path / "new", replace(settings, seed=3))
     assert (tmp_path / "pairs.jsonl").read_bytes() == (tmp_path / "new" / "pairs.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_file_of_the_user_is_left_alone(tmp_path: Path, settings: SynthesisSettings, overwrite: bool) -> None:
-    (tmp_path / "pairs.jsonl").write_text('{"mine": 1}\n')
-    with pytest.raises(UserError, match=r"pairs.jsonl:1: not written by"):
-        synthesize(Model(), tmp_path, settings, overwrite=overwrite)
-    assert (tmp_path / "pairs.jsonl").read_text() == '{"mine": 1}\n'
-
-
-def test_a_finished_run_asks_nothing_and_a_higher_count_adds(tmp_path: Path, settings: SynthesisSettings) -> None:
-    synthesize(Model(), tmp_path, settings)
-    before = (tmp_path / "pairs.jsonl").read_text()
-    model = Model()
-    assert synthesize(model, tmp_path, settings).earlier == 20 and not model.asked
-    more = SynthesisSettings(count=26, languages=settings.languages, model="m")
-    assert synthesize(model, tmp_path, more).pairs.total() == 26
-    assert (tmp_path / "pairs.jsonl").read_text().startswith(before)
-    assert len(model.asked) == 6 + 3  # six examples; a list of tasks for each form
 
 
 def test_unusable_replies_are_asked_again_with_the_same_placeholders(tmp_path: Path) -> None:
@@ -196,30 +187,33 @@ def test_unusable_replies_are_asked_again_with_the_same_placeholders(tmp_path: P
     assert report.rejected == {"key missing": 6}
 
 
-def test_what_is_cut_off_after_the_example_does_not_matter(tmp_path: Path, settings: SynthesisSettings) -> None:
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("Certainly!\nHere is an example for you.", "not JSON"),
+        (Reply('{"user_query": "wh', "cut off"), "cut off"),
+        ("", "empty"),
+    ],
+)
+def test_gives_up_with_the_reasons(tmp_path: Path, reply: str | Reply, reason: str) -> None:
+    with pytest.raises(UserError, match=f"12 unusable replies in a row .rejected: 12 {reason}"):
+        synthesize(Model(spoiled(1.0, reply)), tmp_path, SynthesisSettings(count=9, patience=12))
+    with pytest.raises(UserError, match=r"no list of tasks"):
+        synthesize(Model(lambda request: "Tasks are hard."), tmp_path, SynthesisSettings(count=9))
+
+
+def test_what_is_whole_in_a_reply_that_is_cut_off_counts(tmp_path: Path) -> None:
+    """A small local model writes on until it is stopped; the last task of its list is not whole."""
+
     def goes_on(request: Request) -> str | Reply:
-        """A small local model, which writes until it is stopped."""
-        return answer(request) if "JSON list" in request.prompt else Reply(f"{answer(request)}\nI hope", "cut off")
+        if "JSON list" not in request.prompt:
+            return Reply(f"{answer(request)}\nI hope", "cut off")
+        tasks = [f"{i}. Find {sentence(Random(f'{request.seed}/{i}'), 6)}." for i in range(4)]
+        return Reply("\n".join(tasks)[:-9], "cut off")
 
-    for name, model in (("whole", Model(answer)), ("on", Model(goes_on))):
-        synthesize(model, tmp_path / name, settings)
-    assert rows(tmp_path / "on" / "pairs.jsonl") == rows(tmp_path / "whole" / "pairs.jsonl")
-
-
-def test_gives_up_with_the_reasons_and_a_sample(tmp_path: Path) -> None:
-    settings = SynthesisSettings(count=9, patience=12)
-    with pytest.raises(UserError) as caught:
-        synthesize(Model(spoiled(1.0, "Certainly!\nHere is an example for you.")), tmp_path / "a", settings)
-    message = str(caught.value)
-    assert "short-long: 12 unusable replies in a row (rejected: 12 not JSON)" in message
-    assert "'Certainly! Here is an example for you.'" in message and "--max_new_tokens" in message
-    with pytest.raises(UserError, match=r"12 no list of tasks.*'Tasks are hard.'"):
-        synthesize(Model(lambda request: "Tasks are hard."), tmp_path / "b", settings)
-    # cut off before the JSON's end, and nothing at all
-    with pytest.raises(UserError, match=r"12 cut off"):
-        synthesize(Model(spoiled(1.0, Reply('{"user_query": "wh', "cut off"))), tmp_path / "c", settings)
-    with pytest.raises(UserError, match=r"12 empty"):
-        synthesize(Model(spoiled(1.0, "")), tmp_path / "d", settings)
+    report = synthesize(Model(goes_on), tmp_path, SynthesisSettings(count=8, forms=["short-short"]))
+    assert report.tasks["short-short"] == 4  # of two lists
+    assert all(row["instruction"].endswith(".") for row in rows(tmp_path / "pairs.jsonl"))
 
 
 def test_goes_on_with_fewer_tasks_where_the_lists_repeat_themselves(tmp_path: Path) -> None:
@@ -235,18 +229,6 @@ def test_goes_on_with_fewer_tasks_where_the_lists_repeat_themselves(tmp_path: Pa
     assert report.tasks["short-short"] == 2 and report.rejected["no new task"] == 10
     instructions = [row["instruction"] for row in rows(tmp_path / "pairs.jsonl")]
     assert [instructions.count(task.upper()) for task in tasks] == [5, 4]
-
-
-def test_a_list_that_is_cut_off_has_good_tasks(tmp_path: Path) -> None:
-    def answers(request: Request) -> str | Reply:
-        if "JSON list" not in request.prompt:
-            return answer(request)
-        tasks = [f"{i}. Find {sentence(Random(f'{request.seed}/{i}'), 6)}." for i in range(4)]
-        return Reply("\n".join(tasks)[:-9], "cut off")
-
-    report = synthesize(Model(answers), tmp_path, SynthesisSettings(count=8, forms=["short-short"]))
-    assert report.tasks["short-short"] == 4  # of two lists
-    assert all(row["instruction"].endswith(".") for row in rows(tmp_path / "pairs.jsonl"))
 
 
 def test_duplicates_among_the_generated_are_removed(tmp_path: Path) -> None:
@@ -265,19 +247,6 @@ def test_duplicates_among_the_generated_are_removed(tmp_path: Path) -> None:
         synthesize(Model(answers), tmp_path, settings)
     made = rows(tmp_path / "pairs.jsonl")
     assert len(made) == len({tuple(words(row["anchor"])) for row in made}) == 3
-
-
-def test_the_same_query_under_one_instruction_is_a_duplicate(tmp_path: Path) -> None:
-    def answers(request: Request) -> str:
-        if "JSON list" in request.prompt:
-            return json.dumps(["Say who a person was.", "Say where a person was born."])
-        return json.dumps(json.loads(answer(request)) | {"input": "Ada Lovelace"})
-
-    settings = SynthesisSettings(count=4, forms=["short-short"], patience=20)
-    with pytest.raises(UserError, match="near-duplicate"):
-        synthesize(Model(answers), tmp_path, settings)
-    assert len({row["instruction"] for row in rows(tmp_path / "pairs.jsonl")}) == 2
-    assert len(rows(tmp_path / "pairs.jsonl")) == 2
 
 
 def test_examples_of_evaluation_sets_are_kept_out(tmp_path: Path) -> None:
@@ -379,15 +348,6 @@ def test_near_duplicates_follow_the_jaccard_similarity(threshold: float) -> None
         NearDuplicates(0.0)
 
 
-def test_near_duplicates_of_one_word_and_of_none() -> None:
-    seen = NearDuplicates()
-    for text in ("Zinc", "∑"):
-        assert text not in seen
-        seen.add(text)
-        assert text in seen
-    assert "zinc!" in seen and "∫" not in seen
-
-
 GOOD = {
     "user_query": "why?",
     "positive_document": " ".join(VOCABULARY[:12]),
@@ -402,7 +362,6 @@ GOOD = {
         f"Sure! Here it is:\n```json\n{json.dumps(GOOD, indent=2)}\n```\nI hope this helps {{really}}.",
         f"<think>A {{draft}}: {{'user_query': 1}}</think>{json.dumps(GOOD)}",
         f"thinking without a beginning {{}} </think>\n{json.dumps(GOOD)}",
-        repr(GOOD),
         json.dumps(GOOD | {"note": "more"}),
         json.dumps([GOOD]),
         json.dumps(GOOD).replace("why?", "  why?\n"),
@@ -446,7 +405,6 @@ TASKS = ["Find the law that a case cites.", "Match a word with its antonym."]
     "reply",
     [
         json.dumps(TASKS),
-        f"```python\n{TASKS!r}\n```",
         json.dumps({"tasks": TASKS}),
         json.dumps([{"task": task, "id": 1} for task in TASKS]),
         "Here are two:\n\n" + "\n".join(f"{i}. **{task}**" for i, task in enumerate(TASKS, 1)),
@@ -458,12 +416,6 @@ TASKS = ["Find the law that a case cites.", "Match a word with its antonym."]
 def test_tasks_are_found_in_what_models_write(reply: str) -> None:
     found = parse_tasks(reply)
     assert [words(task) for task in found] == [words(task) for task in TASKS]
-
-
-def test_no_tasks_in_prose() -> None:
-    for reply in ("", "I would think of law and of words.", "[]", "[1, 2]"):
-        with pytest.raises(Rejected, match="no list of tasks"):
-            parse_tasks(reply)
 
 
 @pytest.mark.parametrize("template", [None, "{% for message in messages %}{{ message.content }}{% endfor %}\nA: "])
@@ -488,14 +440,6 @@ def test_a_local_model_answers_in_batches_and_repeats_itself_by_seed(
     assert list(greedy.replies(requests)) == list(alone.replies(requests))
 
 
-def test_every_form_is_parsed_by_its_own_keys() -> None:
-    form: Form
-    for form in FORMS:
-        prompt, _ = example_prompt(form, "Find it.", ["English"], Random(0))
-        parsed = parse_example(form, answer(Request(prompt, 0)))
-        assert set(parsed) == {"anchor", "positive", "negative_1"}
-
-
 def test_a_mixture_takes_the_pairs_as_they_are(tmp_path: Path, settings: SynthesisSettings) -> None:
     """As the guide shows it."""
     import yaml
@@ -514,3 +458,27 @@ def test_a_mixture_takes_the_pairs_as_they_are(tmp_path: Path, settings: Synthes
         assert row["positive"] == written[row["anchor"]]["positive"]
         assert row["negative_1"] == written[row["anchor"]]["negative_1"]
         assert row["task"] == {"retrieval": "synthetic", "other": "synthetic-labels"}[written[row["anchor"]]["kind"]]
+
+
+def test_questions_that_are_not_about_their_passage_are_dropped_and_counted() -> None:
+    passages = [
+        "The river carries sediment to the sea, and the delta grows.",
+        "The tides follow the moon, and the water rises twice a day.",
+        "The glacier moves the rocks, and the valley gets wider.",
+        "The wind shapes the dunes, and the sand wanders to the east.",
+        "长江是亚洲最长的河流。它发源于青藏高原，流入东海。",
+        "Sediment is carried from the mountains to the sea.",
+    ]
+    replies = [
+        "What is your question?",
+        "How do you answer the question that the text asks?",
+        "Here is one question about the glacier:",
+        "Question: what moves the dunes",
+        "长江有多长？",
+        Reply("What do mountains", "cut off"),
+    ]
+    questions = iter(replies)
+    keep = question_filter(passages)
+    found = list(write_questions(Model(lambda _: next(questions)), list(enumerate(passages)), seed=0, keep=keep))
+    assert found == [(3, "what moves the dunes"), (4, "长江有多长？")]
+    assert sorted(keep.dropped.values()) == [1, 1, 2] and keep.asked == 6

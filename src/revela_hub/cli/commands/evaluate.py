@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from revela_hub.evaluation import PairedDifference, RetrievalScores
-    from revela_hub.evaluation.vector_sizes import SizeScores
 
 POSITIONALS = ("models",)
 
@@ -65,12 +64,14 @@ class Arguments(RankOptions):
         [], "Names of mteb tasks or benchmarks, e.g. SciFact, CoIR, or BEIR13 and BRIGHT12 of Revela's paper."
     )
     split: str = option("test", "Split of the BEIR folder to evaluate on.")
-    mode: list[str] = option([], "One or more of dense, sparse, bm25 and hybrid (default: dense, or bm25 for bm25).")
+    mode: list[Literal["dense", "sparse", "bm25", "hybrid"]] = option(
+        [], "One or more kinds of ranking (default: dense, or bm25 for bm25)."
+    )
     dims: list[PositiveInt] = option(
         [], "Numbers of leading components of the vectors to compare, e.g. 384 192 96 (default: all)."
     )
-    precision: list[str] = option(
-        [], "One or more of float32, int8 and binary for the passages' vectors (default: float32)."
+    precision: list[Literal["float32", "int8", "binary"]] = option(
+        [], "Precisions of the passages' vectors to compare (default: float32)."
     )
     cache_dir: str | None = option(
         None, "Folder that keeps vectors for the next evaluation (default: they are deleted at the end)."
@@ -85,52 +86,51 @@ class Arguments(RankOptions):
     max_new_tokens: PositiveInt = option(32, "--task qa: Maximum number of tokens per answer.")
 
 
+class Row(NamedTuple):
+    """A row of a table; `bytes_per_passage` if sizes of vectors are compared."""
+
+    model: str
+    scores: "RetrievalScores"
+    bytes_per_passage: int | None = None
+
+
 def run(arguments: Arguments) -> None:
     """Print a table per task, or one JSON list."""
     if arguments.task == "qa":
         _evaluate_answers(arguments)
         return
     _check(arguments)
-    sizes: dict[str, SizeScores] = {}
     with scratch_folder("evaluate") as scratch:  # modes of the same model share their vectors
-        cache = arguments.cache_dir or scratch
-        results = list(_on_mteb(arguments) if arguments.tasks else _on_folder(arguments, sizes, cache))
-    compared = list(_compared(results))
-    if arguments.json:
-        rows = [
-            {"model": model}
-            | scores.to_dict()
-            | ({"bytes_per_passage": sizes[model].bytes_per_passage} if model in sizes else {})
-            | ({"compared_with": results[0][0], "difference": found} if found else {})
-            for (model, scores), found in zip(
-                results, [{name: each.to_dict() for name, each in pair.items()} for pair in compared], strict=True
-            )
-        ]
-        print(json_format.dumps(rows, indent=2))
-    else:
-        lines = [f"{label}: {counted(size.bytes_per_passage, 'byte')} per passage" for label, size in sizes.items()]
-        print("\n\n".join([*_tables(results, compared), *(["\n".join(lines)] if lines else [])]))
+        rows = list(_on_mteb(arguments) if arguments.tasks else _on_folder(arguments, arguments.cache_dir or scratch))
+    compared = [_compared(rows[0], row) if row is not rows[0] else {} for row in rows]
+    if not arguments.json:
+        print("\n\n".join(_tables(rows, compared)))
+        return
+    found = []
+    for row, pair in zip(rows, compared, strict=True):
+        found.append({"model": row.model} | row.scores.to_dict())
+        if row.bytes_per_passage:
+            found[-1]["bytes_per_passage"] = row.bytes_per_passage
+        if pair:
+            difference = {metric: each.to_dict() for metric, each in pair.items()}
+            found[-1] |= {"compared_with": rows[0].model, "difference": difference}
+    print(json_format.dumps(found, indent=2))
 
 
 def _check(arguments: Arguments) -> None:
     """Reject combinations of options that would measure something else than they say."""
+    reranks = arguments.rerank not in (None, NO_RERANKING)
     if bool(arguments.corpus) == bool(arguments.tasks):
         raise UserError("give either --corpus BEIR_FOLDER or --tasks NAME ... (see revela-hub evaluate --help)")
-    if arguments.endpoint and (arguments.tasks or len({*arguments.models} - {"bm25"}) != 1):
-        raise UserError(
-            "--endpoint requires --corpus and one model (besides bm25): a server has the vectors of one model"
-        )
-    reranks = arguments.rerank not in (None, NO_RERANKING)
-    if (arguments.dims or arguments.precision) and (arguments.tasks or reranks or set(arguments.mode) - {"dense"}):
-        raise UserError("--dims and --precision require --corpus and dense retrieval without --rerank")
-    if arguments.tasks and (reranks or arguments.mode):
-        raise UserError("--rerank and --mode require --corpus: mteb evaluates dense retrieval, or its own BM25")
+    if arguments.tasks and (reranks or arguments.mode or arguments.endpoint or arguments.dims or arguments.precision):
+        raise UserError("mteb evaluates dense retrieval or its own BM25: the options of ranking require --corpus")
+    if arguments.endpoint and len({*arguments.models} - {"bm25"}) != 1:
+        raise UserError("--endpoint requires one model (besides bm25): a server has the vectors of one model")
+    if (arguments.dims or arguments.precision) and (reranks or set(arguments.mode) - {"dense"}):
+        raise UserError("--dims and --precision require dense retrieval without --rerank")
 
 
-def _on_folder(
-    arguments: Arguments, sizes: "dict[str, SizeScores]", cache_dir: "Path | str"
-) -> "Iterator[tuple[str, RetrievalScores]]":
-    """Yield the name and the scores of each row, and add the sizes of vectors that are asked for to `sizes`."""
+def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
     from revela_hub.data.sources.beir import read_beir
     from revela_hub.evaluation.retrieval import evaluate_ranking, evaluate_reranking
     from revela_hub.evaluation.vector_sizes import evaluate_sizes
@@ -141,12 +141,9 @@ def _on_folder(
     for name in arguments.models:
         if (arguments.dims or arguments.precision) and name != "bm25":
             encoder = load_models(arguments, name, "dense", rerank=False).dense
-            measured = evaluate_sizes(
-                encoder, task, arguments.dims, arguments.precision, batch_size=arguments.batch_size
-            )
-            found = {f"{name} [{size.dims} {size.precision}]": size for size in measured}
-            sizes |= found
-            yield from ((label, size.scores) for label, size in found.items())
+            asked = (arguments.dims, arguments.precision)
+            for size in evaluate_sizes(encoder, task, *asked, batch_size=arguments.batch_size):
+                yield Row(f"{name} [{size.dims} {size.precision}]", size.scores, size.bytes_per_passage)
             continue
         modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
         for mode in modes:
@@ -155,70 +152,60 @@ def _on_folder(
             label = name if len(modes) == 1 else f"{name} [{mode}]"
             given_models = {"dense": models.dense, "sparse": models.sparse, "cache_dir": cache_dir}
             if reranker is None:
-                yield label, evaluate_ranking(task, models.settings, **given_models)
+                yield Row(label, evaluate_ranking(task, models.settings, **given_models))
                 continue
             before, after = evaluate_reranking(task, models.settings, reranker, **given_models)
-            yield label, before
-            yield f"{label} > {arguments.rerank or SELF}", after
+            yield from (Row(label, before), Row(f"{label} > {arguments.rerank or SELF}", after))
 
 
-def _on_mteb(arguments: Arguments) -> "Iterator[tuple[str, RetrievalScores]]":
+def _on_mteb(arguments: Arguments) -> Iterator[Row]:
     from revela_hub.evaluation.mteb_tasks import evaluate_mteb, mean_of, resolve_tasks
 
     tasks = resolve_tasks(arguments.tasks)  # before a model is loaded
     for name in arguments.models:
         model: Any = name if name == "bm25" else load_models(arguments, name, "dense").dense
-        given_prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
-        if name != "bm25" and any(prompt is not None for prompt in given_prompts.values()):
-            model.prompts = model.prompts | {kind: text for kind, text in given_prompts.items() if text is not None}
+        prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
+        if name != "bm25":
+            model.prompts = model.prompts | {kind: text for kind, text in prompts.items() if text is not None}
         found = evaluate_mteb(model, tasks, batch_size=arguments.batch_size)
-        for scores in (*found, mean_of(found)) if len(found) > 1 else found:
-            yield name, scores
+        yield from (Row(name, scores) for scores in ((*found, mean_of(found)) if len(found) > 1 else found))
 
 
-def _compared(results: "list[tuple[str, RetrievalScores]]") -> "Iterator[dict[str, PairedDifference]]":
-    """For each row, each metric against that of the first row; nothing for the first, and where it cannot be done."""
+def _compared(first: Row, row: Row) -> "dict[str, PairedDifference]":
+    """Compare each metric with that of the first row; nothing if its task is another one or has too few queries."""
     from revela_hub.evaluation import compare_queries
 
-    first = results[0][1].per_query if results else {}
-    for row, (_, scores) in enumerate(results):
-        possible = row > 0 and first and scores.per_query and scores.queries > 1 and scores.name == results[0][1].name
-        yield (
-            {metric: compare_queries(first[metric], scores.per_query[metric]) for metric in METRICS} if possible else {}
-        )
+    a, b = first.scores, row.scores
+    if not (a.per_query and b.per_query and b.queries > 1 and a.name == b.name):
+        return {}
+    return {metric: compare_queries(a.per_query[metric], b.per_query[metric]) for metric in METRICS}
 
 
-def _tables(
-    results: "list[tuple[str, RetrievalScores]]", compared: "list[dict[str, PairedDifference]]"
-) -> Iterator[str]:
-    """One table per task, its models in the order in which they were given, and below it the comparisons."""
-    width = max(len("model"), *(len(model) for model, _ in results))
-    for task in dict.fromkeys(scores.name for _, scores in results):
-        rows = [(model, scores) for model, scores in results if scores.name == task]
-        size = rows[0][1]
-        yield "\n".join(
-            [
-                f"{task}: {counted(size.queries, 'query')}, {counted(size.documents, 'document')}",
-                f"{'model':<{width}}  nDCG@10  MRR@10  Recall@100",
-                *(
-                    f"{model:<{width}}  {scores.ndcg_at_10:7.4f}  {scores.mrr_at_10:6.4f}  {scores.recall_at_100:10.4f}"
-                    for model, scores in rows
-                ),
-                *(
-                    f"{model} found nothing for {scores.unanswered:,} of the queries (no document contains a term of"
-                    " the query); they score 0"
-                    for model, scores in rows
-                    if scores.unanswered
-                ),
-            ]
-        )
+def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> Iterator[str]:
+    """One table per task, its models in the order in which they were given, and below it the comparisons and sizes."""
+    width = max(len("model"), *(len(row.model) for row in rows))
+    for task in dict.fromkeys(row.scores.name for row in rows):
+        of_task = [row for row in rows if row.scores.name == task]
+        size = of_task[0].scores
+        lines = [f"{task}: {counted(size.queries, 'query')}, {counted(size.documents, 'document')}"]
+        lines.append(f"{'model':<{width}}  nDCG@10  MRR@10  Recall@100")
+        for model, scores, _ in of_task:
+            numbers = f"{scores.ndcg_at_10:7.4f}  {scores.mrr_at_10:6.4f}  {scores.recall_at_100:10.4f}"
+            lines.append(f"{model:<{width}}  {numbers}")
+        for model, scores, _ in of_task:
+            if scores.unanswered:
+                without = "of the queries (no document contains a term of the query); they score 0"
+                lines.append(f"{model} found nothing for {scores.unanswered:,} {without}")
+        yield "\n".join(lines)
     lines = [
-        f"{model:<{width}}  {METRICS[metric]:<10} {found}"
-        for (model, _), pair in zip(results, compared, strict=True)
+        f"{row.model:<{width}}  {METRICS[metric]:<10} {found}"
+        for row, pair in zip(rows, compared, strict=True)
         for metric, found in pair.items()
     ]
     if lines:
-        yield "\n".join([f"compared with {results[0][0]} (paired bootstrap over queries, 95% interval):", *lines])
+        yield "\n".join([f"compared with {rows[0].model} (paired bootstrap over queries, 95% interval):", *lines])
+    if sizes := [row for row in rows if row.bytes_per_passage]:
+        yield "\n".join(f"{row.model}: {counted(row.bytes_per_passage or 0, 'byte')} per passage" for row in sizes)
 
 
 def _evaluate_answers(arguments: Arguments) -> None:
@@ -229,39 +216,33 @@ def _evaluate_answers(arguments: Arguments) -> None:
     from revela_hub.data.prompts import read_prompts
     from revela_hub.evaluation.question_answering import score_answers
 
-    models, data, index = arguments.models, arguments.data, arguments.index
-    if data is None or index is None:
+    data, index = arguments.data, arguments.index
+    if data is None or index is None or len(arguments.models) > 1:
         raise UserError(
-            "--task qa needs --data FILE.jsonl (questions and answers) and --index FOLDER (revela-hub index)"
+            "--task qa needs one model, --data FILE.jsonl (questions and answers) and the --index of the model"
         )
-    if len(models) > 1:
-        raise UserError("--task qa evaluates one model at a time, because an index belongs to the model that made it")
+    [model] = arguments.models
     questions = read_prompts([data])
-    method = method_of_model(models[0])
+    method = method_of_model(model)
     if method is None or not method.answerer:
-        raise UserError(f"{models[0]} does not answer questions: --task qa needs a model that reads passages")
-    answerer = resolve_name(method.answerer)(
-        models[0], index, num_passages=arguments.num_passages, device=arguments.device
-    )
+        raise UserError(f"{model} does not answer questions: --task qa needs a model that reads passages")
+    answerer = resolve_name(method.answerer)(model, index, num_passages=arguments.num_passages, device=arguments.device)
     answerer.reranker, answerer.rerank_depth = load_reranker(arguments), arguments.rerank_depth or DEPTH
     found = _answers(answerer, questions, arguments)
     bar = tqdm(found, total=len(questions), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())
     answers = [answer for _, answer in sorted(bar, key=itemgetter(0))]
-    scores = score_answers(
-        [answer.text for answer in answers],
-        list(questions["answers"]),
-        [[read.text for read in answer.passages] for answer in answers],
-    )
+    passages = [[read.text for read in answer.passages] for answer in answers]
+    scores = score_answers([answer.text for answer in answers], list(questions["answers"]), passages)
     if arguments.json:
-        print(json_format.dumps([{"model": models[0], "data": data, **scores.to_dict()}], indent=2))
+        print(json_format.dumps([{"model": model, "data": data, **scores.to_dict()}], indent=2))
         return
-    width = max(5, len(models[0]))
-    without = sum(not answer.passages for answer in answers)
+    width = max(5, len(model))
+    without = sum(not read for read in passages)
     remark = f" ({without:,} without passages)" if without else ""
     recall = "-" if scores.answer_recall is None else f"{scores.answer_recall:.3f}"
     print(f"{data}: {counted(scores.questions, 'question')}, {counted(scores.k, 'passage')} each{remark}")
     print(f"{'model':<{width}}     EM      F1  Recall@{scores.k}")
-    print(f"{models[0]:<{width}}  {scores.exact_match:.3f}   {scores.f1:.3f}  {recall:>9}")
+    print(f"{model:<{width}}  {scores.exact_match:.3f}   {scores.f1:.3f}  {recall:>9}")
 
 
 def _answers(answerer: Any, questions: "Dataset", arguments: Arguments) -> Iterator[tuple[int, Any]]:

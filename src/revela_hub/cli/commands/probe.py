@@ -1,7 +1,7 @@
 """Make an evaluation set from raw text, without labels.
 
-Queries are taken from the text: docstrings, titles and headings, and sentences; with --endpoint, a language
-model also writes questions. Near-duplicates are removed. The same text and seed give the same evaluation set.
+Queries are taken from the text: docstrings, titles and headings, and sentences. Near-duplicates are removed. The same text and
+seed give the same evaluation set.
 
 Writes a BEIR folder for `revela-hub evaluate` to --output_dir, with held_out.jsonl, the text of the queries, which
 `revela-hub train ... --probe FOLDER` excludes from training.
@@ -10,23 +10,17 @@ Examples:
   revela-hub probe docs/ --output_dir outputs/probe
   revela-hub evaluate bm25 my-retriever --corpus outputs/probe
   revela-hub train revela --data docs/ --probe outputs/probe --retriever my-retriever --lm HuggingFaceTB/SmolLM2-135M
-  revela-hub probe articles.jsonl.gz --output_dir outputs/probe --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-8B
   revela-hub probe docs/ --example_queries search-log.txt --output_dir outputs/probe
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from revela_hub.data.sources.text_options import TextOptions
-from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option, required
 from revela_hub.output import command_line, note
 from revela_hub.ranges import PositiveInt, Seed
-
-if TYPE_CHECKING:
-    from revela_hub.data.synthesis.backends import Backend
-    from revela_hub.evaluation.probe import ProbeSettings
 
 POSITIONALS = ("data",)
 
@@ -41,8 +35,8 @@ class Arguments(TextOptions):
     output_dir: str = option("outputs/probe", "Output folder; an earlier probe in it is replaced.")
     queries: PositiveInt = option(200, "Maximum number of queries.")
     passages: PositiveInt = option(1000, "Maximum number of passages.")
-    query_kinds: list[str] = option(
-        ["docstring", "title", "sentence"], "Kinds of query to make, in equal parts: docstring, title, sentence."
+    query_kinds: list[Literal["docstring", "title", "sentence"]] = option(
+        ["docstring", "title", "sentence"], "Kinds of query to make, in equal parts."
     )
     sentence_shape: Literal["whole", "short", "keywords", "dropout"] = option(
         "short",
@@ -52,11 +46,6 @@ class Arguments(TextOptions):
         None, "Some real queries, which need no labels: sentences and docstrings are shortened to resemble them."
     )
     seed: Seed = option(0, "Random seed.")
-    endpoint: str | None = option(
-        None, "URL of a server whose --model also writes questions (agreement with real labels is not measured)."
-    )
-    model: str | None = option(None, "Name of the model at --endpoint.")
-    api_key_env: str | None = option(None, "Environment variable that holds the server's API key.")
 
 
 def run(arguments: Arguments) -> None:
@@ -64,7 +53,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import check_apart, parse_sources
-    from revela_hub.evaluation.probe import build_probe
+    from revela_hub.evaluation.probe import ProbeSettings, build_probe
     from revela_hub.evaluation.probe_folder import write_probe
     from revela_hub.files import claim
 
@@ -73,10 +62,10 @@ def run(arguments: Arguments) -> None:
     check_apart(sources, output)
     claim(output)
     examples = list(read_queries(arguments.example_queries).values()) if arguments.example_queries else ()
+    numbers, kinds = (arguments.queries, arguments.passages), tuple(arguments.query_kinds)
+    settings = ProbeSettings(*numbers, kinds, arguments.seed, arguments.sentence_shape)
     report = ReadReport()
-    probe = build_probe(
-        sources, _settings(arguments), questions=_questions(arguments), examples=examples, report=report
-    )
+    probe = build_probe(sources, settings, examples=examples, report=report)
     write_probe(probe, output)
     note(report)
     print(probe)
@@ -85,24 +74,5 @@ def run(arguments: Arguments) -> None:
     print(f"\nevaluate with it:  {command_line('evaluate', 'bm25', 'MODEL', '--corpus', output)}")
 
 
-def _settings(arguments: Arguments) -> "ProbeSettings":
-    from revela_hub.evaluation.probe import ProbeSettings
-
-    kinds: Any = tuple(arguments.query_kinds)  # checked there
-    return ProbeSettings(arguments.queries, arguments.passages, kinds, arguments.seed, arguments.sentence_shape)
-
-
 def _short(text: str, width: int = 108) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def _questions(arguments: Arguments) -> "Backend | None":
-    from revela_hub.data.openai_server import api_key
-    from revela_hub.data.synthesis.backends import Endpoint, Sampling
-
-    if arguments.endpoint is None or arguments.model is None:
-        if arguments.endpoint != arguments.model:
-            raise UserError("questions need both --endpoint and --model, the name of the model on the server")
-        return None
-    key, sampling = api_key(arguments.api_key_env), Sampling(temperature=0.7, max_new_tokens=512)
-    return Endpoint(url=arguments.endpoint, model=arguments.model, api_key=key, sampling=sampling)

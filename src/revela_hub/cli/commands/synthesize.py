@@ -102,19 +102,9 @@ def _backend(arguments: Arguments) -> "Backend":
 
     sampling = Sampling(**values_of(Sampling, arguments))
     if arguments.endpoint is None:
-        device, trusted = arguments.device, arguments.trust_remote_code
-        return LocalModel(
-            arguments.model, sampling, batch_size=arguments.batch_size, device=device, trust_remote_code=trusted
-        )
-    body = arguments.extra_body
-    body = json.loads(body) if isinstance(body, str) else body
-    return Endpoint(
-        arguments.endpoint,
-        arguments.model,
-        api_key=api_key(arguments.api_key_env),
-        sampling=sampling,
-        concurrency=arguments.concurrency,
-        timeout=arguments.timeout,
-        retries=arguments.retries,
-        extra_body=body or {},
-    )
+        options = {name: getattr(arguments, name) for name in ("batch_size", "device", "trust_remote_code")}
+        return LocalModel(arguments.model, sampling, **options)
+    body, key = arguments.extra_body, api_key(arguments.api_key_env)
+    body = json.loads(body) if isinstance(body, str) else body or {}
+    options = {name: getattr(arguments, name) for name in ("model", "concurrency", "timeout", "retries")}
+    return Endpoint(arguments.endpoint, api_key=key, sampling=sampling, extra_body=body, **options)

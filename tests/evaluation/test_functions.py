@@ -1,10 +1,11 @@
-"""Functions with a comment above them, in several languages."""
+"""Functions with a docstring or a comment above them, in several languages and with all ends of lines."""
 
+import ast
 from pathlib import Path
 
 import pytest
 
-from revela_hub.evaluation.doc_comments import commented_functions
+from revela_hub.evaluation.functions import _functions, commented_functions, documented_functions
 from revela_hub.evaluation.probe import ProbeSettings, build_probe
 
 JAVA = """\
@@ -89,6 +90,20 @@ if (a) {
 """
 
 
+PYTHON = '''class A:
+
+    @decorated
+    def make_thing(value):
+        """Builds the thing of a value and returns it.
+
+        A second paragraph about things.
+        """
+        result = value + 1
+
+        return result
+'''
+
+
 @pytest.mark.parametrize(
     ("text", "query", "first", "last", "comment"),
     [
@@ -101,31 +116,35 @@ if (a) {
         ),
         (RUST, "Joins two rivers at the place where they meet.", "#[inline]", "}", 3),
         (RUBY, "Returns every river of a country, sorted by its name.", "def rivers(country)", "end", 3),
+        (
+            CPP,
+            "Adds the water of a lake to the river below it, which may flood. \\param lake the lake",
+            "template <typename T>",
+            "}",
+            2,
+        ),
         (GO, "Flood raises the level of a river by some metres.", "func (r *River) Flood(metres int) error {", "}", 1),
     ],
-    ids=["Java", "Rust", "Ruby", "Go"],
+    ids=["Java", "Rust", "Ruby", "C++", "Go"],
 )
 def test_a_comment_and_its_function(text: str, query: str, first: str, last: str, comment: int) -> None:
     [found] = commented_functions(text)
     assert found.query == query
     lines = found.code.splitlines()
     assert (lines[0], lines[-1]) == (first, last)
-    assert found.comment.count("\n") == comment and text.count(found.comment) == 1
+    assert found.removed.count("\n") == comment and text.count(found.removed) == 1
     assert "metres = 1000" not in text or "// the longest" in found.code
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r"])
-@pytest.mark.parametrize("text", [JAVA, RUST, RUBY, GO, CPP], ids=["Java", "Rust", "Ruby", "Go", "C++"])
+@pytest.mark.parametrize(
+    "text", [JAVA, RUST, RUBY, GO, CPP, PYTHON], ids=["Java", "Rust", "Ruby", "Go", "C++", "Python"]
+)
 def test_files_with_other_ends_of_lines_have_the_same_functions(text: str, end: str) -> None:
-    [expected], [found] = commented_functions(text), commented_functions(text.replace("\n", end))
-    assert (found.query, found.code) == (expected.query, expected.code)
-    assert found.comment == expected.comment.replace("\n", end)
-
-
-def test_a_comment_of_two_lines_and_arguments_of_two() -> None:
-    [found] = commented_functions(CPP)
-    assert found.query.startswith("Adds the water of a lake to the river below it, which may flood.")
-    assert found.code.startswith("template <typename T>") and found.code.endswith("times;\n}")
+    functions = documented_functions if text is PYTHON else commented_functions
+    [expected], [found] = functions(text), functions(text.replace("\n", end))
+    assert (found.query, found.code, found.line) == (expected.query, expected.code, expected.line)
+    assert found.removed == expected.removed.replace("\n", end)
 
 
 def test_the_comment_next_to_the_function_counts_and_the_end_of_its_class_is_left_out() -> None:
@@ -170,3 +189,42 @@ def test_a_probe_of_javascript(tmp_path: Path) -> None:
     assert all("Builds the river" not in text for text in probe.task.corpus.values())
     assert all(text.startswith("Builds the river") for text in probe.task.queries.values())
     assert sum(map(len, probe.held_out.values())) == 20
+
+
+def test_functions_are_found_wherever_a_statement_may_stand() -> None:
+    """All that `ast.walk` finds, in its order, on which the choice of what is held out depends."""
+    text = """
+def a():
+    def b(): pass
+    with x: 
+        async def c(): pass
+    return lambda: 1
+class D:
+    @property
+    def d(self): pass
+    if x:
+        def e(self): pass
+    elif y:
+        def f(self): pass
+    else:
+        class G:
+            def g(self): pass
+try:
+    def h(): pass
+except E:
+    def i(): pass
+else:
+    def j(): pass
+finally:
+    def k(): pass
+for _ in x:
+    def l(): pass
+while x:
+    def m(): pass
+match x:
+    case 1:
+        def n(): pass
+"""
+    tree = ast.parse(text)
+    expected = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert list(_functions(tree)) == expected and len(expected) == 14

@@ -1,16 +1,20 @@
-"""Functions with a comment above them, in languages other than Python (Java, JavaScript, C++, Go, Rust, Ruby and others).
+"""Functions with a docstring or a comment above them, which describes the function: the query of a probe.
 
-A parser for every language is not needed: code is indented, so a declaration ends before the next line that is not indented more
-than its first line, closing brackets aside.
+Python is parsed. For other languages (Java, JavaScript, C++, Go, Rust, Ruby and others) a parser is not needed: code is indented, so
+a declaration ends before the next line that is not indented more than its first line, closing brackets aside.
 """
 
+import ast
+import io
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from revela_hub.data.text.words import count_words
-from revela_hub.evaluation.docstrings import MIN_LINES, MIN_WORDS, dedented
 
+MIN_WORDS = 5
+MIN_LINES = 3
 MAX_LINES = 100
 """Longer declarations are not functions."""
 SUFFIXES = frozenset(
@@ -37,29 +41,76 @@ _OPENS = re.compile(r"[ \t]*(?:\{|\)|do\b|then\b|where\b)")
 
 
 @dataclass(frozen=True)
-class CommentedFunction:
-    """A declaration, separated from the comment above it, whose first paragraph in one line is the query."""
+class Function:
+    """A function without its docstring or comment, whose first paragraph in one line is the query.
+
+    Attributes:
+        query: The first paragraph.
+        code: The function without the indentation of all its lines.
+        removed: The docstring or comment, as it is in the file.
+        line: The number of the first line; of a Python function, that of its first decorator.
+    """
 
     query: str
     code: str
-    comment: str
+    removed: str
+    line: int
 
 
-def commented_functions(text: str) -> Iterator[CommentedFunction]:
+def documented_functions(text: str) -> Iterator[Function]:
+    """Yield Python functions and methods that have a docstring on separate lines and a body after it."""
+    if "def " not in text:  # parsing two million words takes a minute
+        return
+    try:
+        tree = ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    lines = list(
+        io.StringIO(text, newline="")
+    )  # as Python counts them; splitlines() also splits at form feeds and U+2028
+    for node in _functions(tree):
+        docstring = ast.get_docstring(node)
+        if docstring is None or len(node.body) < 2:
+            continue
+        first, last = node.body[0].lineno, node.body[0].end_lineno or 0
+        following, end = node.body[1].lineno, node.end_lineno or 0
+        query = " ".join(docstring.split("\n\n")[0].split())
+        alone = first > node.lineno and following > last
+        if alone and count_words(query) >= MIN_WORDS and end - following + 1 >= MIN_LINES:
+            start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            kept = lines[start - 1 : first - 1] + lines[last:end]
+            yield Function(query, _dedented(kept), "".join(lines[first - 1 : last]), start)
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield functions in the order of `ast.walk`, but faster: without visiting expressions."""
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:
+        for name in node._fields:
+            children = getattr(node, name, None)
+            if isinstance(children, list):
+                nodes.extend(c for c in children if isinstance(c, ast.stmt | ast.ExceptHandler | ast.match_case))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _dedented(lines: Iterable[str]) -> str:
+    r"""Return code without the indentation of all its lines, which `textwrap.dedent` finds only if they end in `\n`."""
+    return textwrap.dedent(io.StringIO("".join(lines), newline=None).read()).strip()
+
+
+def commented_functions(text: str) -> Iterator[Function]:
     """Yield declarations of 3 to 100 lines that follow a comment of at least five words without an empty line."""
     lines = text.splitlines(keepends=True)
     number = 0
     while number < len(lines):
         end, words = _comment(lines, number)
-        if end == number:
-            number += 1
-            continue
         query = _first_paragraph(words)
-        code = _declaration(lines, end)
-        if count_words(query) >= MIN_WORDS and MIN_LINES <= len(code) <= MAX_LINES:
-            yield CommentedFunction(query, dedented(code), "".join(lines[number:end]))
+        code = _declaration(lines, end) if count_words(query) >= MIN_WORDS else []
+        if MIN_LINES <= len(code) <= MAX_LINES:
+            yield Function(query, _dedented(code), "".join(lines[number:end]), end + 1)
             end += len(code)  # comments in a function stay in it
-        number = end
+        number = max(end, number + 1)
 
 
 def _comment(lines: list[str], start: int) -> tuple[int, list[str]]:
@@ -94,14 +145,11 @@ def _first_paragraph(lines: list[str]) -> str:
 
 def _declaration(lines: list[str], start: int) -> list[str]:
     """Return the lines of the declaration that starts at a line."""
-    if start == len(lines) or not lines[start].strip():
-        return []
-    if _STATEMENT.match(lines[start]) or _BLOCK_START.match(
-        lines[start]
-    ):  # another comment: often, the first was a licence
-        return []
     named = next((line for line in lines[start : start + 5] if not _ANNOTATION.match(line)), "")
-    if _TYPE.match(named):
+    # Another comment may follow: then the first one often is a licence.
+    if start == len(lines) or not lines[start].strip() or _TYPE.match(named):
+        return []
+    if _STATEMENT.match(lines[start]) or _BLOCK_START.match(lines[start]):
         return []
     depth, end = _indentation(lines[start]), start + 1
     annotation = _ANNOTATION.match(lines[start])
