@@ -44,13 +44,12 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.baselines.ra_dit import (
     RADITTrainer,
     RADITTrainingArguments,
-    Retriever,
     decoder_retriever,
     reader_likelihoods,
 )
 from revela_hub.trainers.baselines.ra_it import RAITTrainer, RAITTrainingArguments, shortened
-from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, tokenize_passages
-from revela_hub.trainers.imprag.retrieval import multi_label_nce
+from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, token_rows, tokenize_passages
+from revela_hub.trainers.imprag.retrieval import multi_label_nce, top_rows
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -154,7 +153,8 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int) -> str
     model = ImpRAGForCausalLM.from_backbone(start, b=b, t=b, k=given.k, l_max=given.l_max).train()
     model.to(given.device)  # type: ignore[arg-type]  # its decorator hides the argument types
     passages = tokenize_passages(tokenizer, train.passages, given.l_max)
-    questions = tokenize_passages(tokenizer, list(train.prompts["prompt"]), MAX_LENGTH, end=False)
+    prompts = tokenizer(list(train.prompts["prompt"]), truncation=True, max_length=MAX_LENGTH)
+    questions = token_rows(prompts["input_ids"])
     steps, batch = given.retrieval_steps, given.retrieval_batch
     drawn = np.random.default_rng(seed + 1000 * (rounds - 1))
     order = np.concatenate([drawn.permutation(len(questions)) for _ in range(1 + steps * batch // len(questions))])
@@ -244,12 +244,14 @@ def tuned_ranking(experiment: Experiment, name: str, seed: int, model: PreTraine
     """Train RA-DIT's retriever on the reader's likelihoods over the best passages of BM25. Return its test ranking."""
     given, train, test = experiment.setting, experiment.train, experiment.test
     chosen = experiment.chosen(seed)
+    vectors: dict[str, Any] = {}
+    retriever: Any
     if name == "ra-dit-llama":
         start = retrieving_lm(experiment, seed, given.b, given.retrieval_rounds)
-        retriever = decoder_retriever(start, given.b, test.tokenizer)
+        retriever = decoder_retriever(start, given.b, test.tokenizer, given.l_max)
     else:
-        encoder = SentenceTransformer(given.retriever, device=given.device, model_kwargs={"dtype": torch.float32})
-        retriever = Retriever(encoder, encoder.tokenizer, decoder=False)
+        retriever = SentenceTransformer(given.retriever, device=given.device, model_kwargs={"dtype": torch.float32})
+        vectors["normalize_embeddings"] = True
     prompts, candidates = train.prompts.select(chosen), np.maximum(train.bm25[chosen][:, [0, 1, 5, 10]], 0)
     file = given.output / f"likelihoods-{seed}.npy"  # the same for both rows of a seed
     if not file.is_file():
@@ -266,8 +268,9 @@ def tuned_ranking(experiment: Experiment, name: str, seed: int, model: PreTraine
         max_length=MAX_LENGTH,
         max_passage_length=given.l_max,
     ).train()
-    lengths = {"query_length": MAX_LENGTH, "passage_length": given.l_max}
-    return retriever.rank(test.prompts, test.questions.passages, len(test.questions.passages), **lengths)
+    passages = test.questions.passages
+    queries_QE = retriever.encode_query(test.prompts, **vectors)
+    return top_rows(queries_QE, retriever.encode_document(passages, **vectors), len(passages))
 
 
 def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:

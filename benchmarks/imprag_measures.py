@@ -171,9 +171,6 @@ def measure_imprag(test: Test, model: ImpRAGForCausalLM) -> dict[str, Any]:
         def found(self, hits: Hits) -> Any:
             return [[SimpleNamespace(score=0.0, text=passages[n], location="") for n in row] for row in hits.rows_QK]
 
-        def __len__(self) -> int:
-            return len(passages)
-
     found = Answerer(model, tokenizer, Ranked()).answer(prompts, max_new_tokens=10, batch_size=20)
     answers = [answer.text.split("\n")[0] for answer in found]
     tokens, prompt_ids = tokenize_passages(tokenizer, passages, test.l_max), tokenizer(prompts)["input_ids"]

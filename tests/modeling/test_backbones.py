@@ -14,7 +14,7 @@ from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RetroMAEForPreTraining, RevelaForCausalLM
 from revela_hub.modeling.backbones import recorded_attention, some_tokens, use_attention
 from revela_hub.trainers import load_backbones
-from revela_hub.trainers.baselines.language_models import load_lm, load_reader
+from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.ra_dit import decoder_retriever
 from revela_hub.trainers.imprag.checkpoint import load_imprag
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed
@@ -49,8 +49,7 @@ LOADERS: dict[str, Callable[[str, str], object]] = {
     "revela": lambda lm, retriever: load_backbones(retriever, lm),
     "replug": lambda lm, _: load_lm(lm),
     "imprag": lambda lm, _: load_imprag(lm),
-    "ra-it and the reader of ra-dit": lambda lm, _: load_reader(lm),
-    "ra-dit": lambda lm, _: decoder_retriever(lm, 0, transformers.AutoTokenizer.from_pretrained(lm)),
+    "ra-dit": lambda lm, _: decoder_retriever(lm, 0),
 }
 
 

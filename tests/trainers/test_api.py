@@ -258,10 +258,6 @@ def test_readers_and_their_retrievers(
     (folder,) = tuned.write_models(str(tmp_path / "tuned"))
     assert SentenceTransformer(str(folder), device="cpu").encode("fox").shape == (32,)
     run(RADITTrainer(str(llama_folder), args, retrieval_layer=0, **given, **both))
-    with pytest.raises(UserError, match="pass it as reader"):
-        RADITTrainer(str(retriever_folder), args, passages=texts, **both)
-    with pytest.raises(UserError, match="--num_candidates 10 is more than the 6 passages"):
-        RADITTrainer(str(retriever_folder), RADITTrainingArguments(**settings), reader=reader, passages=texts, **both)
 
 
 def test_a_missing_column_is_an_error_with_the_columns_there_are(
@@ -373,10 +369,6 @@ def test_evaluation_data_are_prepared_like_training_data(
         (partial(CoTMoTEFinetuner, str(masked_folder), CoTMoTETrainingArguments(**settings, stage="finetune")), pairs),
         (partial(RetroMAETrainer, str(masked_folder), RetroMAETrainingArguments(**settings)), raw),
         (partial(RevelaTrainer, tiny, RevelaTrainingArguments(**settings), lm=lm, max_length=64), raw),
-        (
-            partial(RAITTrainer, lm, RAITTrainingArguments(**settings), passages=["a fox", "the sea"], num_passages=1),
-            questions,
-        ),
     ]
     for make, rows in makers:
         trainer = make(train_dataset=rows, eval_dataset=rows)
@@ -388,22 +380,7 @@ def test_evaluation_data_are_prepared_like_training_data(
     with pytest.raises(UserError, match="eval_dataset has the columns body; it needs text"):
         makers[1][0](train_dataset=raw, eval_dataset=raw.rename_column("text", "body"))
     ranking = np.array([[0, 1]] * 8)
-    both: dict[str, Any] = {
-        "train_dataset": questions,
-        "eval_dataset": questions.select([1]),
-        "passages": ["a fox", "the sea"] * 8,
-    }
-    with pytest.raises(UserError, match="RADITTrainer has no loss on an eval_dataset"):
-        RADITTrainer(tiny, RADITTrainingArguments(**settings), reader=lm, **both)
-    with pytest.raises(UserError, match="pseudo_labels ranks passages for the training rows"):
-        RAITTrainer(lm, RAITTrainingArguments(**settings), pseudo_labels=ranking, **both)
-    for wrong, message in (
-        (ranking[:7], r"has the shape \(7, 2\), but train_dataset has 8 rows"),
-        (ranking + 15, "has the passage 16, but the collection ends at 15"),
-    ):
-        with pytest.raises(UserError, match=f"pseudo_labels {message}"):
-            RAITTrainer(lm, RAITTrainingArguments(**settings), pseudo_labels=wrong, num_passages=2, **both)
-    del both["eval_dataset"]
+    both: dict[str, Any] = {"train_dataset": questions, "passages": ["a fox", "the sea"] * 8}
     given = {"log_likelihoods": torch.rand(8, 2), "pseudo_labels": ranking}
     tuned = RADITTrainer(tiny, RADITTrainingArguments(**settings), **given, **both)
     assert tuned.evaluate(tuned.train_dataset)["eval_loss"] >= 0

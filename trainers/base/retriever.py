@@ -3,7 +3,6 @@
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -25,7 +24,6 @@ from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token, with_eos
 from revela_hub.loading import encoder
-from revela_hub.options import option
 from revela_hub.output import command_line
 from revela_hub.retrieval.encoder import (
     limit_length,
@@ -180,24 +178,6 @@ def print_retriever(folder: Path, arguments: Any) -> None:
         sys.stdout.write(f"\nretriever: {folder / RETRIEVER}\ntry it:  {search}\n")
 
 
-@dataclass
-class RetrieverArguments:
-    """How a baseline's retriever is loaded."""
-
-    pooling: PlainPooling | None = option(
-        None, "Pooling of a model that is not a sentence-transformers folder; last is an added EOS (default: mean)."
-    )
-    query_prompt: str | None = option(None, "Text to prepend to every query (default: the retriever's own, or none).")
-    document_prompt: str | None = option(
-        None, "Text to prepend to every passage (default: the retriever's own, or none)."
-    )
-
-    def loading(self) -> dict[str, Any]:
-        """Return the arguments of `load_retriever`."""
-        given = {"query": self.query_prompt, "document": self.document_prompt}
-        return {"pooling": self.pooling, "prompts": {k: v for k, v in given.items() if v is not None}}
-
-
 class WrappedRetriever(nn.Module):
     """A retriever in training: the base of modules that compute a loss with it."""
 
@@ -210,6 +190,17 @@ class WrappedRetriever(nn.Module):
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """Recompute the retriever's activations in the backward pass (`--gradient_checkpointing`)."""
         self.retriever.gradient_checkpointing_enable(*args, **kwargs)
+
+    def embed(self, features: dict[str, Any], retriever: nn.Module | None = None) -> Tensor:
+        """Return (N, D) vectors in float32 or wider, of unit length if they are compared by cosine.
+
+        Args:
+            features: return value of `inputs_of`.
+            retriever: used instead of the one in training.
+        """
+        vectors: Tensor = (retriever or self.retriever)(features)["sentence_embedding"]
+        vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+        return nn.functional.normalize(vectors, dim=-1) if self.cosine else vectors
 
     def extra_weights(self) -> dict[str, Tensor]:
         """Return the weights that checkpoints need in addition to the retriever."""

@@ -16,8 +16,8 @@ Examples:
 import copy
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,27 +32,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from revela_hub.data.text.passages import build_passages
 from revela_hub.data.text.same_text import text_hash
 from revela_hub.data.text.words import UNSPACED_CHARACTER
-from revela_hub.errors import UserError
-from revela_hub.options import option, required
+from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, TextLength
-from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.base.adapters import freeze_pooler
-from revela_hub.trainers.base.arguments import (
-    WARMUP,
-    AdapterArguments,
-    ProbeArguments,
-    RunArguments,
-    StreamedTextArguments,
-    text_rows,
-)
 from revela_hub.trainers.base.callbacks import SharedEpoch
 from revela_hub.trainers.base.distributed import is_distributed, rank
 from revela_hub.trainers.base.in_batch import gathered_rows
-from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
 from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.query_route import refuse_frozen_documents
 from revela_hub.trainers.base.retriever import (
-    RetrieverArguments,
     WrappedRetriever,
     WrappedRetrieverTrainer,
     inputs_of,
@@ -61,24 +49,21 @@ from revela_hub.trainers.base.retriever import (
     with_adapters,
 )
 from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
-from revela_hub.trainers.base.run import open_run
-from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import CONTRIEVER
-
-View = Literal["cropping", "inverse_cloze", "both"]
+from revela_hub.trainers.baselines.raw_text import RawTextArguments, RetrieverTrainingArguments, train_on_text
 
 _WORD = re.compile(rf"{UNSPACED_CHARACTER.pattern}|\S+")
+EMPTY = -1
+"""Hash of a place in the queue without a key."""
 
 
 @dataclass
-class ContrieverTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArguments):
+class ContrieverTrainingArguments(RetrieverTrainingArguments):
     """`TrainingArguments` for an existing retriever; the paper starts from BERT, with learning rate 5e-5."""
 
     learning_rate: float = option(2e-5, "Peak learning rate (paper: 5e-5).")
     per_device_train_batch_size: int = option(64, "Number of passages per device and batch.")
-    warmup_steps: float = option(0.1, WARMUP)
-    lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
-    views: View = option(
+    views: Literal["cropping", "inverse_cloze", "both"] = option(
         "cropping",
         "Positive pairs: two random crops, a crop and the rest of the text (inverse_cloze), or each for half of the"
         " texts (both).",
@@ -106,19 +91,14 @@ class ContrieverTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgu
 
 
 @dataclass(kw_only=True)
-class Arguments(ProbeArguments, RetrieverArguments, StreamedTextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(RawTextArguments, ContrieverTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train contriever`: the model, the data's, then those of every transformers Trainer."""
 
-    retriever: str = required("Model to train: Hub id or folder.")
     output_dir: str = option("outputs/contriever", "Output folder.")
-    kind: Literal["auto", "text", "code"] = option(
-        "auto", "How to split passages: at sentences (text), at lines (code), or by file extension (auto)."
-    )
     max_words: PositiveInt = option(200, "Maximum number of words per passage.")
     max_length: TextLength | None = option(
         None, "Maximum number of tokens per text (default: the retriever's own limit)."
     )
-    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -128,26 +108,8 @@ def run(arguments: Arguments) -> None:
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `ContrieverTrainer`, such as `callbacks`."""
-    with open_run(CONTRIEVER, arguments) as run:
-        if run.finished:
-            return run.output
-        held_out = hold_out_text(arguments)
-        cut: dict[str, Any] = {"max_words": arguments.max_words, "language": arguments.language}
-        rows, report = run.read(
-            "reading the text", lambda: text_rows(arguments, build_passages, held_out.folder, **cut)
-        )
-        trainer = ContrieverTrainer(
-            arguments.retriever,
-            arguments,
-            max_length=arguments.max_length,
-            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code} | arguments.loading(),
-            train_dataset=rows,
-            retrieval_task=held_out.task,
-            **trainer_options,
-        )
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=arguments.data)
-        return run.output
+    build = partial(build_passages, max_words=arguments.max_words, language=arguments.language)
+    return train_on_text(CONTRIEVER, arguments, build, ContrieverTrainer, **trainer_options)
 
 
 class ViewCollator(SharedEpoch):
@@ -163,22 +125,24 @@ class ViewCollator(SharedEpoch):
         self.model, self.args = model, args
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return `query_input_ids`, `query_attention_mask`, ..., `key_input_ids`, ...: (B, L) each; and `text_hash` (B,)."""
+        """Return the inputs `query` and `key` of both views, with `input_ids` (B, L) and so on; and `text_hash` (B,)."""
         queries, keys = zip(*(self.views(row["text"], row["row"]) for row in rows), strict=True)
-        batch = {f"query_{name}": value for name, value in inputs_of(self.model, list(queries), "query").items()}
-        batch["text_hash"] = torch.tensor([text_hash(row["text"]) for row in rows])
-        return batch | {f"key_{name}": value for name, value in inputs_of(self.model, list(keys), "document").items()}
+        return {
+            "query": inputs_of(self.model, list(queries), "query"),
+            "key": inputs_of(self.model, list(keys), "document"),
+            "text_hash": torch.tensor([text_hash(row["text"]) for row in rows]),
+        }
 
     def views(self, text: str, row: int) -> tuple[str, str]:
         """Draw two views of a text."""
         draw = random.Random(f"{self.args.seed}/{self.epoch}/{row}")
         words = [match.span() for match in _WORD.finditer(text)]
-        first = self._span(len(words), draw)
+        crop = list(self._span(len(words), draw))
         if self.args.views == "inverse_cloze" or (self.args.views == "both" and draw.random() < 0.5):
-            rest = [place for place in range(len(words)) if place not in first] or list(first)
-            return self._text(text, words, list(first), draw), self._text(text, words, rest, draw)
-        second = self._span(len(words), draw)
-        return self._text(text, words, list(first), draw), self._text(text, words, list(second), draw)
+            other = [place for place in range(len(words)) if place not in crop] or crop
+        else:
+            other = list(self._span(len(words), draw))
+        return self._text(text, words, crop, draw), self._text(text, words, other, draw)
 
     def _span(self, words: int, draw: random.Random) -> range:
         length = max(1, round(words * draw.uniform(self.args.min_ratio, self.args.max_ratio)))
@@ -198,36 +162,23 @@ class Contriever(WrappedRetriever):
 
     q_i and k_i are two views of passage i; q . k is the similarity of the published model, cosine or dot product. Without a
     queue, C_i are the keys of the batch on all processes. With a queue (MoCo), C_i is k_i and the last `queue_size` keys of earlier
-    batches, computed without gradient by a momentum encoder, w_k <- m w_k + (1 - m) w_q. With `matryoshka_dims`, the loss is the
-    mean of those with the first d components, for these d.
+    batches, computed without gradient by a momentum encoder, w_k <- m w_k + (1 - m) w_q.
     """
 
     queue_KD: Tensor
     queue_hash_K: Tensor
-    filled: Tensor
-    place: Tensor
 
     def __init__(
-        self,
-        retriever: SentenceTransformer,
-        *,
-        temperature: float,
-        queue_size: int = 0,
-        momentum: float = 0.9995,
-        matryoshka_dims: Sequence[int] = (),
+        self, retriever: SentenceTransformer, *, temperature: float, queue_size: int = 0, momentum: float = 0.9995
     ) -> None:
         super().__init__(retriever)
-        self.matryoshka_dims = tuple(matryoshka_dims)
         self.temperature, self.momentum, self.queue_size = temperature, momentum, queue_size
         self.key_encoder: Any = None
-        self.due: bool | None = None  # whether to update the momentum encoder; None: at every forward pass
         if queue_size:
             self.key_encoder = copy.deepcopy(retriever).requires_grad_(False)
-            size = retriever.get_embedding_dimension() or 0
-            self.register_buffer("queue_KD", torch.zeros(queue_size, size))
-            self.register_buffer("queue_hash_K", torch.full((queue_size,), -1))
-            self.register_buffer("filled", torch.zeros((), dtype=torch.long))
-            self.register_buffer("place", torch.zeros((), dtype=torch.long))
+            with retriever.truncate_embeddings(None):  # vectors are whole in training
+                self.register_buffer("queue_KD", torch.zeros(queue_size, retriever.get_embedding_dimension() or 0))
+            self.register_buffer("queue_hash_K", torch.full((queue_size,), EMPTY))
 
     def extra_weights(self) -> dict[str, Tensor]:
         """Return the queue and the momentum encoder, which checkpoints need in addition to the retriever."""
@@ -235,78 +186,58 @@ class Contriever(WrappedRetriever):
             return {}
         return {name: value for name, value in self.state_dict().items() if not name.startswith("retriever.")}
 
-    def forward(self, **batch: Any) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def move_key_encoder(self) -> None:
+        """Update the momentum encoder, which happens once per step."""
+        if self.key_encoder is not None:
+            for own, followed in zip(self.key_encoder.parameters(), self.retriever.parameters(), strict=True):
+                own.lerp_(followed, 1 - self.momentum)
+
+    def forward(self, query: dict[str, Any], key: dict[str, Any], text_hash: Tensor) -> dict[str, Tensor]:
         """Return the scalar `loss` of a batch of `ViewCollator`, and `accuracy`: how often the other view is the best key.
 
         Keys of other rows, or in the queue, that are views of the same text are not negatives.
         """
-        hash_B = batch.pop("text_hash")
-        query_BD = self._embed(self.retriever, batch, "query_")
-        with torch.no_grad() if self.queue_size else torch.enable_grad():
-            if self.queue_size and self.training and self.due is not False:
-                for own, followed in zip(self.key_encoder.parameters(), self.retriever.parameters(), strict=True):
-                    own.lerp_(followed.detach(), 1 - self.momentum)
-                self.due = None if self.due is None else False
-            key_BD = self._embed(self.key_encoder or self.retriever, batch, "key_")
+        query_BD = self.embed(query)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.queue_size):
+            key_BD = self.embed(key, self.key_encoder)
         with torch.autocast(query_BD.device.type, enabled=False):
-            wide = torch.promote_types(query_BD.dtype, torch.float32)
-            score = self._queued if self.queue_size else self._in_batch
-            losses, hits = [], []
-            for dims in self.matryoshka_dims or [None]:
-                query_Bd, key_Bd = self._cut(query_BD.to(wide), dims), self._cut(key_BD.to(wide), dims)
-                logits, target = score(query_Bd, key_Bd, hash_B, dims)
-                losses.append(F.cross_entropy(logits / self.temperature, target))
-                hits.append((logits.argmax(1) == target).float().mean().detach())
+            logits, target_B = (self._queued if self.queue_size else self._in_batch)(query_BD, key_BD, text_hash)
+            loss = F.cross_entropy(logits / self.temperature, target_B)
             if self.queue_size and self.training:
-                self._enqueue(key_BD.to(wide), hash_B)
-        return {"loss": torch.stack(losses).mean(), "accuracy": hits[0]}
+                self._enqueue(key_BD, text_hash)
+        return {"loss": loss, "accuracy": (logits.argmax(1) == target_B).float().mean().detach()}
 
-    def _cut(self, vectors_BD: Tensor, dims: int | None) -> Tensor:
-        """Return the first components of vectors, normalized again if the model compares by cosine."""
-        if dims is None:
-            return vectors_BD
-        return F.normalize(vectors_BD[:, :dims], dim=-1) if self.cosine else vectors_BD[:, :dims]
-
-    def _in_batch(self, query_BD: Tensor, key_BD: Tensor, hash_B: Tensor, _dims: int | None) -> tuple[Tensor, Tensor]:
+    def _in_batch(self, query_BD: Tensor, key_BD: Tensor, hash_B: Tensor) -> tuple[Tensor, Tensor]:
         target_B = rank() * len(key_BD) + torch.arange(len(query_BD), device=query_BD.device)
         if is_distributed():
             key_BD = all_gather_with_grad(key_BD.contiguous())
         same_BN = (hash_B[:, None] == gathered_rows(hash_B)).scatter(1, target_B[:, None], False)
         return (query_BD @ key_BD.T).masked_fill(same_BN, -torch.inf), target_B
 
-    def _queued(self, query_BD: Tensor, key_BD: Tensor, hash_B: Tensor, dims: int | None) -> tuple[Tensor, Tensor]:
+    def _queued(self, query_BD: Tensor, key_BD: Tensor, hash_B: Tensor) -> tuple[Tensor, Tensor]:
         own_B1 = (query_BD * key_BD).sum(-1, keepdim=True)
-        others_BK = query_BD @ self._cut(self.queue_KD, dims).T
-        empty_K = torch.arange(self.queue_size, device=query_BD.device) >= self.filled
-        hidden_BK = empty_K | (hash_B[:, None] == self.queue_hash_K)
+        others_BK = query_BD @ self.queue_KD.T
+        hidden_BK = (self.queue_hash_K == EMPTY) | (hash_B[:, None] == self.queue_hash_K)
         logits = torch.cat([own_B1, others_BK.masked_fill(hidden_BK, -torch.inf)], dim=1)
         return logits, torch.zeros(len(query_BD), dtype=torch.long, device=query_BD.device)
 
     @torch.no_grad()
     def _enqueue(self, key_BD: Tensor, hash_B: Tensor) -> None:
-        """Replace the oldest keys in the queue with the newest of all processes."""
-        key_BD, hash_B = (gathered_rows(rows)[-self.queue_size :] for rows in (key_BD, hash_B))
-        places_B = (self.place + torch.arange(len(key_BD), device=key_BD.device)) % self.queue_size
+        """Add the keys of all processes to the queue, which loses its oldest ones."""
         # New tensors, because autograd keeps the old ones for the backward pass.
-        self.queue_KD = self.queue_KD.index_copy(0, places_B, key_BD)
-        self.queue_hash_K = self.queue_hash_K.index_copy(0, places_B, hash_B)
-        self.place = (self.place + len(key_BD)) % self.queue_size
-        self.filled = (self.filled + len(key_BD)).clamp(max=self.queue_size)
-
-    def _embed(self, model: Any, batch: dict[str, Any], prefix: str) -> Tensor:
-        features = {name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)}
-        vectors: Tensor = model(features)["sentence_embedding"]
-        return F.normalize(vectors, dim=-1) if self.cosine else vectors
+        self.queue_KD = torch.cat([self.queue_KD, gathered_rows(key_BD)])[-self.queue_size :]
+        self.queue_hash_K = torch.cat([self.queue_hash_K, gathered_rows(hash_B)])[-self.queue_size :]
 
 
-class _UpdateOncePerStep(TrainerCallback):
-    """Callback that updates the momentum encoder once per optimizer step, not once per accumulated batch."""
+class _MoveKeyEncoder(TrainerCallback):
+    """Moves the momentum encoder once per training step, not once per accumulated batch."""
 
     def __init__(self, model: Contriever) -> None:
         self.model = model
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.model.due = True
+        self.model.move_key_encoder()
 
 
 class ContrieverTrainer(WrappedRetrieverTrainer):
@@ -349,17 +280,9 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         retriever = load_retriever(model, **loading)
         refuse_frozen_documents(retriever)
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("row", "text"), args, build_passages))
-        if args.world_size > 1 and args.queue_size and args.queue_size < args.world_size:
-            raise UserError("--queue_size must not be smaller than the number of processes")
         self.adapters = with_adapters(retriever, peft_config, args.seed, args)
         freeze_pooler(retriever)
-        with retriever.truncate_embeddings(None):  # vectors are whole in training
-            contrastive = Contriever(
-                retriever,
-                temperature=args.temperature,
-                queue_size=args.queue_size,
-                momentum=args.momentum,
-                matryoshka_dims=args.checked_dims(retriever.get_embedding_dimension(), similarity_of(retriever)),
-            )
+        queue: dict[str, Any] = {"queue_size": args.queue_size, "momentum": args.momentum}
+        contrastive = Contriever(retriever, temperature=args.temperature, **queue)
         super().__init__(model=contrastive, args=args, data_collator=ViewCollator(retriever, args), **kwargs)
-        self.add_callback(_UpdateOncePerStep(contrastive))
+        self.add_callback(_MoveKeyEncoder(contrastive))

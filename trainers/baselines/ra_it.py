@@ -18,40 +18,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from revela_hub.errors import UserError
 from revela_hub.files import atomic, local_path
 from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
-from revela_hub.loading import pretrained, refuse_pickles, varying_shapes
+from revela_hub.loading import pretrained, refuse_pickles
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
-from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merge, merged_copy
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
-from revela_hub.trainers.base.distributed import is_sharded
 from revela_hub.trainers.base.models import ModelLike, default_arguments
-from revela_hub.trainers.base.rows import prepare_datasets
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines import RA_IT
-from revela_hub.trainers.baselines.language_models import load_reader
+from revela_hub.trainers.baselines.language_models import check_room, load_lm, log_likelihoods
 from revela_hub.trainers.imprag.data import (
     ImpRAGDataArguments,
     as_prompts,
     as_texts,
     load_data,
     pair_tokens,
-    token_rows,
     tokenize_passages,
     tokenize_prompts,
 )
@@ -75,10 +68,12 @@ class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
     )
 
     def __post_init__(self) -> None:
-        """Raise a `ValueError` for packing, with which prompts would read each other."""
+        """Raise a `ValueError` for packing, with which prompts would read each other, and for `push_to_hub`."""
         super().__post_init__()
         if self.packing or self.padding_free:
             raise ValueError("packing and padding_free are for rows that TRL prepares: these are tokenised as ImpRAG's")
+        if self.push_to_hub:
+            raise ValueError("this baseline has no --push_to_hub: upload its folder with hf upload OWNER/NAME FOLDER")
 
 
 @dataclass(kw_only=True)
@@ -90,12 +85,6 @@ class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[mis
     num_passages: PositiveInt = option(10, "Number of passages per prompt.")
     max_passage_length: PositiveInt = option(160, "Maximum number of tokens per passage.")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
-
-    def __post_init__(self) -> None:
-        """Raise a `UserError` if options conflict; see also the base classes."""
-        super().__post_init__()
-        if self.push_to_hub:
-            raise UserError("this baseline has no --push_to_hub: upload its folder with hf upload OWNER/NAME FOLDER")
 
 
 def run(arguments: Arguments) -> None:
@@ -112,12 +101,14 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     with open_run(RA_IT, arguments) as run:
         if run.finished:
             return run.output
-        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
+        (prompts, passages), report = run.read(
+            "reading prompts and passages", lambda: load_data(arguments, arguments.seed)
+        )
         trainer = RAITTrainer(
             arguments.backbone,
             arguments,
-            train_dataset=data.prompts,
-            passages=data.passages,
+            train_dataset=prompts,
+            passages=passages,
             pseudo_labels=arguments.pseudo_labels,
             num_passages=arguments.num_passages,
             max_passage_length=arguments.max_passage_length,
@@ -152,10 +143,10 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         max_length: tokens of prompt and answer without passages; longer rows are dropped, with a log message.
         peft_config: configuration of the adapters, instead of the LoRA settings in `args`.
         model_init_kwargs: for loading the decoder and the retriever: `trust_remote_code`.
-        **kwargs: passed to `SFTTrainer`: `eval_dataset` with the same columns, `callbacks`, ...
+        **kwargs: passed to `SFTTrainer`: `callbacks`, ...
 
     Raises:
-        UserError: there are too few passages, all rows are too long, or a row with its passages does not fit into the decoder.
+        UserError: all rows are too long, or a row with its passages does not fit into the decoder.
     """
 
     method = RA_IT
@@ -182,54 +173,38 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     ) -> None:
         args = args or default_arguments(RAITTrainingArguments, model, self.method)
         loading = model_init_kwargs or {}
-        loaded = load_reader(model, tokenizer=processing_class, **loading)
+        loaded = load_lm(model, tokenizer=processing_class, **loading)
         decoder, tokenizer = loaded.model, loaded.tokenizer
-        texts = as_texts(passages)
+        prompts, texts = as_prompts(train_dataset), as_texts(passages)
+        kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
+        how = {"show_progress_bar": not args.disable_tqdm} | loading
+        ranking = rank_passages(pseudo_labels, prompts["input"], texts, num_passages, **how)[np.array(kept)]
         short = shortened(texts, tokenizer, max_passage_length, args.log)
-
-        def prepared(rows: Any) -> Dataset:
-            if {"input_ids", "labels"} <= set(getattr(rows, "column_names", None) or ()):
-                return rows
-            if rows is not train_dataset and not isinstance(pseudo_labels, str):
-                raise UserError(
-                    "pseudo_labels ranks passages for the training rows: pass a retriever for an eval_dataset"
-                )
-            prompts = as_prompts(rows)
-            kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
-            depth, how = min(num_passages, len(texts)), {"show_progress_bar": not args.disable_tqdm} | loading
-            ranking = rank_passages(pseudo_labels, prompts["input"], texts, depth, **how)
-            pasted = pasted_prompts(prompts.select(kept), short, ranking[np.array(kept)], num_passages)
-            data = tokenized_pairs(pasted, tokenizer)
-            _check_room(decoder, max(map(len, data["input_ids"])))
-            return data
-
-        kwargs["train_dataset"] = train_dataset
-        prepare_datasets(kwargs, prepared)
+        data = tokenized_pairs(pasted_prompts(prompts.select(kept), short, ranking[:, :num_passages]), tokenizer)
+        check_room(decoder, max(map(len, data["input_ids"])))
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
         set_seed(args.seed)  # as in trl, but before the adapters are initialised
         adapters = peft_config or lora_config(args, decoder)
         trained = decoder if adapters is None else add_adapters(decoder, adapters)
-        super().__init__(model=trained, args=args, processing_class=tokenizer, formatting_func=None, **kwargs)
+        super().__init__(model=trained, args=args, train_dataset=data, processing_class=tokenizer, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card to checkpoints: TRL's would contain local paths."""
 
+    def exportable(self) -> PreTrainedModel:
+        """Return the decoder with adapters merged."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        return merged_copy(model.get_base_model(), model) if isinstance(model, PeftModel) else model
+
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `model/`, a plain decoder with adapters merged; must be called by all processes."""
         output, target = local_path(output), local_path(output) / READER_FOLDER
-        model: Any = self.accelerator.unwrap_model(self.model)
-        sharded = is_sharded(model)
-        if sharded:
-            self.save_model(str(output))  # gathers the weights
+        self.save_model(str(output))  # gathers sharded weights
         if not self.args.should_save:
             return []
-        if sharded:
-            model = _load_saved(output)
-        elif isinstance(model, PeftModel):
-            model = merged_copy(model.get_base_model(), model)
         tokenizer: Any = self.processing_class
         with atomic(target) as folder:
-            save_backbone(model, folder)
+            save_backbone(self._exportable() or _load_saved(output), folder)
             save_tokenizer(tokenizer, folder)
             keep_other_files(target, folder)
         return [target]
@@ -260,23 +235,19 @@ def shortened(
     log: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
     """Return the passages truncated to `max_length` tokens, the text that ImpRAG with that `l_max` reads."""
-    tokens = tokenize_passages(tokenizer, passages, max_length, end=False)
-    if tokens.cut:
-        log(tokens.truncation_note)
-    rows = np.split(tokens.tokens, tokens.starts[1:-1])
-    return [str(tokenizer.decode(row.tolist(), skip_special_tokens=True)) for row in rows]
+    tokens = tokenize_passages(tokenizer, passages, max_length, log)
+    rows = [row.tolist() for row in np.split(tokens.tokens, tokens.starts[1:-1])]
+    return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
-def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking: NDArray[np.int32], k: int) -> Dataset:
-    """Return the columns `prompt` (the k best passages, then the prompt) and `completion`, as `SFTTrainer` reads them.
+def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking_Nk: NDArray[np.int32]) -> Dataset:
+    """Return the columns `prompt` (the k passages, then the prompt) and `completion` of rows of `read_prompts`.
 
-    `prompts` are rows of `read_prompts`; `ranking` holds (rows, at least k) indices of passages, best first, -1 for none.
+    The ranking holds indices of passages, best first, -1 for none.
     """
-    if k > len(passages):
-        raise UserError(f"--num_passages {k} is more than the {len(passages)} passages of the collection: lower it")
 
     def pasted(row: dict[str, Any], number: int) -> dict[str, str]:
-        read = [passages[at] for at in ranking[number, :k].tolist() if at >= 0] if row["retrieve"] else []
+        read = [passages[at] for at in ranking_Nk[number].tolist() if at >= 0] if row["retrieve"] else []
         return {"prompt": paste(row["prompt"], read), "completion": f" {row['answers'][0]}"}
 
     return prompts.map(pasted, with_indices=True, remove_columns=prompts.column_names, desc="Pasting passages")
@@ -292,17 +263,6 @@ def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Datas
     return pairs.map(tokenized, batched=True, remove_columns=pairs.column_names, desc="Tokenizing prompts")
 
 
-def _check_room(model: PreTrainedModel, longest: int) -> None:
-    positions = text_positions(model.config)
-    if positions is not None and longest > positions:
-        raise UserError(
-            f"a prompt with its passages and answer has up to {longest} tokens, but the decoder has {positions} positions:"
-            " lower --max_passage_length or --max_length, or read fewer passages"
-        )
-
-
-@varying_shapes()
-@torch.no_grad()
 def pasted_log_likelihoods(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -313,20 +273,5 @@ def pasted_log_likelihoods(
     show_progress_bar: bool = False,
 ) -> Tensor:
     """Return log p(answer, EOS | prompt) of each pair, summed over the answer's tokens, in nats: (N,) float32."""
-    model.eval()
-    every = list(zip(*pair_tokens(tokenizer, prompts, [f" {answer}" for answer in answers]), strict=True))
-    _check_room(model, max((len(prompt) + len(answer) for prompt, answer in every), default=0))
-    parts = []
-    starts = range(0, len(prompts), batch_size)
-    for start in tqdm(starts, desc="Reading answers", unit=" batches", disable=not show_progress_bar):
-        pairs = every[start : start + batch_size]
-        rows = [[*prompt, *answer] for prompt, answer in pairs]
-        ids = token_rows(rows).batch(np.arange(len(rows)))[0].to(model.device)
-        scored = torch.zeros_like(ids, dtype=torch.bool)
-        for number, (row, (prompt, _)) in enumerate(zip(rows, pairs, strict=True)):
-            scored[number, len(prompt) : len(row)] = True
-        keep = scored.any(0).nonzero()[:, 0] - 1  # the positions that predict an answer token of any row
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits.float()
-        log_p = logits.log_softmax(-1).gather(-1, ids[:, keep + 1, None])[..., 0]
-        parts.append((log_p * scored[:, keep + 1]).sum(-1).cpu())
-    return torch.cat(parts)
+    pairs = list(zip(*pair_tokens(tokenizer, prompts, [f" {answer}" for answer in answers]), strict=True))
+    return log_likelihoods(model, pairs, batch_size, show_progress_bar=show_progress_bar)

@@ -16,35 +16,24 @@ Examples:
 import re
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from peft import PeftConfig
 from sentence_transformers import SentenceTransformer
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (as everywhere)
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
-from revela_hub.errors import UserError
 from revela_hub.options import option, required
-from revela_hub.ranges import GroupSize, NonNegativeInt, PositiveFloat, PositiveInt, TextLength
-from revela_hub.retrieval.encoder import text_positions, truncates
+from revela_hub.ranges import GroupSize, PositiveFloat, PositiveInt, TextLength
+from revela_hub.retrieval.encoder import truncates
 from revela_hub.trainers.base.adapters import freeze_pooler
-from revela_hub.trainers.base.arguments import (
-    WARMUP,
-    AdapterArguments,
-    ProbeArguments,
-    RunArguments,
-    StreamedTextArguments,
-    text_rows,
-)
 from revela_hub.trainers.base.models import ModelLike, default_arguments, name_of
 from revela_hub.trainers.base.query_route import refuse_routes
 from revela_hub.trainers.base.retriever import (
-    RetrieverArguments,
     WrappedRetriever,
     WrappedRetrieverTrainer,
     inputs_of,
@@ -53,27 +42,22 @@ from revela_hub.trainers.base.retriever import (
     with_adapters,
 )
 from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
-from revela_hub.trainers.base.run import open_run
-from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.baselines import REPLUG
-from revela_hub.trainers.baselines.language_models import load_lm
-from revela_hub.trainers.imprag.data import token_rows
+from revela_hub.trainers.baselines.language_models import check_room, load_lm, log_likelihoods
+from revela_hub.trainers.baselines.raw_text import RawTextArguments, RetrieverTrainingArguments, train_on_text
 
 
 @dataclass
-class ReplugTrainingArguments(AdapterArguments, RunArguments):
+class ReplugTrainingArguments(RetrieverTrainingArguments):
     """`TrainingArguments` of REPLUG; each row of the data set is a group of chunks."""
 
-    learning_rate: float = option(2e-5, "Peak learning rate (as in the paper).")
     per_device_train_batch_size: int = option(1, "Number of groups per device and forward pass.")
     gradient_accumulation_steps: int = option(8, "Number of batches per training step.")
-    warmup_steps: float = option(0.1, WARMUP)
     temperature: PositiveFloat = option(1e-3, "Temperature that divides the similarities.")
     lm_temperature: PositiveFloat = option(1e-3, "Temperature that divides the log-likelihoods.")
     likelihood: Literal["sum", "mean"] = option(
         "mean", "Log-likelihood of a chunk: mean over its tokens, or their sum (the paper)."
     )
-    lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
     similarity_sides: Literal["query_passage", "symmetric"] = option(
         "symmetric",
         "Compare each chunk as a query with the others as passages, or passages with each other (symmetric).",
@@ -87,19 +71,14 @@ class ReplugTrainingArguments(AdapterArguments, RunArguments):
 
 
 @dataclass(kw_only=True)
-class Arguments(ProbeArguments, RetrieverArguments, StreamedTextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
+class Arguments(RawTextArguments, ReplugTrainingArguments):  # type: ignore[misc] # its eval_strategy may be left open
     """Arguments of `revela-hub train replug`: the models, the data's, then those of every transformers Trainer."""
 
-    retriever: str = required("Model to train: Hub id or folder.")
     lm: str = required("Frozen language model that teaches the retriever: Hub id or folder of a decoder.")
     output_dir: str = option("outputs/replug", "Output folder.")
-    kind: Literal["auto", "text", "code"] = option(
-        "auto", "How to split chunks: at sentences (text), at lines (code), or by file extension (auto)."
-    )
     group_size: GroupSize = option(16, "Number of chunks per group.")
     max_words: PositiveInt = option(120, "Maximum number of words per chunk.")
     max_length: TextLength = option(160, "Maximum number of tokens per chunk.")
-    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -109,42 +88,13 @@ def run(arguments: Arguments) -> None:
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `ReplugTrainer`, such as `callbacks`."""
-    with open_run(REPLUG, arguments) as run:
-        if run.finished:
-            return run.output
-        held_out = hold_out_text(arguments)
-        cut = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
-        groups, report = run.read(
-            "reading and grouping the text", lambda: text_rows(arguments, build_groups, held_out.folder, settings=cut)
-        )
-        trainer = ReplugTrainer(
-            arguments.retriever,
-            arguments,
-            lm=arguments.lm,
-            max_length=arguments.max_length,
-            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
-            retriever_init_kwargs=arguments.loading(),
-            train_dataset=groups,
-            retrieval_task=held_out.task,
-            **trainer_options,
-        )
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=arguments.data)
-        return run.output
-
-
-def load_chunk_encoder(model: ModelLike, max_length: int | None, **loading: Any) -> SentenceTransformer:
-    """Load a retriever that truncates chunks to `max_length` tokens, unless it reads texts of any length (static embeddings)."""
-    retriever = load_retriever(model, **loading)
-    refuse_routes(retriever, name_of(model), "REPLUG")
-    return load_retriever(retriever, max_length=max_length) if truncates(retriever) else retriever
+    cut = GroupSettings(arguments.group_size, max_words=arguments.max_words, language=arguments.language)
+    build = partial(build_groups, settings=cut)
+    return train_on_text(REPLUG, arguments, build, ReplugTrainer, lm=arguments.lm, **trainer_options)
 
 
 class GroupCollator:
-    """Tokenises rows of `build_groups` for both models; missing chunks (`""`) are masked.
-
-    Of the language model's special tokens, only BOS is added.
-    """
+    """Tokenises rows of `build_groups` for both models. A missing chunk is `""`, and has no tokens of the language model."""
 
     def __init__(
         self,
@@ -160,22 +110,21 @@ class GroupCollator:
         self.begin = [] if lm_tokenizer.bos_token_id is None else [lm_tokenizer.bos_token_id]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return `retriever_*` and, with queries, `query_*` (N, L), `lm_input_ids` and `lm_attention_mask` (N, L), `present` (G, B)."""
+        """Return the inputs `passage` and, if there are queries, `query`, (N, L) each, and `tokens`.
+
+        The latter are the language model's token ids of each chunk of each group, without special tokens.
+        """
         texts = [text for row in rows for text in row["text"]]
         asked = [first_half(text) for text in texts] if self.halve else texts
-        passages = texts if self.queries else asked
-        batch = {f"retriever_{k}": value for k, value in inputs_of(self.retriever, passages, "document").items()}
-        if self.queries:
-            batch |= {f"query_{name}": value for name, value in inputs_of(self.retriever, asked, "query").items()}
         room = self.max_length - len(self.begin)
-        ids = [self.lm_tokenizer(text, add_special_tokens=False)["input_ids"][:room] for text in texts]
-        tokens_NL, mask_NL = token_rows(ids).batch(np.arange(len(ids)))
-        present = torch.tensor([bool(text.strip()) for text in texts]) & (mask_NL.sum(1) > 0)
-        return batch | {
-            "lm_input_ids": tokens_NL,
-            "lm_attention_mask": mask_NL,
-            "present": present.view(len(rows), -1),
+        batch: dict[str, Any] = {
+            "passage": inputs_of(self.retriever, texts if self.queries else asked, "document"),
+            "tokens": [
+                [self.lm_tokenizer(text, add_special_tokens=False)["input_ids"][:room] for text in row["text"]]
+                for row in rows
+            ],
         }
+        return batch | {"query": inputs_of(self.retriever, asked, "query")} if self.queries else batch
 
 
 def first_half(text: str) -> str:
@@ -197,7 +146,7 @@ class Replug(WrappedRetriever):
     Unlike there, a chunk is no candidate for itself. With `likelihood="sum"`, L_ij is the sum over tokens, as there; the mean does
     not give long chunks sharper distributions. `begin` are the token ids in front of every text that the language model reads.
 
-    Letters: G groups, B chunks of a group, N = G B, P pairs, L tokens.
+    Letters: G groups, B chunks of a group, N = G B, L tokens.
     """
 
     def __init__(
@@ -223,19 +172,18 @@ class Replug(WrappedRetriever):
         return self
 
     def forward(
-        self, lm_input_ids: Tensor, lm_attention_mask: Tensor, present: Tensor, **inputs: Any
+        self, passage: dict[str, Any], tokens: list[list[list[int]]], query: dict[str, Any] | None = None
     ) -> dict[str, Tensor]:
         """Return the scalar `loss` of a batch of `GroupCollator`, and `agreement`: how often both models rank the same chunk first."""
-        passage_ND = self._embed(inputs, "retriever_")
-        query_ND = self._embed(inputs, "query_") if "query_input_ids" in inputs else passage_ND
-        groups, size = present.shape
+        passage_ND = self.embed(passage)
+        query_ND = passage_ND if query is None else self.embed(query)
+        present_GB = torch.tensor([[bool(chunk) for chunk in group] for group in tokens], device=passage_ND.device)
+        groups, size = present_GB.shape
         with torch.autocast(passage_ND.device.type, enabled=False):
             query_GBD, passage_GBD = (vectors.view(groups, size, -1) for vectors in (query_ND, passage_ND))
             similarity_GBB = query_GBD @ passage_GBD.transpose(1, 2)
-            likelihood_GBB = self.likelihoods(lm_input_ids, lm_attention_mask, present).to(similarity_GBB.dtype)
-            other_GBB = (
-                ~torch.eye(size, dtype=torch.bool, device=present.device) & present[:, None] & present[:, :, None]
-            )
+            likelihood_GBB = self.likelihoods(tokens).to(similarity_GBB)
+            other_GBB = present_GB[:, None] & present_GB[:, :, None] & ~torch.eye(size, device=passage_ND.device).bool()
             read_GB = other_GBB.any(-1)
             masked = torch.finfo(similarity_GBB.dtype).min
             log_p = (similarity_GBB / self.temperature).masked_fill(~other_GBB, masked).log_softmax(-1)
@@ -245,49 +193,21 @@ class Replug(WrappedRetriever):
         agree = ((log_p.argmax(-1) == log_q.argmax(-1)) & read_GB).sum() / read_GB.sum().clamp(min=1)
         return {"loss": loss, "agreement": agree.float().detach()}
 
-    def _embed(self, inputs: dict[str, Any], prefix: str) -> Tensor:
-        """Return the (N, D) vectors of one side, in float32 or wider."""
-        features = {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
-        vector_ND: Tensor = self.retriever(features)["sentence_embedding"]
-        vector_ND = vector_ND.to(torch.promote_types(vector_ND.dtype, torch.float32))
-        return F.normalize(vector_ND, dim=-1) if self.cosine else vector_ND
-
-    @torch.no_grad()
-    def likelihoods(self, tokens_NL: Tensor, mask_NL: Tensor, present_GB: Tensor) -> Tensor:
-        """Return the log-likelihood of chunk i after chunk j, mean or sum over tokens (G, B, B), 0 if i = j or a chunk is missing."""
-        groups, size = present_GB.shape
-        likelihood = torch.zeros(groups, size, size, device=tokens_NL.device)
-        pairs = [
+    def likelihoods(self, tokens: list[list[list[int]]]) -> Tensor:
+        """Return the (G, B, B) log-likelihoods of chunk i after chunk j, 0 if i = j or a chunk is missing."""
+        places = [
             (g, i, j)
-            for g, row in enumerate(present_GB.tolist())
-            for i in range(size)
-            for j in range(size)
-            if i != j and row[i] and row[j]
+            for g, group in enumerate(tokens)
+            for i, j in permutations(range(len(group)), 2)
+            if group[i] and group[j]
         ]
-        lengths = mask_NL.sum(1).clamp(min=1).tolist()
-        # Sort by length to reduce padding.
-        pairs.sort(key=lambda pair: lengths[pair[0] * size + pair[1]] + lengths[pair[0] * size + pair[2]])
-        blocks = [pairs[start : start + self.lm_batch_size] for start in range(0, len(pairs), self.lm_batch_size)]
-        for block in blocks:
-            values_P = self._read([(g * size + j, g * size + i) for g, i, j in block], tokens_NL, lengths)
-            index = torch.tensor(block, device=tokens_NL.device).unbind(1)
-            likelihood[index] = values_P
-        return likelihood
-
-    def _read(self, pairs: list[tuple[int, int]], tokens_NL: Tensor, lengths: list[int]) -> Tensor:
-        """Return the log-likelihood (P,) of the second text of each pair after the first."""
-        begin = torch.tensor(self.begin, dtype=torch.long, device=tokens_NL.device)
-        rows = [torch.cat([begin, tokens_NL[a, : lengths[a]], tokens_NL[b, : lengths[b]]]) for a, b in pairs]
-        ids_PL = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        place_L = torch.arange(ids_PL.shape[1], device=ids_PL.device)
-        total_P1 = torch.tensor([[len(row)] for row in rows], device=ids_PL.device)
-        read_P1 = total_P1 - torch.tensor([[lengths[b]] for _, b in pairs], device=ids_PL.device)
-        mask_PL = (place_L < total_P1).long()
-        logits = self.lm(input_ids=ids_PL, attention_mask=mask_PL, use_cache=False).logits[:, :-1]
-        token = -F.cross_entropy(logits.float().transpose(1, 2), ids_PL[:, 1:], reduction="none")
-        of_second = (place_L[1:] >= read_P1) & (place_L[1:] < total_P1)
-        total_P = (token * of_second).sum(1)
-        return total_P if self.likelihood == "sum" else total_P / of_second.sum(1)
+        pairs = [([*self.begin, *tokens[g][j]], tokens[g][i]) for g, i, j in places]
+        found = log_likelihoods(self.lm, pairs, self.lm_batch_size)
+        if self.likelihood == "mean":
+            found = found / torch.tensor([len(chunk) for _, chunk in pairs], device=found.device)
+        likelihood_GBB = found.new_zeros(len(tokens), len(tokens[0]), len(tokens[0]))
+        likelihood_GBB[tuple(torch.tensor(places, dtype=torch.long, device=found.device).view(-1, 3).T)] = found
+        return likelihood_GBB
 
 
 class ReplugTrainer(WrappedRetrieverTrainer):
@@ -306,8 +226,8 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         peft_config: configuration of LoRA adapters of the retriever, instead of the LoRA settings in `args`.
         max_length: maximum number of tokens of a chunk.
         group_size: chunks per group, for raw text.
-        model_init_kwargs: for loading both models: `trust_remote_code`.
-        retriever_init_kwargs: for loading the retriever alone: `pooling`, `prompts`.
+        model_init_kwargs: passed to `load_retriever`: `pooling`, `prompts`, and `trust_remote_code`, which also applies to the
+            language model.
         **kwargs: passed to `Trainer`: `train_dataset` (raw text in a column text, or rows of `build_groups`), `callbacks`, ...
 
     Raises:
@@ -330,34 +250,25 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         max_length: int = 160,
         group_size: int = 16,
         model_init_kwargs: dict[str, Any] | None = None,
-        retriever_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         loading = model_init_kwargs or {}
         args = args or default_arguments(ReplugTrainingArguments, model, self.method)
-        own_length = None if isinstance(model, SentenceTransformer) else max_length
-        retriever = load_chunk_encoder(model, own_length, **loading, **(retriever_init_kwargs or {}))
-        loaded = load_lm(lm, tokenizer=lm_tokenizer, **loading)
-        lm, lm_tokenizer = loaded.model, loaded.tokenizer
-        if getattr(lm.config.get_text_config(), "is_causal", None) is False:
-            raise UserError(
-                "the language model attends to later tokens (is_causal in its configuration is false), as after NVEmbedTrainer:"
-                " load it again, or use another decoder"
-            )
+        retriever = load_retriever(model, **loading)
+        refuse_routes(retriever, name_of(model), "REPLUG")
+        if truncates(retriever) and not isinstance(model, SentenceTransformer):
+            retriever = load_retriever(retriever, max_length=max_length)
+        loaded = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=loading.get("trust_remote_code", False))
+        check_room(loaded.model, 2 * max_length)
         groups = partial(build_groups, settings=GroupSettings(group_size))
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("group", "document"), args, groups))
-        positions = text_positions(lm.config)
-        if positions is not None and 2 * max_length > positions:
-            raise UserError(
-                f"the language model has {positions} positions, fewer than two chunks of --max_length {max_length}: lower it"
-            )
         self.adapters = with_adapters(retriever, peft_config, args.seed, args)
         freeze_pooler(retriever)
         halve, queries = args.similarity_span == "first_half", args.similarity_sides == "query_passage"
-        collator = GroupCollator(retriever, lm_tokenizer, max_length, queries=queries, halve=halve)
+        collator = GroupCollator(retriever, loaded.tokenizer, max_length, queries=queries, halve=halve)
         distilled = Replug(
             retriever,
-            lm,
+            loaded.model,
             temperature=args.temperature,
             lm_temperature=args.lm_temperature,
             lm_batch_size=args.lm_batch_size,

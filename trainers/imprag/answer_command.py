@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.output import is_utf8, typed_lines
 from revela_hub.ranges import PositiveInt
@@ -43,12 +42,6 @@ class Arguments:
     max_new_tokens: PositiveInt = option(64, "Maximum number of tokens per answer.")
     json: bool = option(False, "Print JSON.")
     batch_size: PositiveInt = option(8, "Number of prompts per forward pass.")
-    rerank: str | None = option(
-        None, "CrossEncoder or MultiVectorEncoder that chooses the passages to read: folder or Hub id."
-    )
-    rerank_depth: PositiveInt | None = option(
-        None, "Number of retrieved passages per prompt that --rerank chooses from (default: 50)."
-    )
     device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
 
 
@@ -57,38 +50,25 @@ def run(arguments: Arguments) -> None:
     from revela_hub.data.prompts import render, retrieves
     from revela_hub.trainers.imprag.answering import open_answerer
 
-    if arguments.prompt is not None and not arguments.prompt.strip():
-        raise UserError("the prompt is empty")
-    if arguments.rerank_depth is not None and arguments.rerank is None:
-        raise UserError("--rerank_depth requires --rerank MODEL")
     answerer = open_answerer(
         arguments.model, arguments.index, num_passages=arguments.num_passages, device=arguments.device
     )
-    if arguments.task is not None and not retrieves(arguments.task):
+    task = arguments.task
+    if task is not None and not retrieves(task):
         answerer.collection = None  # as in training
-    if arguments.rerank is not None:
-        from revela_hub.retrieval.rerank import Reranker
-
-        answerer.reranker = Reranker(arguments.rerank, device=arguments.device)
-        answerer.rerank_depth = arguments.rerank_depth or answerer.rerank_depth
-    answered = 0
     for batch in _batches(arguments):
-        task, prompts = arguments.task, [prompt for _, prompt in batch]
-        rendered = prompts if task is None else [render(task, "--task", input=prompt) for prompt in prompts]
+        places, prompts = zip(*batch, strict=True)
         answers = answerer.answer(
-            rendered,
+            prompts if task is None else [render(task, "--task", input=prompt) for prompt in prompts],
             max_new_tokens=arguments.max_new_tokens,
             batch_size=arguments.batch_size,
-            places=[place for place, _ in batch],
+            places=places,
         )
-        for (_, prompt), answer in zip(batch, answers, strict=True):
+        for prompt, answer in zip(prompts, answers, strict=True):
             if arguments.json:
                 print(json_format.dumps({"prompt": prompt, **answer.to_dict()}, ensure_ascii=not is_utf8()), flush=True)
             else:
                 print("\n".join(_lines(answer)), flush=True)
-        answered += len(batch)
-    if not answered:
-        raise UserError("there is no prompt: give one, or lines of text on standard input")
 
 
 def _batches(arguments: Arguments) -> Iterator[list[tuple[str, str]]]:
@@ -108,9 +88,5 @@ def _lines(answer: "Answer") -> Iterator[str]:
     for rank, passage in enumerate(answer.passages, start=1):
         yield f"  {rank}. {passage.score:.3f}  {passage.place}"
         text = " ".join(passage.text.split())[: 10 * WIDTH]  # wrapping a word takes the square of its length
-        lines = textwrap.wrap(text, WIDTH)
-        for line in lines[:3]:
-            yield f"       {line}"
-        if len(lines) > 3:
-            yield "       ..."
+        yield from (f"       {line}" for line in textwrap.wrap(text, WIDTH, max_lines=3, placeholder=" ..."))
     yield ""

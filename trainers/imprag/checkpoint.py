@@ -1,5 +1,6 @@
 """Load the model that an ImpRAG run starts from or that it saved, export it, and encode with it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,20 +9,19 @@ import torch
 from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.verify import probe_texts, text_limit
 from revela_hub.loading import in_fast_precision, model_json, refuse_pickles
-from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM, ImpRAGModel
+from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating
 from revela_hub.trainers.base.adapters import merge
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import check_fields, config_fields, is_encoder, load_adapters, load_whole
 from revela_hub.trainers.imprag import IMPRAG, verification
-from revela_hub.trainers.imprag.data import token_rows, tokenize_passages
+from revela_hub.trainers.imprag.data import PassageTokens, eos_of, token_rows, tokenize_passages
 
 OPTIONS = {
     "b": "retrieval_layer",
@@ -55,49 +55,37 @@ def load_imprag(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     trust_remote_code: bool = False,
-    retrieval_layer: int | None = None,
-    last_reading_layer: int | None = None,
-    num_passages: int | None = None,
-    max_passage_length: int | None = None,
-    passage_encoding: str | None = None,
-    **further: Any,
+    **settings: Any,
 ) -> ImpRAGCheckpoint:
-    """Load a model to train: a decoder, or an ImpRAG model to train further. With None, its own setting or the default is used.
+    """Load a model to train: a decoder, or an ImpRAG model to train further.
 
     Args:
         backbone: Hub id or folder, or a loaded decoder.
         tokenizer: by default that of the decoder.
         trust_remote_code: whether to run model code from the repository.
-        retrieval_layer: layer whose states are the retrieval vectors, and the first that reads passages (`ImpRAGConfig.b`).
-        last_reading_layer: last layer that reads passages (`ImpRAGConfig.t`).
-        num_passages: passages per prompt (`ImpRAGConfig.k`).
-        max_passage_length: tokens of a passage (`ImpRAGConfig.l_max`).
-        passage_encoding: as in `ImpRAGConfig`.
-        **further: `attn_implementation` and `dtype` of a decoder; also the fields of `ImpRAGConfig` by their own names.
+        **settings: the fields of `ImpRAGConfig`, by their own names or as `retrieval_layer` (b), `last_reading_layer` (t),
+            `num_passages` (k) and `max_passage_length` (l_max); of a decoder also `attn_implementation` and `dtype`. With None,
+            the model's own setting or the default is used.
     """
-    named = (retrieval_layer, last_reading_layer, num_passages, max_passage_length, passage_encoding)
-    check_fields(further, *config_fields(ImpRAGConfig), "attn_implementation", "dtype", *OPTIONS.values())
-    fields = dict(zip(OPTIONS, named, strict=True)) | further
-    given = {key: value for key, value in fields.items() if value is not None}
-    given_model, name = unwrapped(backbone), name_of(backbone)
+    check_fields(settings, *config_fields(ImpRAGConfig), "attn_implementation", "dtype", *OPTIONS.values())
+    fields = {option: field for field, option in OPTIONS.items()}
+    given = {fields.get(key, key): value for key, value in settings.items() if value is not None}
+    start, name = unwrapped(backbone), name_of(backbone)
     with loading(f"cannot make an ImpRAG model of {name!r}", name):
-        if isinstance(given_model, str) and is_imprag(name):
+        if isinstance(start, str) and is_imprag(name):
             loaded = load_imprag_checkpoint(name)
             for key, value in given.items():
                 if key in ("b", "t") and getattr(loaded.model.config, key) != value:
-                    raise UserError(
-                        f"{name} was trained with {OPTIONS[key]} {getattr(loaded.model.config, key)}, which cannot be changed to"
-                        f" {value}"
-                    )
+                    own = getattr(loaded.model.config, key)
+                    raise UserError(f"{name} was trained with {OPTIONS[key]} {own}, which cannot be changed to {value}")
                 setattr(loaded.model.config, key, value)
             return loaded
-        if isinstance(given_model, str):
-            if is_encoder(given_model, trust_remote_code=trust_remote_code):
+        if isinstance(start, str):
+            if is_encoder(start, trust_remote_code=trust_remote_code):
                 raise UserError(f"the backbone {name!r} is an encoder: give a decoder, which predicts the next token")
             refuse_pickles(name)
-        model: Any = ImpRAGForCausalLM.from_backbone(given_model, trust_remote_code=trust_remote_code, **given)
-        tokenizer = tokenizer_of(backbone, tokenizer, trust_remote_code=trust_remote_code)
-    return ImpRAGCheckpoint(model, _complete(tokenizer, name))
+        model: Any = ImpRAGForCausalLM.from_backbone(start, trust_remote_code=trust_remote_code, **given)
+        return ImpRAGCheckpoint(model, tokenizer_of(backbone, tokenizer, trust_remote_code=trust_remote_code))
 
 
 def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.float32) -> ImpRAGCheckpoint:
@@ -109,8 +97,6 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
         folder: folder or Hub id.
         dtype: of the weights; "auto" for the dtype in config.json. Adapters and their base model are always in float32.
 
-    Raises:
-        UserError: the folder is not an ImpRAG model, or is damaged.
     """
     folder = local_path(folder)
     if not is_imprag(folder):
@@ -121,26 +107,17 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
         else:
             model = load_whole(ImpRAGForCausalLM, folder, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
-    return ImpRAGCheckpoint(model.eval(), _complete(tokenizer, folder))
+    return ImpRAGCheckpoint(model.eval(), tokenizer)
 
 
 def _with_adapters(folder: Path) -> ImpRAGForCausalLM:
     config = ImpRAGConfig.from_pretrained(folder)
-    named = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
-    base = named or (config.backbone.name_or_path if config.backbone is not None else "")
-    if not base:
-        raise UserError(f"{folder} does not name the base model of its adapters (adapter_config.json, config.json)")
+    base = str(PeftConfig.from_pretrained(str(folder)).base_model_name_or_path)
     fields = {name: getattr(config, name) for name in OPTIONS}
     merged: ImpRAGForCausalLM = merge(load_adapters(load_imprag(base, **fields).model, folder))
     merged.requires_grad_(True)  # the adapters froze the decoder
     merged.config.name_or_path = str(folder)  # adapters that are trained next are recorded on top of these
     return merged
-
-
-def _complete(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> PreTrainedTokenizerBase:
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {name} has no EOS token, which ends passages and answers: set one")
-    return tokenizer
 
 
 def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
@@ -150,22 +127,19 @@ def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, as
     save_backbone(loaded.model, folder, dtype=assembly.dtype)
     forget_origins(folder, "backbone")
     save_tokenizer(loaded.tokenizer, folder)
-    return Assembled(folder, IMPRAG, base, _save_reference(loaded, checkpoint, folder), remote_code=True)
+    return Assembled(folder, IMPRAG, base, _save_reference(loaded, folder), remote_code=True)
 
 
-def _save_reference(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path) -> Path:
-    """Write the checkpoint's vectors of the probe texts and states that read them, for the verification of the folder."""
+def _save_reference(loaded: ImpRAGCheckpoint, folder: Path) -> Path:
+    """Write the vectors of the probe texts and states that read them, for the verification of the folder."""
     model, tokenizer = loaded.model, loaded.tokenizer
     length = text_limit(model, tokenizer)
     tokenizer.model_max_length = length
     texts = [text or "a" for text in probe_texts(length)]  # as in the verification: an empty text has no vector
-    kinds = ("query", "document")
-    try:
-        vectors = {
-            kind: torch.cat([verification.vectors(model, tokenizer, kind, [text]) for text in texts]) for kind in kinds
-        }
-    except ValueError as error:  # the passages leave no positions for a prompt
-        raise UserError(f"{checkpoint} cannot read passages: {error}") from error
+    vectors = {
+        kind: torch.cat([verification.vectors(model, tokenizer, kind, [text]) for text in texts])
+        for kind in ("query", "document")
+    }
     return write_reference(folder, vectors, length)
 
 
@@ -174,39 +148,39 @@ class ImpRAGEncoder:
 
     similarity_fn_name = "dot"
 
-    def __init__(self, model: ImpRAGModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, model: ImpRAGForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.device = model.device
         self.cut = 0  # number of passages so far that were longer than l_max
 
+    def tokenize(self, texts: Sequence[str], task: str) -> PassageTokens:
+        """Tokenise prompts (task `query`), or passages, which are cut at the model's l_max tokens (`document`)."""
+        if task == "query":
+            return token_rows([ids or [eos_of(self.tokenizer)] for ids in self.tokenizer(list(texts))["input_ids"]])
+        return tokenize_passages(self.tokenizer, texts, self.model.config.l_max)
+
     def encode_query(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
         """Return the (N, E) vectors of N prompts."""
-        rows = [ids or [self.tokenizer.eos_token_id] for ids in self.tokenizer(inputs)["input_ids"]]
         with evaluating(self.model):
-            return token_rows(rows).encode(self.model.embed_queries, self.model.device, batch_size)
+            tokens = self.tokenize(inputs, "query")
+            return tokens.encode(self.model.embed_queries, self.model.device, batch_size)
 
     def encode_document(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
-        """Return the (N, E) vectors of N passages, cut at the model's l_max tokens."""
-        tokens = tokenize_passages(self.tokenizer, inputs, self.model.config.l_max)
-        self.cut += tokens.cut
+        """Return the (N, E) vectors of N passages."""
         with evaluating(self.model):
+            tokens = self.tokenize(inputs, "document")
+            self.cut += tokens.cut
             return tokens.encode(self.model.embed_passages, self.model.device, batch_size)
 
     def warnings(self) -> list[str]:
         """Return warnings about the texts encoded so far."""
-        if not self.cut:
-            return []
         limit = self.model.config.l_max
-        are = "is" if self.cut == 1 else "are"
-        return [
-            f"{counted(self.cut, 'passage')} {are} longer than the model's {limit} tokens and {are} cut: lower --max_words"
-        ]
+        note = f"{self.cut:,} passages are longer than the model's {limit} tokens and are cut: lower --max_words"
+        return [note] if self.cut else []
 
 
 def load_imprag_encoder(name: str, device: str | None = None) -> ImpRAGEncoder:
     """Load the encoder of a model, given as folder or Hub id."""
-    from revela_hub.trainers.imprag.checkpoint import load_imprag_checkpoint
-
     loaded = load_imprag_checkpoint(name, dtype="auto")
     return ImpRAGEncoder(on_device(loaded.model, device), loaded.tokenizer)
 

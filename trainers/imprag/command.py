@@ -23,7 +23,7 @@ from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.imprag import IMPRAG
-from revela_hub.trainers.imprag.checkpoint import OPTIONS, load_imprag
+from revela_hub.trainers.imprag.checkpoint import OPTIONS
 from revela_hub.trainers.imprag.data import ImpRAGDataArguments, ImpRAGTrainingArguments, load_data
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
@@ -64,25 +64,19 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     with open_run(IMPRAG, arguments) as run:
         if run.finished:
             return run.output
-        data, report = run.read("reading prompts and passages", lambda: load_data(arguments, arguments.seed))
-        loaded = load_imprag(
-            arguments.backbone,
-            trust_remote_code=arguments.trust_remote_code,
-            **{name: getattr(arguments, name) for name in OPTIONS.values()},
+        (prompts, passages), report = run.read(
+            "reading prompts and passages", lambda: load_data(arguments, arguments.seed)
         )
         trainer = ImpRAGTrainer(
-            loaded.model,
+            arguments.backbone,
             arguments,
-            processing_class=loaded.tokenizer,
-            train_dataset=data.prompts,
-            passages=data.passages,
+            train_dataset=prompts,
+            passages=passages,
             pseudo_labels=arguments.pseudo_labels,
             max_length=arguments.max_length,
-            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+            model_init_kwargs={name: getattr(arguments, name) for name in ("trust_remote_code", *OPTIONS.values())},
             **trainer_options,
         )
-        if trainer.tokens.cut:
-            arguments.log(trainer.tokens.truncation_note)
         run.train(trainer)
         run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
         return run.output

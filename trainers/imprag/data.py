@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
 from revela_hub.loading import varying_shapes
-from revela_hub.options import option
+from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
 from revela_hub.retrieval.encoding import batches, encode_batches
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
@@ -106,34 +106,26 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
     lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
 
     def __post_init__(self) -> None:
-        """Raise a `ValueError` if a value is out of range, or ranks are not in order."""
+        """Raise a `ValueError` if a value is out of range, or a positive may be drawn as a negative."""
         super().__post_init__()
-        if self.retrieval_only_steps and not self.retrieval_weight:
-            raise ValueError("retrieval_only_steps would train nothing: set retrieval_weight above 0")
         if not self.num_positives < self.first_negative_rank <= self.last_negative_rank:
             raise ValueError(
                 f"ranks must be in this order: num_positives {self.num_positives} < first_negative_rank"
                 f" {self.first_negative_rank} <= last_negative_rank {self.last_negative_rank}"
             )
-        ranks = self.last_negative_rank - self.first_negative_rank + 1
-        if self.num_negatives > ranks:
-            raise ValueError(
-                f"num_negatives {self.num_negatives} cannot be drawn from {ranks} ranks, {self.first_negative_rank} to"
-                f" {self.last_negative_rank}: lower it or raise last_negative_rank"
-            )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ImpRAGDataArguments:
     """Data of an ImpRAG run."""
 
     option_group = "data"
 
-    data: list[str] = option(
-        [], "Prompts and answers: JSON lines in the format of SQuAD, NQ or KILT, or with prompt and answer."
+    data: list[str] = required(
+        "Prompts and answers: JSON lines in the format of SQuAD, NQ or KILT, or with prompt and answer."
     )
-    corpus: list[str] = option(
-        [], "Passages to search: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
+    corpus: list[str] = required(
+        "Passages to search: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
     )
     task: str = option("question_answering", "Prompt template for rows that do not name a task.")
     max_words: PositiveInt = option(100, "Maximum number of words per passage.")
@@ -155,19 +147,8 @@ class ImpRAGDataArguments:
         return parse_sources([*self.data, *self.corpus, *self.plain_text])
 
 
-class ImpRAGData(NamedTuple):
-    """Prompts and the collection."""
-
-    prompts: Dataset
-    passages: list[str]
-
-
-def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, str]:
-    """Read prompts and passages, make the self-supervised rows, and return them with a summary."""
-    if not arguments.data:
-        raise UserError("there are no prompts: give JSON lines with --data")
-    if not arguments.corpus:
-        raise UserError("there are no passages to retrieve: give a folder or file with --corpus")
+def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[tuple[Dataset, list[str]], str]:
+    """Read prompts and passages, add the self-supervised rows to the prompts, and return both with a summary."""
     prompts = read_prompts(arguments.data, arguments.task)
     collection = read_documents(arguments.corpus)
     chunks = (chunk for document in collection for chunk in chunk_document(document, arguments.max_words))
@@ -187,13 +168,11 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[ImpRAGData, st
     made = sum(map(len, parts))
     counts = f"{counted(len(prompts), 'prompt')}, {counted(made, 'row')} made from raw text, {counted(len(passages), 'passage')}"
     report = "; ".join([counts, *skipped.remarks()])
-    return ImpRAGData(mix(prompts, parts, seed), passages), report
+    return (mix(prompts, parts, seed), passages), report
 
 
 def as_prompts(rows: Dataset | IterableDataset) -> Dataset:
     """Return questions with answers as prompts; prompts as `read_prompts` returns them are not changed."""
-    if rows is None:
-        raise UserError("train_dataset is missing: give a data set with the columns question and answer")
     rows = as_dataset(rows)
     if set(COLUMNS) <= set(rows.column_names):
         return rows
@@ -203,16 +182,14 @@ def as_prompts(rows: Dataset | IterableDataset) -> Dataset:
 
 def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
     """Return the texts of a collection: a sequence of texts, or a data set with a column `text`."""
-    texts = list(passages["text"]) if isinstance(passages, Dataset) else passages
-    if (wrong := next((number for number, text in enumerate(texts) if not isinstance(text, str)), None)) is not None:
-        raise UserError(f"passages:{wrong}: {type(texts[wrong]).__name__} instead of text")
-    return texts
+    return list(passages["text"]) if isinstance(passages, Dataset) else passages
 
 
-def refuse_eval_dataset(given: dict[str, Any], trainer: str) -> None:
-    """Raise a `UserError` for an `eval_dataset`: only the training questions have ranked passages."""
-    if given.get("eval_dataset"):
-        raise UserError(f"{trainer} has no loss on an eval_dataset: pass retrieval_task=RetrievalTask(...)")
+def eos_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id of EOS, which ends passages and answers."""
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {tokenizer.name_or_path} has no EOS token: set one")
+    return int(tokenizer.eos_token_id)
 
 
 def pair_tokens(
@@ -222,7 +199,7 @@ def pair_tokens(
 
     An empty prompt (plain text) becomes the tokenizer's BOS token or EOS, because the model needs at least one token.
     """
-    end = tokenizer.eos_token_id
+    end = eos_of(tokenizer)
     completed = tokenizer(list(completions), add_special_tokens=False)["input_ids"]
     return [ids or [end] for ids in tokenizer(list(prompts))["input_ids"]], [[*ids, end] for ids in completed]
 
@@ -238,28 +215,19 @@ def tokenize_prompts(
     def tokenized(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
         completions = [f" {answers[0]}" for answers in rows["answers"]]
         prompt_ids, answer_ids = pair_tokens(tokenizer, rows["prompt"], completions)
-        for ids, where in zip(answer_ids, rows["where"], strict=True):
-            if len(ids) < 2:
-                raise UserError(f"{where}: the answer has no tokens: change it or remove the line")
         return {"prompt_ids": prompt_ids, "answer_ids": answer_ids}
 
     data = prompts.map(tokenized, batched=True, desc="Tokenizing prompts")
-    lengths = [len(p) + len(a) for p, a in zip(data["prompt_ids"], data["answer_ids"], strict=True)]
-    long = [row for row, length in enumerate(lengths) if length > max_length]
-    kept = [row for row, length in enumerate(lengths) if length <= max_length]
-    if long:
-        first = prompts[long[0]]["where"]
-        what = (
-            f"{len(long)} of {len(data)} prompts have more than {max_length} tokens, answer included (first: {first})"
-        )
+    fits = [len(p) + len(a) <= max_length for p, a in zip(data["prompt_ids"], data["answer_ids"], strict=True)]
+    kept = [row for row, fit in enumerate(fits) if fit]
+    if long := len(fits) - len(kept):
+        first = prompts[fits.index(False)]["where"]
+        what = f"{long} of {len(fits)} prompts have more than {max_length} tokens, answer included (first: {first})"
         if not kept:
             raise UserError(f"{what}: raise --max_length")
         log(f"{what}: dropped; raise --max_length to keep them")
         data = data.select(kept)
     return data.add_column("source_row", kept).add_column("row", list(range(len(data))))
-
-
-BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -269,25 +237,15 @@ class PassageTokens:
     Attributes:
         tokens: all tokens.
         starts: (M + 1,) start of each passage; the last entry is the end.
-        max_length: maximum number of tokens of a passage; None if none was truncated.
         cut: number of truncated passages.
     """
 
     tokens: NDArray[np.int32]
     starts: NDArray[np.int64]
-    max_length: int | None = None
     cut: int = 0
 
     def __len__(self) -> int:
         return len(self.starts) - 1
-
-    @property
-    def truncation_note(self) -> str:
-        """Message about truncated passages."""
-        return (
-            f"{self.cut:,} of {len(self):,} passages are longer than {self.max_length} tokens and are truncated: lower"
-            " --max_words or raise --max_passage_length"
-        )
 
     def batch(self, rows: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
         """Return tokens and mask (..., P) of the passages with these indices, padded on the right; -1 gives an empty row.
@@ -337,28 +295,24 @@ def token_rows(rows: Sequence[Sequence[int]]) -> PassageTokens:
 
 
 def tokenize_passages(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, *, end: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    max_length: int,
+    log: Callable[[str], None] = lambda line: None,
 ) -> PassageTokens:
-    """Tokenise passages to at most `max_length` tokens, and end each with EOS, the position of its vector.
+    """Tokenise passages to at most `max_length` tokens, the last of which is EOS, the position of a passage's vector.
 
-    With `end=False`, texts are tokenised and truncated by the tokenizer alone.
+    The number of truncated passages is passed to `log`.
     """
-    if end and tokenizer.eos_token_id is None:
-        raise UserError("the tokenizer has no EOS token, which passages end with: set one")
-    if not texts:
-        raise UserError("there are no passages")
-    parts: list[NDArray[np.int32]] = []
-    cut = 0
-    last = [tokenizer.eos_token_id] if end else []
-    room = max_length - len(last)
-    for start in range(0, len(texts), BLOCK):
-        block = list(texts[start : start + BLOCK])
-        for text, ids in zip(block, tokenizer(block)["input_ids"], strict=True):
-            if end and ids and ids[-1] == tokenizer.eos_token_id:
-                ids = ids[:-1]
-            if len(ids) > room:
-                cut += 1
-                ids = ids[:room] if end else tokenizer(text, truncation=True, max_length=room)["input_ids"]
-            parts.append(np.array([*ids, *last], np.int32))
-    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    return PassageTokens(np.concatenate(parts), starts, max_length, cut)
+    end, parts, cut = eos_of(tokenizer), [], 0
+    for start in range(0, len(texts), 1024):
+        for ids in tokenizer(list(texts[start : start + 1024]))["input_ids"]:
+            ids = ids[:-1] if ids[-1:] == [end] else ids
+            cut += len(ids) >= max_length
+            parts.append(np.array([*ids[: max_length - 1], end], np.int32))
+    if cut:
+        log(
+            f"{cut:,} of {len(parts):,} passages are longer than {max_length} tokens and are truncated: lower --max_words or"
+            " raise --max_passage_length"
+        )
+    return replace(token_rows(parts), cut=cut)

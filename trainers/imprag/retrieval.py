@@ -5,17 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor
 from torch.nn import functional as F
 
 from revela_hub.errors import UserError
 from revela_hub.retrieval.dense import open_index
-from revela_hub.retrieval.encoder import load_encoder, similarity_of
+from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.texts import TextList
 from revela_hub.retrieval.vectors import VectorsInMemory
-from revela_hub.trainers.base.distributed import is_distributed
 
 
 def multi_label_nce(scores_QN: Tensor, positive_QN: Tensor, negative_QN: Tensor) -> Tensor:
@@ -57,11 +55,6 @@ def kl_from_retrieval(likelihood_QC: Tensor, scores_QC: Tensor, temperature: flo
     return F.kl_div(target, scores_QC.log_softmax(-1), reduction="none", log_target=True).sum(-1)
 
 
-def gather_rows(rows: Tensor) -> Tensor:
-    """Concatenate the rows of all processes, with gradients; every process must have the same number of rows."""
-    return all_gather_with_grad(rows) if is_distributed() else rows
-
-
 def rank_passages(
     retriever: str | NDArray[np.int32],
     queries: Sequence[str],
@@ -78,14 +71,11 @@ def rank_passages(
     Returns:
         (Q, depth) indices of passages, best first; -1 if there are fewer results.
     """
-    if not len(passages):
-        raise UserError("there are no passages to rank")
     if not isinstance(retriever, str):
-        _check_ranking(retriever, len(queries), len(passages))
+        if len(retriever) != len(queries):
+            raise UserError(f"pseudo_labels has {len(retriever)} rows, but train_dataset has {len(queries)}")
         return retriever
     encoder = None if retriever == "bm25" else load_encoder(retriever, trust_remote_code=trust_remote_code)
-    if encoder is not None:
-        similarity_of(encoder, retriever)  # raises an error that names the model
     settings = RankerSettings(mode="dense" if encoder else "bm25", show_progress_bar=show_progress_bar)
     with ranking_folder(None, settings) as (folder, settings):
         ranker = build_ranker(TextList(passages), settings, folder, dense=encoder)
@@ -93,15 +83,6 @@ def rank_passages(
     ranked = np.full((len(queries), depth), -1, np.int32)
     ranked[:, : rows_QK.shape[1]] = rows_QK
     return ranked
-
-
-def _check_ranking(ranking: NDArray[np.int32], rows: int, passages: int) -> None:
-    if ranking.ndim != 2 or len(ranking) != rows:
-        raise UserError(
-            f"pseudo_labels has the shape {ranking.shape}, but train_dataset has {rows} rows: pass an array (rows, passages)"
-        )
-    if ranking.size and ranking.max() >= passages:
-        raise UserError(f"pseudo_labels has the passage {ranking.max()}, but the collection ends at {passages - 1}")
 
 
 def top_rows(queries_Qd: NDArray[np.float32], passages_Md: NDArray[np.float32], k: int) -> NDArray[np.int32]:

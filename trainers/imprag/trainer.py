@@ -21,6 +21,7 @@ from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
+from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
 
@@ -33,7 +34,7 @@ from revela_hub.modeling.backbones import evaluating
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.encoding import divided
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
-from revela_hub.trainers.base.distributed import from_main
+from revela_hub.trainers.base.distributed import from_main, is_distributed
 from revela_hub.trainers.base.in_batch import first_of_same
 from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.trainer import MethodTrainer
@@ -45,12 +46,11 @@ from revela_hub.trainers.imprag.data import (
     PassageTokens,
     as_prompts,
     as_texts,
-    refuse_eval_dataset,
     token_rows,
     tokenize_passages,
     tokenize_prompts,
 )
-from revela_hub.trainers.imprag.retrieval import gather_rows, kl_to_retrieval, multi_label_nce, rank_passages, top_rows
+from revela_hub.trainers.imprag.retrieval import kl_to_retrieval, multi_label_nce, rank_passages, top_rows
 
 CANDIDATES = "candidates.safetensors"
 
@@ -89,8 +89,7 @@ class ImpRAGTrainer(MethodTrainer):
         **kwargs: arguments of `Trainer`: `callbacks`, ...
 
     Raises:
-        UserError: the model cannot be loaded, a row has no question or answer, there are too few passages to read or compare,
-            or a prompt or a setting does not fit the model.
+        UserError: the model cannot be loaded, a row has no question or answer, or no prompt fits into the model.
     """
 
     method = IMPRAG
@@ -103,37 +102,38 @@ class ImpRAGTrainer(MethodTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         train_dataset: Dataset | IterableDataset,
         passages: Sequence[str] | Dataset,
-        pseudo_labels: NDArray[np.int32] | str | None = "bm25",
+        pseudo_labels: NDArray[np.int32] | str = "bm25",
         peft_config: PeftConfig | None = None,
         max_length: int = 256,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        refuse_eval_dataset(kwargs, "ImpRAGTrainer")
         args = args or default_arguments(ImpRAGTrainingArguments, model, self.method)
-        train_dataset, passages = as_prompts(train_dataset), as_texts(passages)
+        prompts, passages = as_prompts(train_dataset), as_texts(passages)
         if not isinstance(model, ImpRAGForCausalLM):
             loaded = load_imprag(model, tokenizer=processing_class, **(model_init_kwargs or {}))
             model, processing_class = loaded.model, loaded.tokenizer
         tokenizer = tokenizer_of(model, processing_class)
+        positions, used = text_positions(model.config.backbone), model.config.k * model.config.l_max + max_length
+        if positions is not None and used > positions:
+            raise UserError(
+                f"num_passages * max_passage_length + max_length = {used} positions do not fit into the backbone's {positions}:"
+                " lower --num_passages, --max_passage_length or --max_length"
+            )
         self.args: ImpRAGTrainingArguments
         self.imprag, self.passages, self.same_M = model, passages, first_of_same(passages)
-        _check(model, args, len(passages), max_length, pseudo_labels)
-        self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max)
-        data = tokenize_prompts(train_dataset, tokenizer, max_length, args.log)
-        if isinstance(pseudo_labels, str) and not (args.retrieval_warmup_epochs or args.retrieval_only_steps):
-            pseudo_labels = None
-        if pseudo_labels is not None:
-            queries, how = train_dataset["input"], {"show_progress_bar": not args.disable_tqdm}
-            how["trust_remote_code"] = bool((model_init_kwargs or {}).get("trust_remote_code"))
-            pseudo_labels = rank_passages(pseudo_labels, queries, passages, args.last_negative_rank, **how)
-        # The rankings of the rows that were kept.
-        self.pseudo_labels = None if pseudo_labels is None else pseudo_labels[np.array(data["source_row"])]
+        data = tokenize_prompts(prompts, tokenizer, max_length, args.log)
+        self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max, args.log)
+        self.pseudo_labels: NDArray[np.int32] | None = None
+        if args.retrieval_warmup_epochs or args.retrieval_only_steps:
+            trust = bool((model_init_kwargs or {}).get("trust_remote_code"))
+            how: dict[str, Any] = {"show_progress_bar": not args.disable_tqdm, "trust_remote_code": trust}
+            ranked = rank_passages(pseudo_labels, prompts["input"], passages, args.last_negative_rank, **how)
+            self.pseudo_labels = ranked[np.array(data["source_row"])]  # of the rows that were kept
         if args.retrieval_only_steps and args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True  # the layers above the retrieval layer have no gradient then
         self.ranking: NDArray[np.int32] | None = None  # the best passages of each row, from the index
         self.built_at = -1
-        self._held: NDArray[np.bool_] | None = None
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = peft_config or lora_config(args, model)
         super().__init__(
@@ -172,7 +172,8 @@ class ImpRAGTrainer(MethodTrainer):
     ) -> Any:
         """Return J = generation loss + lambda * retrieval loss, or the latter alone, and keep them for the next log."""
         rows_B, retrieve_B = inputs.pop("row").cpu().numpy(), inputs.pop("retrieve")
-        drawn = self._draw(rows_B, retrieve_B.cpu().numpy())
+        retrieving = retrieve_B.cpu().numpy()
+        drawn = self._draw(rows_B, retrieving)
         passages = {"candidate": drawn.candidates_BC.reshape(-1)}
         if self.only_retrieving:
             inputs = {name: value for name, value in inputs.items() if name.startswith("query_")}
@@ -187,7 +188,7 @@ class ImpRAGTrainer(MethodTrainer):
         generation = retrieval.new_zeros(()) if self.only_retrieving else outputs.loss
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             generation = generation * self.accelerator.num_processes  # num_items_in_batch counts all processes
-        self._keep_statistics(generation, retrieval, rows_B[retrieve_B.cpu().numpy()])
+        self._keep_statistics(generation, retrieval, rows_B[retrieving], drawn.read_Bk[retrieving])
         loss = generation + self.args.retrieval_weight * retrieval / self.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
 
@@ -204,7 +205,9 @@ class ImpRAGTrainer(MethodTrainer):
 
     def _warm_up(self, outputs: Any, drawn: _Drawn, temperature: float) -> Tensor:
         """Return (B,) multi-label NCE over the candidates of all prompts of all processes."""
-        vectors_NE = gather_rows(outputs.passage_vectors)
+        vectors_NE = outputs.passage_vectors
+        if is_distributed():
+            vectors_NE = all_gather_with_grad(vectors_NE)
         device = vectors_NE.device
         own = torch.from_numpy(drawn.candidates_BC).to(device)
         # Passages that are the same text have one number here.
@@ -273,29 +276,23 @@ class ImpRAGTrainer(MethodTrainer):
             queries_NE = token_rows(data["prompt_ids"]).encode(self.imprag.embed_queries, *where)
             passages_ME = self.tokens.encode(self.imprag.embed_passages, *where)
         depth = max(self.args.num_candidates, self.imprag.config.k)
-        self.ranking, self._held = from_main(lambda: top_rows(queries_NE, passages_ME, depth)), None
+        self.ranking = from_main(lambda: top_rows(queries_NE, passages_ME, depth))
         self.built_at = self.state.global_step
 
-    def _keep_statistics(self, generation: Tensor, retrieval: Tensor, rows: NDArray[np.int64]) -> None:
+    def _keep_statistics(
+        self, generation: Tensor, retrieval: Tensor, rows_R: NDArray[np.int64], read_Rk: NDArray[np.int32]
+    ) -> None:
         """Keep both losses, and the fraction of prompts whose passages contain an answer, for the next log."""
         if not self.only_retrieving:
             self.add_metric("generation_loss", generation * self.current_gradient_accumulation_steps)
         self.add_metric("retrieval_loss", retrieval)
-        counts = torch.tensor([self._holds_answer()[rows].sum(), len(rows)], device=self.args.device, dtype=torch.float)
-        held, retrieved = self.accelerator.reduce(counts).tolist()
+        data: Any = self.train_dataset
+        texts = ([self.passages[number] for number in row if number >= 0] for row in read_Rk.tolist())
+        held = sum(map(holds_answer, texts, data[rows_R]["answers"]))
+        counts = torch.tensor([held, len(rows_R)], device=self.args.device, dtype=torch.float)
+        held_in, retrieved = self.accelerator.reduce(counts)
         if retrieved:
-            self.add_metric("answer_recall", torch.tensor(held / retrieved, device=self.args.device))
-
-    def _holds_answer(self) -> NDArray[np.bool_]:
-        """Return for each row whether the passages it reads contain an accepted answer."""
-        ranking = self.pseudo_labels if self.warming_up else self.ranking
-        if self._held is None:
-            assert ranking is not None
-            data: Any = self.train_dataset
-            read = ranking[:, : self.imprag.config.k]
-            texts = ([self.passages[number] for number in row if number >= 0] for row in read.tolist())
-            self._held = np.array([holds_answer(t, a) for t, a in zip(texts, data["answers"], strict=True)])
-        return self._held
+            self.add_metric("answer_recall", held_in / retrieved)
 
     def describe_run(self) -> str:
         """Return a line on the run, with the layers."""
@@ -337,7 +334,7 @@ class _Schedule(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not state.global_step:  # not resumed: `train` may have been called before
-            self.trainer.ranking, self.trainer.built_at, self.trainer._held = None, -1, None
+            self.trainer.ranking, self.trainer.built_at = None, -1
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self.trainer
@@ -346,33 +343,3 @@ class _Schedule(TrainerCallback):
         every = trainer.args.index_steps or max(1, round(state.max_steps / max(1, state.num_train_epochs)))
         if trainer.ranking is None or state.global_step - trainer.built_at >= every:
             trainer.rebuild_index()
-
-
-def _check(
-    model: ImpRAGForCausalLM,
-    args: ImpRAGTrainingArguments,
-    passages: int,
-    max_length: int,
-    pseudo_labels: NDArray[np.int32] | str | None,
-) -> None:
-    config = model.config
-    if passages == 0:
-        raise UserError("there are no passages: give a collection that is not empty")
-    if config.k > passages:
-        raise UserError(
-            f"the model reads {counted(config.k, 'passage')}, but the collection has only {passages}: lower --num_passages"
-        )
-    positions = text_positions(config.backbone)
-    if positions is not None and config.k * config.l_max + max_length > positions:
-        raise UserError(
-            f"num_passages * max_passage_length + max_length = {config.k * config.l_max + max_length} positions do not fit into the"
-            f" backbone's {positions}: lower --num_passages, --max_passage_length or --max_length"
-        )
-    if (args.retrieval_warmup_epochs or args.retrieval_only_steps) and pseudo_labels is None:
-        raise UserError(
-            "the warm-up needs --pseudo_labels: give a retriever, or set --retrieval_warmup_epochs and --retrieval_only_steps to 0"
-        )
-    if args.retrieval_warmup_epochs < args.num_train_epochs and args.num_candidates > passages:
-        raise UserError(
-            f"--num_candidates {args.num_candidates} is more than the {counted(passages, 'passage')} of the collection: lower it"
-        )

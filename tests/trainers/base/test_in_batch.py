@@ -19,7 +19,7 @@ from sentence_transformers.util import dot_score
 
 from revela_hub.data.text.same_text import text_key
 from revela_hub.trainers.base.in_batch import InBatchNegatives, MaskedSimilarity, first_of_same, text_hashes
-from revela_hub.trainers.baselines.contriever import Contriever
+from revela_hub.trainers.baselines.contriever import EMPTY, Contriever
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
@@ -116,7 +116,7 @@ found = InBatchNegatives(loss.model, loss, similarity)(features, text_hashes(row
 contriever = Contriever.__new__(Contriever)
 torch.nn.Module.__init__(contriever)
 same = text_hashes(rows[own])[:, 1]
-logits, target = contriever._in_batch(vectors[0, own], vectors[1, own], same, None)
+logits, target = contriever._in_batch(vectors[0, own], vectors[1, own], same)
 hidden = logits.isinf().nonzero().tolist()
 print("found", json.dumps([found, hidden, target.tolist()]))
 if many > 1:
@@ -176,7 +176,7 @@ def test_ra_dit_warm_up_has_no_copies_of_the_positives_as_negatives() -> None:
     trainer = SimpleNamespace(
         same_M=first_of_same(texts),
         candidates=np.array([[0, 2, 3, -1]], dtype=np.int32),
-        args=SimpleNamespace(num_positives=1, temperature=1.0, retrieval_warmup_epochs=1),
+        args=SimpleNamespace(num_positives=1, retrieval_warmup_epochs=1),
         state=SimpleNamespace(epoch=0.0),
     )
     found = RADITTrainer.compute_loss(trainer, lambda: scores, {"row": torch.tensor([0])})  # type: ignore[arg-type]
@@ -188,9 +188,8 @@ def test_views_of_the_same_text_in_the_queue_are_not_negatives() -> None:
     torch.nn.Module.__init__(contriever)
     contriever.queue_size, contriever.cosine = 4, False
     contriever.queue_KD = torch.randn(4, 3)
-    contriever.queue_hash_K = torch.tensor([7, 8, 7, -1])
-    contriever.filled, contriever.place = torch.tensor(3), torch.tensor(3)
-    logits, _ = contriever._queued(torch.randn(2, 3), torch.randn(2, 3), torch.tensor([7, 9]), None)
-    assert logits.isinf().tolist() == [[False, True, False, True, True], [False, False, False, False, True]]
+    contriever.queue_hash_K = torch.tensor([EMPTY, 7, 8, 7])
+    logits, _ = contriever._queued(torch.randn(2, 3), torch.randn(2, 3), torch.tensor([7, 9]))
+    assert logits.isinf().tolist() == [[False, True, True, False, True], [False, True, False, False, False]]
     contriever._enqueue(torch.randn(2, 3), torch.tensor([1, 2]))
-    assert contriever.queue_hash_K.tolist() == [2, 8, 7, 1]
+    assert contriever.queue_hash_K.tolist() == [8, 7, 1, 2]

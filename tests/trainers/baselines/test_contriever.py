@@ -1,7 +1,7 @@
 """Contriever: its equations in loops, views, runs that are killed, and two processes as one."""
 
-import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import (
+    EMPTY,
     Contriever,
     ContrieverTrainer,
     ContrieverTrainingArguments,
     ViewCollator,
 )
-from revela_hub.trainers.baselines.language_models import load_lm
 
 
 def passages(number: int = 24) -> Dataset:
@@ -58,15 +58,14 @@ def loop_loss(query: list[list[float]], keys: list[list[list[float]]], temperatu
     return total / len(query)
 
 
-def embed(model: Any, batch: dict[str, torch.Tensor], prefix: str) -> list[list[float]]:
-    features = {k.removeprefix(prefix): v for k, v in batch.items() if k.startswith(prefix)}
-    return model(features)["sentence_embedding"].detach().tolist()  # type: ignore[no-any-return]
+def embed(model: Any, features: dict[str, torch.Tensor]) -> list[list[float]]:
+    return model(dict(features))["sentence_embedding"].detach().tolist()  # type: ignore[no-any-return]
 
 
 def test_in_batch_loss_is_the_equation(retriever_folder: Path, tmp_path: Path) -> None:
     model = load_retriever(str(retriever_folder)).double().eval()
     batch = ViewCollator(model, arguments(tmp_path))([passages()[n] for n in range(5)])
-    q, k = embed(model, batch, "query_"), embed(model, batch, "key_")
+    q, k = embed(model, batch["query"]), embed(model, batch["key"])
     expected = loop_loss(q, [[k[i], *(k[j] for j in range(5) if j != i)] for i in range(5)], 0.05)
     outputs = Contriever(model, temperature=0.05).eval()(**batch)
     assert float(outputs["loss"]) == pytest.approx(expected, abs=1e-5)
@@ -74,40 +73,12 @@ def test_in_batch_loss_is_the_equation(retriever_folder: Path, tmp_path: Path) -
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def truncated(vectors: list[list[float]], dims: int) -> list[list[float]]:
-    return [[x / math.sqrt(sum(y * y for y in vector[:dims])) for x in vector[:dims]] for vector in vectors]
-
-
-def test_the_matryoshka_loss_is_the_mean_over_truncated_vectors(retriever_folder: Path, tmp_path: Path) -> None:
-    model, sizes = load_retriever(str(retriever_folder)).double().eval(), (32, 9, 4)
-    batches = [
-        ViewCollator(model, arguments(tmp_path))([passages()[5 * step + n] for n in range(5)]) for step in (0, 1)
-    ]
-    q, k = embed(model, batches[0], "query_"), embed(model, batches[0], "key_")
-    expected = []
-    for dims in sizes:
-        a, b = truncated(q, dims), truncated(k, dims)
-        expected.append(loop_loss(a, [[b[i], *(b[j] for j in range(5) if j != i)] for i in range(5)], 0.05))
-    outputs = Contriever(model, temperature=0.05, matryoshka_dims=sizes).eval()(**batches[0])
-    assert float(outputs["loss"]) == pytest.approx(sum(expected) / 3, abs=1e-5)
-    queued = Contriever(model, temperature=0.5, queue_size=8, momentum=1.0, matryoshka_dims=sizes).double().train()
-    model.eval(), queued.key_encoder.eval()
-    queued(**batches[0])
-    assert int(queued.filled) == 5  # each key once, not once for each size
-    q, new = embed(model, batches[1], "query_"), embed(model, batches[1], "key_")
-    losses = [
-        loop_loss(truncated(q, dims), [[truncated(new, dims)[i], *truncated(k, dims)] for i in range(5)], 0.5)
-        for dims in sizes
-    ]
-    assert float(queued(**batches[1])["loss"]) == pytest.approx(sum(losses) / 3, abs=1e-5)
-
-
 def test_a_retriever_that_truncates_its_vectors_is_trained_on_whole_ones(
     retriever_folder: Path, tmp_path: Path
 ) -> None:
     model = load_retriever(str(retriever_folder))
     model.truncate_dim = 8
-    args = arguments(tmp_path, queue_size=8, max_steps=1, matryoshka_dims=[32, 8])
+    args = arguments(tmp_path, queue_size=8, max_steps=1)
     run = ContrieverTrainer(model, args, train_dataset=passages())
     run.train()
     assert run.model.queue_KD.shape == (8, 32)
@@ -131,13 +102,14 @@ def test_queue_and_momentum_are_the_equations(retriever_folder: Path, tmp_path: 
                 parameter.mul_(1.01)  # what an update might do
             for own, new in zip(followed.parameters(), model.parameters(), strict=True):
                 own.copy_(0.9 * own + 0.1 * new)
+        module.move_key_encoder()
         batch = collator([passages()[4 * step + n] for n in range(4)])
         outputs = module(**batch)
-        q, k = embed(model, batch, "query_"), embed(followed, batch, "key_")
+        q, k = embed(model, batch["query"]), embed(followed, batch["key"])
         expected = loop_loss(q, [[k[i], *queue] for i in range(4)], 0.5)
         assert float(outputs["loss"]) == pytest.approx(expected, abs=1e-5)
         queue = (queue + k)[-6:]
-        got = {tuple(round(x, 6) for x in key) for key in module.queue_KD[: int(module.filled)].tolist()}
+        got = {tuple(round(x, 6) for x in key) for key in module.queue_KD[module.queue_hash_K != EMPTY].tolist()}
         assert got == {tuple(round(x, 6) for x in key) for key in queue}
     outputs["loss"].backward()
     assert all(p.grad is None for p in module.key_encoder.parameters())
@@ -147,7 +119,6 @@ def test_queue_and_momentum_are_the_equations(retriever_folder: Path, tmp_path: 
 def test_views_are_parts_of_the_text_and_their_own_in_every_epoch(retriever_folder: Path, tmp_path: Path) -> None:
     model = load_retriever(str(retriever_folder))
     text = "one two three four five six seven eight nine ten 東京 eleven twelve"
-    words = text.split()
     cropping = ViewCollator(model, arguments(tmp_path, deletion=0.0, seed=3))
     for row in range(20):
         for view in cropping.views(text, row):
@@ -159,12 +130,7 @@ def test_views_are_parts_of_the_text_and_their_own_in_every_epoch(retriever_fold
     cloze = ViewCollator(model, arguments(tmp_path, deletion=0.0, views="inverse_cloze"))
     for row in range(20):
         query, rest = cloze.views(text, row)
-        assert query in text
-        assert (
-            sorted(" ".join([query, rest]).replace("東京", "東 京").split())
-            == sorted(" ".join(words).replace("東京", "東 京").split())
-            or "東" in query + rest
-        )
+        assert query in text and sorted((query + rest).replace(" ", "")) == sorted(text.replace(" ", ""))
     both = ViewCollator(model, arguments(tmp_path, deletion=0.0, views="both"))
     longest = [max(len(view.split()) for view in both.views(text, row)) for row in range(60)]
     assert 10 < sum(length > 7 for length in longest) < 50  # the rest of a text is longer than a crop
@@ -183,7 +149,7 @@ def test_a_decoder_in_the_form_of_revela_s_paper(llama_folder: Path, tmp_path: P
     batch = run.data_collator([passages()[0]])
     tokenizer = run.retriever.tokenizer
     for side, prompt in (("query", "Query:"), ("key", "Passage:")):
-        (ids,) = batch[f"{side}_input_ids"]
+        (ids,) = batch[side]["input_ids"]
         assert ids[-1] == tokenizer.eos_token_id and tokenizer.decode(ids).startswith(prompt)
     run.train()
     expected = run.retriever.encode_query(["the fox"])
@@ -248,7 +214,7 @@ def test_a_model_for_dot_products_is_trained_and_measured_by_them(retriever_fold
     assert run.evaluate()["eval_mrr_at_10"] == 1.0
     views = run.data_collator([passages()[0], passages()[1]])
     dot = Contriever(load_retriever(str(tmp_path / "dot")).eval(), temperature=1.0)
-    query, key = (dot._embed(dot.retriever, views, prefix) for prefix in ("query_", "key_"))
+    query, key = (dot.embed(dict(views[side])) for side in ("query", "key"))
     expected = torch.nn.functional.cross_entropy(query @ key.T, torch.arange(2))
     assert float(dot(**views)["loss"]) == pytest.approx(float(expected)) and float(query.detach().norm()) > 2
     made.similarity_fn_name = "euclidean"
@@ -276,11 +242,14 @@ def test_views_are_encoded_as_queries_and_documents(retriever_folder: Path, tmp_
     views = [run.data_collator.views(row["text"], row["row"]) for row in rows]
     batch = run.data_collator(rows)
     run.retriever.eval()
-    for number, (prefix, encode) in enumerate(
-        (("query_", run.retriever.encode_query), ("key_", run.retriever.encode_document))
+    for side, texts, encode in zip(
+        ("query", "key"),
+        zip(*views, strict=True),
+        (run.retriever.encode_query, run.retriever.encode_document),
+        strict=True,
     ):
-        expected = encode([view[number] for view in views])
-        torch.testing.assert_close(torch.tensor(embed(run.retriever, batch, prefix)), torch.from_numpy(expected))
+        expected = encode(list(texts))
+        torch.testing.assert_close(torch.tensor(embed(run.retriever, batch[side])), torch.from_numpy(expected))
     before = {name: weight.clone() for name, weight in run.retriever.state_dict().items()}
     run.train()
     changed = [name for name, weight in run.retriever.state_dict().items() if not torch.equal(weight, before[name])]
@@ -288,15 +257,12 @@ def test_views_are_encoded_as_queries_and_documents(retriever_folder: Path, tmp_
 
 
 def test_the_keys_encoder_moves_once_per_step(retriever_folder: Path, tmp_path: Path) -> None:
-    moves = []
+    seen = []
 
-    class Counted(ContrieverTrainer):
+    class Watched(ContrieverTrainer):
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            before = [p.clone() for p in self.model.key_encoder.parameters()]
-            loss = super().training_step(*args, **kwargs)
-            after = self.model.key_encoder.parameters()
-            moves.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
-            return loss
+            seen.append([weight.clone() for weight in self.model.key_encoder.parameters()])
+            return super().training_step(*args, **kwargs)
 
     args = arguments(
         tmp_path,
@@ -307,8 +273,9 @@ def test_the_keys_encoder_moves_once_per_step(retriever_folder: Path, tmp_path: 
         learning_rate=1e-2,
         warmup_steps=0,
     )
-    Counted(load_retriever(str(retriever_folder)), args, train_dataset=passages(36)).train()
-    assert moves == [False, False, False, True, False, False, True, False, False]  # nothing to follow in the first step
+    Watched(load_retriever(str(retriever_folder)), args, train_dataset=passages(36)).train()
+    moved = [any(not torch.equal(a, b) for a, b in zip(*each, strict=True)) for each in pairwise(seen)]
+    assert moved == [False, False, True, False, False, True, False, False]
 
 
 def test_options_with_which_it_would_learn_nothing(tmp_path: Path, retriever_folder: Path) -> None:
@@ -317,10 +284,6 @@ def test_options_with_which_it_would_learn_nothing(tmp_path: Path, retriever_fol
     with pytest.raises(ValueError, match="no negatives"):
         arguments(tmp_path, per_device_train_batch_size=1)
     arguments(tmp_path, per_device_train_batch_size=1, queue_size=4)
-    with pytest.raises(UserError, match="positions"):
-        load_retriever(str(retriever_folder), max_length=9999)
-    with pytest.raises(UserError, match="encoder"):
-        load_lm(str(retriever_folder))
 
 
 _PROCESSES = """
@@ -366,21 +329,3 @@ def test_two_processes_are_one(retriever_folder: Path, tmp_path: Path, queue: in
     one = processes_give(1, 8, "test_contriever", start, tmp_path, **options)
     two = processes_give(2, 4, "test_contriever", start, tmp_path, **options)
     assert_same_training(one, two, retriever_folder)
-
-
-def test_json_of_a_view_is_text(tmp_path: Path) -> None:
-    """The rows are what `build_passages` makes of documents."""
-    from revela_hub.data import ReadReport
-    from revela_hub.data.text.passages import build_passages
-
-    rows = [{"_id": f"d{n}", "text": f"Rivers carry sediment {n} to the sea every day. " * 12} for n in range(3)]
-    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "Too short."}]))
-    report = ReadReport()
-    built = build_passages(tmp_path / "d.jsonl", max_words=40, cache_dir=tmp_path / "cache", report=report)
-    assert built["row"][:] == list(range(len(built))) and len(built) == 9
-    assert all(len(text.split()) <= 40 for text in built["text"])
-    assert report.skipped == {"too short": 1} and report.documents == 4
-    with pytest.raises(UserError, match="contain 0 passages of at least 58 words"):
-        build_passages(tmp_path / "d.jsonl", max_words=60, min_words=58, cache_dir=tmp_path / "cache")
-    with pytest.raises(UserError, match="must be at least 1 and at most max_words"):
-        build_passages(tmp_path / "d.jsonl", max_words=5, cache_dir=tmp_path / "cache")

@@ -1,6 +1,7 @@
 """RA-IT and RA-DIT: pasted prompts, the reader's likelihoods against plain loops, the retriever by equation 6."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
-from revela_hub.trainers.base.retriever import load_retriever
+from revela_hub.trainers.base.retriever import inputs_of, load_retriever
 from revela_hub.trainers.baselines.ra_dit import (
+    CandidateScores,
     RADITTrainer,
     RADITTrainingArguments,
-    Retriever,
     decoder_retriever,
-    open_retriever,
     reader_likelihoods,
 )
 from revela_hub.trainers.baselines.ra_it import (
@@ -43,19 +43,17 @@ COMMON = {"report_to": "none", "use_cpu": True, "bf16": False, "save_strategy": 
 
 
 def test_passages_are_pasted_before_prompts_that_retrieve() -> None:
-    rows = pasted_prompts(prompts(), PASSAGES, RANKING, 2).to_list()
+    rows = pasted_prompts(prompts(), PASSAGES, RANKING).to_list()
     assert rows[0] == {"prompt": paste("Where is the Dart?", PASSAGES[:2]), "completion": " here"}
     assert rows[1]["prompt"] == "Passage: The river Esk is long.\nWhere is the Esk?"
     assert rows[2] == {"prompt": "Say no.", "completion": " no"}
-    with pytest.raises(UserError, match="--num_passages 5 is more than the 4 passages"):
-        pasted_prompts(prompts(), PASSAGES, RANKING, 5)
 
 
 def test_ra_it_learns_the_answers_alone(
     tmp_path: Path, llama_folder: Path, bpe_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
-    texts = pasted_prompts(prompts(), PASSAGES, RANKING, 2)
+    texts = pasted_prompts(prompts(), PASSAGES, RANKING)
     answers = [text.strip() for text in texts["completion"]]
     asked = [*texts["prompt"], ""]  # EOS precedes the answer to an empty prompt
     before = pasted_log_likelihoods(model, bpe_tokenizer, asked, [*answers, "here"])
@@ -94,7 +92,6 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     tmp_path: Path, llama_folder: Path, bpe_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     retriever = decoder_retriever(str(llama_folder), 1, bpe_tokenizer)
-    assert len(retriever.retriever.get_decoder().layers) == 2  # b + 1 layers
     candidates = np.array([[0, 1, 2, 3]] * 3, np.int32)
     reader = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
     assert reader_likelihoods(reader, bpe_tokenizer, prompts(), PASSAGES, candidates).shape == (3, 4)
@@ -118,49 +115,28 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < 0.5 * losses[0], losses
-    ranked = trainer.model.rank(prompts()["prompt"][:2], PASSAGES, 4, query_length=32, passage_length=32)
-    assert ranked[:, 0].tolist() == [0, 1]
     corpus = {str(number): text for number, text in enumerate(PASSAGES)}
-    trainer.retrieval_task = RetrievalTask(corpus, {"q": prompts()["prompt"][1]}, {"q": {"1": 1}}, "towns")
+    queries = {str(number): prompt for number, prompt in enumerate(prompts()["prompt"][:2])}
+    trainer.retrieval_task = RetrievalTask(corpus, queries, {number: {number: 1} for number in queries}, "towns")
     assert trainer.evaluate()["eval_ndcg_at_10"] == 1.0
-    with pytest.raises(UserError, match="--retrieval_layer 2"):
+    with pytest.raises(UserError, match="layers 0 to 1"):
         decoder_retriever(str(llama_folder), 2, bpe_tokenizer)
-    with pytest.raises(UserError, match="--max_passage_length 4000 does not fit"):
+    with pytest.raises(UserError, match="4000 tokens do not fit"):
         decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 4000)
 
 
 def test_scores_of_ra_dit_are_in_float32_under_autocast(retriever_folder: Path) -> None:
-    retriever = open_retriever(str(retriever_folder)).eval()
-    query, passages = torch.randint(5, 50, (2, 4)), torch.randint(5, 50, (2, 3, 6))
+    scores = CandidateScores(load_retriever(str(retriever_folder)).eval(), temperature=1.0)
+    query = inputs_of(scores.retriever, ["a river", "a fox"], "query")
+    passage = inputs_of(scores.retriever, [*PASSAGES, "the sea", "a town"], "document")
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        scores = retriever(query, torch.ones_like(query), passages, torch.ones_like(passages))
-        queries_BE = retriever.embed(query, torch.ones_like(query), query=True).float()
-        flat = passages.flatten(0, 1)
-        passages_BCE = retriever.embed(flat, torch.ones_like(flat), query=False).float().view(2, 3, -1)
-    torch.testing.assert_close(scores, torch.einsum("be,bce->bc", queries_BE, passages_BCE), rtol=1e-6, atol=1e-6)
-
-
-def test_ra_dit_rejects_a_retriever_that_excludes_its_prompts_from_pooling(retriever_folder: Path) -> None:
-    model = SentenceTransformer(str(retriever_folder), device="cpu")
-    model[1].include_prompt = False
-    with pytest.raises(UserError, match=r"excludes its prompts from pooling \(include_prompt\), which RA-DIT"):
-        open_retriever(model)
-    model.prompts = {"query": "", "document": ""}
-    open_retriever(model)
-
-
-def test_ra_dit_rejects_a_retriever_with_a_chat_template(retriever_folder: Path) -> None:
-    """RA-DIT tokenizes texts itself, without the template."""
-    model = SentenceTransformer(str(retriever_folder), device="cpu")
-    assert not open_retriever(model).decoder
-    model[0].tokenizer.chat_template = "{% for m in messages %}user: {{ m['content'] }}{% endfor %}"
-    model[0].modality_config["message"] = {"format": "flat", **model[0].modality_config["text"]}
-    with pytest.raises(UserError, match="chat template"):
-        open_retriever(model)
+        found = scores(dict(query), dict(passage))
+        query_BE, passage_BCE = scores.embed(dict(query)), scores.embed(dict(passage)).view(2, 3, -1)
+    torch.testing.assert_close(found, torch.einsum("be,bce->bc", query_BE, passage_BCE), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("decoder", [True, False])
-def test_a_stopped_run_of_ra_dit_goes_on_bit_for_bit_and_is_exported(
+def test_a_stopped_run_of_ra_dit_resumes_bit_for_bit_and_is_exported(
     tmp_path: Path, llama_folder: Path, retriever_folder: Path, bpe_tokenizer: PreTrainedTokenizerFast, decoder: bool
 ) -> None:
     candidates = np.array([[0, 1, 2], [1, 2, -1], [2, 3, 0]], np.int32)  # BM25 found two only for the second
@@ -170,80 +146,55 @@ def test_a_stopped_run_of_ra_dit_goes_on_bit_for_bit_and_is_exported(
         if decoder:
             retriever = decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 32)
         else:
-            model = load_retriever(str(retriever_folder))
-            for module in model.modules():
+            retriever = load_retriever(str(retriever_folder))
+            for module in retriever.modules():
                 if isinstance(module, torch.nn.Dropout):
                     module.p = 0.0
-            retriever = Retriever(model, model.tokenizer, decoder=False)
-        given = COMMON | {"logging_steps": 1, "learning_rate": 1e-3, "max_steps": 6, "retrieval_warmup_epochs": 2}
-        args = RADITTrainingArguments(output_dir=str(tmp_path / folder), **(given | {"num_positives": 1} | settings))
-        return RADITTrainer(
-            retriever,
-            args,
-            train_dataset=prompts(),
-            passages=PASSAGES,
-            pseudo_labels=candidates,
-            log_likelihoods=likelihoods,
+        given = COMMON | {"learning_rate": 1e-3, "max_steps": 6, "retrieval_warmup_epochs": 2, "num_positives": 1}
+        args = RADITTrainingArguments(
+            output_dir=str(tmp_path / folder), lr_scheduler_type="constant", **(given | settings)
         )
+        data = {"train_dataset": prompts(), "passages": PASSAGES}
+        return RADITTrainer(retriever, args, pseudo_labels=candidates, log_likelihoods=likelihoods, **data)
 
-    whole = build("whole")
+    build("cut", max_steps=4, save_strategy="steps", save_steps=4).train()
+    whole, resumed = build("whole"), build("cut")
     whole.train()
-    build("cut", max_steps=4, save_strategy="steps", save_steps=4, lr_scheduler_type="constant").train()
-    straight = build("straight", lr_scheduler_type="constant")
-    straight.train()
-    resumed = build("cut", lr_scheduler_type="constant")
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
-    for name, value in straight.model.state_dict().items():
+    for name, value in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], value), name
     folder = str(whole.write_models(tmp_path / "out")[0])
     encoder = load_imprag_encoder(folder, "cpu") if decoder else SentenceTransformer(folder, device="cpu")
-    options = {} if decoder else {"normalize_embeddings": True}  # it is trained as it is searched with: by cosines
-    tokens = whole.model.tokens(PASSAGES, 32, query=False)
-    expected = whole.model.cpu().encode(tokens, query=False)
-    np.testing.assert_allclose(encoder.encode_document(PASSAGES, **options), expected, rtol=1e-4, atol=1e-5)
-    queries = list(prompts()["prompt"])
-    expected = whole.model.encode(whole.model.tokens(queries, 32, query=True), query=True)
-    np.testing.assert_allclose(encoder.encode_query(queries, **options), expected, rtol=1e-4, atol=1e-5)
-    cut = whole.model.tokens(["The river Dart is long."], 5, query=False)
-    assert (len(cut.tokens), cut.cut, cut.max_length) == (5, 1, 5)
-    if not decoder:  # what ends a text is kept, as sentence-transformers does
-        assert cut.tokens[-1] == encoder.tokenizer.sep_token_id
-        encoder.max_seq_length = 4
-        assert (
-            len(Retriever(encoder, encoder.tokenizer, decoder=False).tokens(PASSAGES[:1], 5, query=False).tokens) == 4
-        )
+    scores = whole.model.cpu().eval()
+    for task, encode in (("query", encoder.encode_query), ("document", encoder.encode_document)):
+        expected = scores.embed(inputs_of(scores.retriever, PASSAGES, task)).detach()
+        # It is trained as it is searched with: by cosines.
+        options = {} if decoder else {"normalize_embeddings": True}
+        np.testing.assert_allclose(encode(PASSAGES, **options), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_trained_is_said_in_one_line(
+def test_prompts_that_cannot_be_used_are_errors_or_dropped(
     tmp_path: Path, llama_folder: Path, bpe_tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
     args = RAITTrainingArguments(output_dir=str(tmp_path), **COMMON)
-    given = {"tokenizer": bpe_tokenizer, "train_dataset": prompts(), "pseudo_labels": RANKING}
+    given: dict[str, Any] = {"processing_class": bpe_tokenizer, "train_dataset": prompts(), "pseudo_labels": RANKING}
     model.config.max_position_embeddings = 10
-    with pytest.raises(UserError, match="the decoder has 10 positions: lower"):
+    with pytest.raises(UserError, match="10 positions"):
         RAITTrainer(model, args, passages=PASSAGES, num_passages=2, **given)
+    with pytest.raises(UserError, match="10 positions"):
+        pasted_log_likelihoods(model, bpe_tokenizer, ["word " * 20], ["yes"])
     with pytest.raises(UserError, match="3 of 3 prompts have more than 2 tokens"):
         RAITTrainer(model, args, passages=PASSAGES, num_passages=2, max_length=2, **given)
-    with pytest.raises(UserError, match="the decoder has 10 positions: lower"):
-        pasted_log_likelihoods(model, bpe_tokenizer, ["word " * 20], ["yes"])
+    with pytest.raises(UserError, match="7 rows"):
+        RAITTrainer(model, args, passages=PASSAGES, **given | {"pseudo_labels": np.zeros((7, 2), np.int32)})
     retriever = decoder_retriever(str(llama_folder), 1, bpe_tokenizer)
     dit = RADITTrainingArguments(output_dir=str(tmp_path), **COMMON)
-    given = {"passages": PASSAGES, "log_likelihoods": torch.zeros(3, 2)}
-    with pytest.raises(UserError, match="0 of 0 prompts"):
-        RADITTrainer(retriever, dit, train_dataset=prompts().select([2]), pseudo_labels=RANKING[:1], **given)
-    with pytest.raises(UserError, match="2 of 2 prompts have fewer than two candidates to compare: add passages"):
-        RADITTrainer(retriever, dit, train_dataset=prompts(), pseudo_labels=RANKING[[1, 1, 2]], **given)
-    capsys.readouterr()
-    kept = RADITTrainer(retriever, dit, train_dataset=prompts(), pseudo_labels=RANKING, **given).train_dataset
-    assert kept["row"] == [0]
+    given = {"passages": PASSAGES, "log_likelihoods": torch.zeros(3, 2), "train_dataset": prompts()}
+    with pytest.raises(UserError, match="2 of 2 prompts have fewer than two candidates"):
+        RADITTrainer(retriever, dit, pseudo_labels=RANKING[[1, 1, 2]], **given)
+    assert RADITTrainer(retriever, dit, pseudo_labels=RANKING, **given).train_dataset["row"][:] == [0]
     assert "1 of 2 prompts have fewer than two candidates to compare: dropped" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="num_candidates must be at least 2, not 1"):
-        RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=1)
-    with pytest.raises(ValueError, match="packing"):
-        RAITTrainingArguments(output_dir=str(tmp_path), packing=True)
-    with pytest.raises(ValueError, match="num_positives 5 leaves no negatives among num_candidates 4"):
-        RADITTrainingArguments(output_dir=str(tmp_path), num_candidates=4, retrieval_warmup_epochs=1)
 
 
 def test_the_first_layers_of_a_family_whose_layers_have_types(
@@ -253,7 +204,9 @@ def test_the_first_layers_of_a_family_whose_layers_have_types(
     config = Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, vocab_size=len(bpe_tokenizer), use_cache=False)
     whole = AutoModelForCausalLM.from_config(config)
     whole.save_pretrained(tmp_path)
-    cut = decoder_retriever(str(tmp_path), 1, bpe_tokenizer).retriever.eval()
+    retriever = decoder_retriever(str(tmp_path), 1, bpe_tokenizer)
+    retriever.save_pretrained(str(tmp_path / "cut"))
+    cut = load_imprag_encoder(str(tmp_path / "cut"), "cpu").model
     reference = ImpRAGForCausalLM.from_backbone(whole, b=1, t=1).eval()
     ids = torch.randint(2, 50, (3, 7))
     assert len(cut.get_decoder().layers) == 2

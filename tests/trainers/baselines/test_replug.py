@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Router
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from revela_hub.errors import UserError
@@ -104,33 +102,15 @@ def test_it_learns_what_the_frozen_model_likes(retriever_folder: Path, llama_fol
     assert not any(file.stat().st_size > 2_000_000 for file in run.export(Path(run.args.output_dir)).rglob("*"))
 
 
-def test_models_of_which_a_part_would_not_be_trained_are_rejected(
-    retriever_folder: Path, llama_folder: Path, tmp_path: Path
-) -> None:
-    """An untrained query route would no longer fit to the document route, and frozen weights have no gradient."""
-    model = load_retriever(str(retriever_folder))
-    routes = Router.for_query_document([model[0], model[1]], [model[0], model[1]])
-    SentenceTransformer(modules=[routes], device="cpu").save_pretrained(str(tmp_path / "routes"))
-    with pytest.raises(UserError, match="REPLUG trains a single encoder: use `revela-hub train pairs`"):
-        ReplugTrainer(str(tmp_path / "routes"), lm="no such model", train_dataset=groups())
-    args = ReplugTrainingArguments(output_dir=str(tmp_path / "run"), report_to=[])
-    with pytest.raises(UserError, match="frozen"):
-        ReplugTrainer(model.requires_grad_(False), args, lm=str(llama_folder), max_length=32, train_dataset=groups())
-
-
-def test_a_language_model_that_sees_later_tokens_is_rejected(
-    retriever_folder: Path, llama_folder: Path, tmp_path: Path
-) -> None:
-    lm = AutoModelForCausalLM.from_pretrained(llama_folder)
-    load_nvembed(lm, tokenizer=AutoTokenizer.from_pretrained(llama_folder))  # changes it
-    args = ReplugTrainingArguments(output_dir=str(tmp_path), report_to=[])
-    with pytest.raises(UserError, match="the language model attends to later tokens .* load it again"):
-        ReplugTrainer(str(retriever_folder), args, lm=lm, max_length=32, train_dataset=groups())
-
-
-def test_two_chunks_have_to_fit(retriever_folder: Path, llama_folder: Path, tmp_path: Path) -> None:
-    retriever, lm = load_retriever(str(retriever_folder)), AutoModelForCausalLM.from_pretrained(llama_folder)
-    tokenizer = AutoTokenizer.from_pretrained(llama_folder)
-    args = ReplugTrainingArguments(output_dir=str(tmp_path), report_to=[])
-    with pytest.raises(UserError, match="2048 positions, fewer than two chunks of --max_length 1025"):
-        ReplugTrainer(retriever, args, lm=lm, lm_tokenizer=tokenizer, max_length=1025, train_dataset=groups())
+def test_language_models_that_do_not_fit_are_errors(retriever_folder: Path, llama_folder: Path) -> None:
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(llama_folder), AutoTokenizer.from_pretrained(llama_folder)
+    given = {"lm_tokenizer": tokenizer, "train_dataset": groups()}
+    lm.config.max_position_embeddings = 100
+    with pytest.raises(UserError, match="100 positions"):
+        ReplugTrainer(str(retriever_folder), lm=lm, max_length=64, **given)
+    lm.config.max_position_embeddings = 2048
+    load_nvembed(lm, tokenizer=tokenizer)  # changes it
+    with pytest.raises(UserError, match="attends to later tokens"):
+        ReplugTrainer(str(retriever_folder), lm=lm, max_length=32, **given)
+    with pytest.raises(UserError, match="is an encoder"):
+        ReplugTrainer(str(retriever_folder), lm=str(retriever_folder), max_length=32, **given)

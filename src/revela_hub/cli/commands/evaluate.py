@@ -37,7 +37,7 @@ from revela_hub.errors import UserError
 from revela_hub.files import scratch_folder
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt
-from revela_hub.search.models import DEPTH, load_models, load_reranker
+from revela_hub.search.models import load_models, load_reranker
 from revela_hub.search.options import NO_RERANKING, SELF, RankOptions
 
 if TYPE_CHECKING:
@@ -227,7 +227,6 @@ def _evaluate_answers(arguments: Arguments) -> None:
     if method is None or not method.answerer:
         raise UserError(f"{model} does not answer questions: --task qa needs a model that reads passages")
     answerer = resolve_name(method.answerer)(model, index, num_passages=arguments.num_passages, device=arguments.device)
-    answerer.reranker, answerer.rerank_depth = load_reranker(arguments), arguments.rerank_depth or DEPTH
     found = _answers(answerer, questions, arguments)
     bar = tqdm(found, total=len(questions), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())
     answers = [answer for _, answer in sorted(bar, key=itemgetter(0))]
