@@ -99,7 +99,7 @@ def retromae(given: Path, length: int, rows: int) -> dict[str, Side]:
     save_file({name: value.contiguous() for name, value in batch.items()}, given / "batch.safetensors")
 
     def train(batch: dict[str, Tensor]) -> Tensor:
-        loss: Tensor = model(**batch, return_logits=False).loss
+        loss: Tensor = model(**batch).loss
         loss.backward()
         model.zero_grad(set_to_none=True)
         return loss.detach()

@@ -174,7 +174,7 @@ def step_row(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, lengt
     def train(batch: Batch) -> None:
         batch = {name: tensor.to(args.device) for name, tensor in batch.items()}
         with torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bfloat16"):
-            loss = model(**batch, return_logits=False).loss
+            loss = model(**batch).loss
         loss.backward()
         model.zero_grad(set_to_none=True)
 

@@ -66,7 +66,7 @@ def retromae_step(length: int = 128, passages: int = 8) -> dict[str, Callable[[]
         "decoder_attention_mask": torch.rand(passages, length, length) < 0.5,
         "decoder_labels": ids.masked_fill(torch.arange(length) == 0, -100),
     }
-    return with_and_without(model, lambda: model(**batch, return_logits=False).loss)
+    return with_and_without(model, lambda: model(**batch).loss)
 
 
 def revela_step(size: int = 16, length: int = 160) -> dict[str, Callable[[], None]]:

@@ -14,7 +14,7 @@ from .modeling_nvembed import NVEmbedModel, NVEmbedOutput
 from .modeling_retromae import RetroMAEForPreTraining, RetroMAEOutput
 from .modeling_revela import RevelaForCausalLM, RevelaOutput
 from .passage_attention import PassageStates
-from .reading_decoder import ImpRAGModel, Retrieved
+from .reading_decoder import ImpRAGModel
 
 __all__ = [
     "ImpRAGConfig",
@@ -34,7 +34,6 @@ __all__ = [
     "RetroMAEConfig",
     "RetroMAEForPreTraining",
     "RetroMAEOutput",
-    "Retrieved",
     "RevelaConfig",
     "RevelaForCausalLM",
     "RevelaOutput",

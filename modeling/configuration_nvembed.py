@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from .configuration_base import ComposedConfig, check_choices
+
 Pooling = Literal["latent", "mean", "eos", "self_attention"]
 Mask = Literal["bidirectional", "causal"]
 
@@ -23,7 +25,7 @@ class LatentAttentionConfig(PreTrainedConfig):
         cross_dim_head: width K of a head; in official checkpoints as wide as the hidden state.
 
     Raises:
-        ValueError: `latent_dim` differs from `hidden_dim`, or a number is less than 1.
+        ValueError: `latent_dim` differs from `hidden_dim`.
     """
 
     model_type = "latent_attention"
@@ -40,11 +42,6 @@ class LatentAttentionConfig(PreTrainedConfig):
     ) -> None:
         if latent_dim != hidden_dim:
             raise ValueError(f"latents must be as wide as the hidden states: {latent_dim=} is not {hidden_dim=}")
-        if min(num_latents_value, num_cross_heads, cross_dim_head) < 1:
-            raise ValueError(
-                "num_latents_value, num_cross_heads and cross_dim_head must be at least 1, got"
-                f" {num_latents_value}, {num_cross_heads} and {cross_dim_head}"
-            )
         super().__init__(**kwargs)
         self.num_latents_value = num_latents_value
         self.num_cross_heads = num_cross_heads
@@ -54,7 +51,7 @@ class LatentAttentionConfig(PreTrainedConfig):
         self.cross_dim_head = cross_dim_head
 
 
-class NVEmbedConfig(PreTrainedConfig):
+class NVEmbedConfig(ComposedConfig):
     """A decoder whose token states are pooled into one vector (NV-Embed, arXiv 2405.17428).
 
     Args:
@@ -100,17 +97,17 @@ class NVEmbedConfig(PreTrainedConfig):
     ) -> None:
         if mask_type is not None:
             mask = "bidirectional" if mask_type == "b" else mask_type  # type: ignore[assignment]
-        if pooling not in ("latent", "mean", "eos", "self_attention"):
-            raise ValueError(f'pooling must be "latent", "mean", "eos" or "self_attention", got {pooling!r}')
-        if mask not in ("bidirectional", "causal"):
-            raise ValueError(f'mask must be "bidirectional" or "causal", got {mask!r}')
-        attn_implementation = kwargs.get("attn_implementation")
-        # Called before the decoder's configuration is set, because it would reset the attention of that.
-        super().__init__(**kwargs)
-        self.text_config = _decoder_config(text_config)
-        self.latent_attention_config = _latent_config(latent_attention_config, self.text_config)
-        if attn_implementation is not None:
-            self._attn_implementation = attn_implementation
+        check_choices(pooling=(pooling, Pooling), mask=(mask, Mask))
+        if isinstance(text_config, dict):
+            kind = text_config.get("model_type", "llama")  # the official default
+            text_config = text_config | {"model_type": "mistral" if kind == "bidir_mistral" else kind}
+        super().__init__(text_config=text_config, **kwargs)
+        width = 4096 if self.text_config is None else self.text_config.hidden_size
+        if latent_attention_config is None:
+            latent_attention_config = {"hidden_dim": width, "latent_dim": width, "cross_dim_head": width}
+        if isinstance(latent_attention_config, dict):
+            latent_attention_config = LatentAttentionConfig.from_dict(latent_attention_config)
+        self.latent_attention_config = latent_attention_config
         self.pooling = pooling
         self.mask = mask
         self.official_instruction_mask = official_instruction_mask
@@ -122,28 +119,6 @@ class NVEmbedConfig(PreTrainedConfig):
         if self.text_config is not None:
             self.hidden_size = self.text_config.hidden_size
             _set_mask(self.text_config, mask)
-
-
-def _decoder_config(config: PreTrainedConfig | dict[str, Any] | None) -> Any:
-    """Build the decoder's configuration; None in the default configuration that transformers builds to compare with."""
-    if not isinstance(config, dict):
-        return config
-    fields = dict(config)
-    model_type = fields.pop("model_type", "llama")  # the official default
-    return AutoConfig.for_model("mistral" if model_type == "bidir_mistral" else model_type, **fields)
-
-
-def _latent_config(
-    config: LatentAttentionConfig | dict[str, Any] | None, text_config: PreTrainedConfig | None
-) -> LatentAttentionConfig:
-    if isinstance(config, LatentAttentionConfig):
-        return config
-    if config is None:
-        width = 4096 if text_config is None else text_config.hidden_size
-        return LatentAttentionConfig(hidden_dim=width, latent_dim=width, cross_dim_head=width)
-    fields = dict(config)
-    fields.pop("model_type", None)
-    return LatentAttentionConfig(**fields)
 
 
 def _set_mask(config: PreTrainedConfig, mask: Mask) -> None:

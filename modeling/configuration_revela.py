@@ -1,8 +1,10 @@
 """Configuration of Revela: the settings that rebuild a checkpoint, without those of a training run."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from transformers import AutoConfig, PreTrainedConfig
+
+from .configuration_base import ComposedConfig, check_choices
 
 Pooling = Literal["last", "mean", "cls"]
 SimilaritySpan = Literal["full", "first_half"]
@@ -13,7 +15,7 @@ TEMPERATURE = 0.05
 """Not the paper's 1e-4, at which symmetric float32 similarities lowered a retriever in 200 groups (benchmarks/gpu.md)."""
 
 
-class RevelaConfig(PreTrainedConfig):
+class RevelaConfig(ComposedConfig):
     """A retriever and a language model that are trained together (Revela, arXiv 2506.16552).
 
     Args:
@@ -47,7 +49,7 @@ class RevelaConfig(PreTrainedConfig):
         similarity_fn_name: how the published retriever compares vectors of length 1, `"cosine"` or `"dot"`.
 
     Raises:
-        ValueError: a field is out of range.
+        ValueError: a field has an unknown value.
     """
 
     model_type = "revela"
@@ -77,29 +79,18 @@ class RevelaConfig(PreTrainedConfig):
         similarity_dtype: SimilarityDtype = "float32",
         **kwargs: Any,
     ) -> None:
-        if group_size < 1:
-            raise ValueError(f"group_size must be at least 1, got {group_size}")
-        if temperature <= 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
-        chosen = ((reading, Reading), (pooling, Pooling), (similarity_span, SimilaritySpan))
-        for value, choices in (*chosen, (similarity_sides, SimilaritySides), (similarity_dtype, SimilarityDtype)):
-            if value not in get_args(choices):
-                raise ValueError(f"{value!r} is not one of {', '.join(get_args(choices))}")
-        if similarity_tolerance is not None and similarity_tolerance < 0:
-            raise ValueError(f"similarity_tolerance must not be negative, got {similarity_tolerance}")
-        if max_seq_length < 1:
-            raise ValueError(f"max_seq_length must be at least 1, got {max_seq_length}")
+        check_choices(
+            reading=(reading, Reading),
+            pooling=(pooling, Pooling),
+            similarity_span=(similarity_span, SimilaritySpan),
+            similarity_sides=(similarity_sides, SimilaritySides),
+            similarity_dtype=(similarity_dtype, SimilarityDtype),
+        )
         if reading == "joint" and v_normalization:
             raise ValueError("v_normalization normalises added reads: leave it out with reading='joint'")
         # AutoModelForCausalLM is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_revela.RevelaForCausalLM"})
-        attn_implementation = kwargs.get("attn_implementation")
-        # Called before the sub-configurations are set, because it would reset their attention.
-        super().__init__(**kwargs)
-        self.retriever = _as_config(retriever)
-        self.lm = _as_config(lm)
-        if attn_implementation is not None:
-            self._attn_implementation = attn_implementation
+        super().__init__(retriever=retriever, lm=lm, **kwargs)
         self.group_size = group_size
         self.temperature = temperature
         self.v_normalization = v_normalization
@@ -116,11 +107,6 @@ class RevelaConfig(PreTrainedConfig):
         self.similarity_fn_name = similarity_fn_name
         self.similarity_sides = similarity_sides
         self.similarity_dtype = similarity_dtype
-
-
-def _as_config(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig | None:
-    """Build a configuration from its dictionary in `config.json`."""
-    return AutoConfig.for_model(**config) if isinstance(config, dict) else config
 
 
 RevelaConfig.register_for_auto_class()

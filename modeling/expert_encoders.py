@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from .configuration_cot_mote import CoTMoTEConfig
-from .masked_lm import check_encoder, check_masked_lm, load_masked_lm, max_tokens
+from .masked_lm import MaskedLMPreTrainedModel, masked_lm
 
 EXPERTS = ("query", "passage")
 
@@ -24,16 +24,12 @@ EXPERTS = ("query", "passage")
 _FEED_FORWARD = (("intermediate", "output"), ("ffn", "output_layer_norm"), ("mlp_norm", "mlp"))
 
 
-class CoTMoTEPreTrainedModel(PreTrainedModel):
+class CoTMoTEPreTrainedModel(MaskedLMPreTrainedModel):
     """Two masked language models with shared modules, as the variant of the configuration says."""
 
     config_class = CoTMoTEConfig
     config: CoTMoTEConfig
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_attention_backend = True
-    _can_set_attn_implementation = classmethod(lambda cls: True)
+    _trains_head: bool = False
 
     def __init__(
         self, config: CoTMoTEConfig, lm: PreTrainedModel | None = None, query_lm: PreTrainedModel | None = None
@@ -46,13 +42,10 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
             query_lm: query model; None for a copy of `lm` that shares modules with it according to the variant.
 
         Raises:
-            ValueError: the model is not BERT-like, has no masked-LM head, or its feed-forwards are not found.
+            ValueError: the experts cannot be separated from the modules that they share.
         """
         super().__init__(config)
-        if config.encoder is None:
-            raise ValueError("CoTMoTEConfig needs `encoder`, the configuration of a BERT-like model")
-        self.lm: PreTrainedModel = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
-        check_masked_lm(self.lm)
+        self.lm = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
         self.query_lm: PreTrainedModel | None = None
         if config.variant != "siamese":
             self.query_lm = copy.deepcopy(self.lm) if query_lm is None else query_lm
@@ -85,20 +78,11 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
         self._tied_weights_keys = shared
         self.all_tied_weights_keys = dict(shared)
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the token embeddings of the passage encoder; with experts, both encoders share them."""
-        return self.lm.get_input_embeddings()
-
     def resize_token_embeddings(self, *_args: object, **_kwargs: object) -> nn.Embedding:
         """Raise a `ValueError`: the modules that both encoders share cannot be replaced."""
         raise ValueError(
             "the embeddings are shared by both encoders: resize those of the backbone before from_backbone"
         )
-
-    @property
-    def max_length(self) -> int:
-        """The maximum number of tokens of a text, special tokens included."""
-        return max_tokens(self.lm.base_model)
 
     @classmethod
     def from_backbone(
@@ -106,7 +90,6 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
         backbone: str | PreTrainedModel,
         *,
         query_backbone: str | PreTrainedModel | None = None,
-        fresh_head: bool = False,
         trust_remote_code: bool = False,
         dtype: torch.dtype | str = torch.float32,
         attn_implementation: str | None = None,
@@ -115,10 +98,10 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
         """Create a model from a pre-trained encoder: both experts start from its feed-forwards, the decoder is new.
 
         Args:
-            backbone: Hub id, folder or loaded model (anything `AutoModelForMaskedLM` loads).
+            backbone: Hub id, folder or loaded model (anything `AutoModelForMaskedLM` loads). Pre-training initialises missing
+                weights of the masked-LM head at random, with a warning; an encoder, which is not pre-trained, needs them.
             query_backbone: model to start the query encoder from, with the same sizes and vocabulary; for
                 `variant="separate"` only.
-            fresh_head: initialise missing weights of the masked-LM head instead of raising an error; pre-training trains them.
             trust_remote_code: whether to run model code from the repositories.
             dtype: of the loaded weights; float32 for training under autocast.
             attn_implementation: of the encoder; None for the default of transformers.
@@ -128,18 +111,16 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
             ValueError: a model is not a BERT-like encoder with a masked-LM head, or the two models do not match.
         """
         load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
-        lm = _load_backbone(backbone, fresh_head, load)
+        lm = masked_lm(backbone, new_head=cls._trains_head, **load)
         query_lm = None
         if query_backbone is not None:
             if config.get("variant") != "separate":
                 raise ValueError('query_backbone needs variant="separate": with experts, both start from one backbone')
-            query_lm = _load_backbone(query_backbone, fresh_head, load)
-            _check_same_sizes(lm, query_lm)
-        model: Any = cls(CoTMoTEConfig(encoder=lm.config, **config), lm, query_lm)
-        for parameter in model.parameters():  # the decoder is built in the default dtype
-            parameter.data = parameter.data.to(lm.dtype)
-        model.config.dtype = lm.dtype
-        return model
+            query_lm = masked_lm(query_backbone, new_head=cls._trains_head, **load)
+            for name in ("vocab_size", "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+                if getattr(lm.config, name) != getattr(query_lm.config, name):
+                    raise ValueError(f"query and passage encoder differ in {name}, which must be equal")
+        return cls._made_of(CoTMoTEConfig(encoder=lm.config, **config), lm, query_lm)
 
     def route(self, expert: str) -> PreTrainedModel:
         """Return the masked language model for `"query"` or `"passage"` texts, a stock model.
@@ -181,21 +162,6 @@ class CoTMoTEPreTrainedModel(PreTrainedModel):
             special_BL = special_BL | (input_ids == number)
         return sparse_vectors(logits_BLV, attention_mask, special_BL)
 
-    def _check_inputs(self, prefix: str, input_ids: Tensor, **others: Tensor | None) -> None:
-        """Check the shapes, which could otherwise cause index errors or be broadcast silently."""
-        shape = tuple(input_ids.shape)
-        if len(shape) != 2:
-            raise ValueError(f"{prefix}input_ids must be (texts, tokens), got {shape}")
-        if shape[1] > self.max_length:
-            raise ValueError(
-                f"{prefix}input_ids has {shape[1]} tokens per row, the encoder {self.max_length} positions: cut the texts"
-            )
-        for name, tensor in others.items():
-            if tensor is None:
-                raise ValueError(f"{prefix}{name} is missing")
-            if tuple(tensor.shape) != shape:
-                raise ValueError(f"{prefix}{name} must be {shape} like {prefix}input_ids, got {tuple(tensor.shape)}")
-
 
 def sparse_vectors(logits_BLV: Tensor, attention_mask_BL: Tensor, special_BL: Tensor | None = None) -> Tensor:
     """Return (B, V): the maximum over the tokens of log(1 + relu(logits)) (equation 4); 0 for a text without tokens.
@@ -211,23 +177,6 @@ def sparse_vectors(logits_BLV: Tensor, attention_mask_BL: Tensor, special_BL: Te
         visible_BL &= ~special_BL
     # The maximum comes first, because both functions are monotonic.
     return logits_BLV.masked_fill(~visible_BL[..., None], 0.0).amax(1).relu().log1p()
-
-
-def _load_backbone(backbone: str | PreTrainedModel, fresh_head: bool, load: dict[str, Any]) -> PreTrainedModel:
-    """Return a masked language model that was checked for CoT-MoTE."""
-    if isinstance(backbone, CoTMoTEPreTrainedModel):
-        raise ValueError(f"{type(backbone).__name__} is not a backbone: give the encoder it started from, or its .lm")
-    lm = load_masked_lm(backbone, fresh_head=fresh_head, **load) if isinstance(backbone, str) else backbone
-    check_encoder(lm, "CoT-MoTE")
-    return lm
-
-
-def _check_same_sizes(lm: PreTrainedModel, query_lm: PreTrainedModel) -> None:
-    """Check that the vectors of two encoders can be compared, and that one configuration can rebuild both."""
-    for name in ("vocab_size", "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"):
-        ours, theirs = getattr(lm.config, name), getattr(query_lm.config, name)
-        if ours != theirs:
-            raise ValueError(f"query and passage encoder differ in {name} ({theirs} and {ours}): it must be equal")
 
 
 def _feed_forwards(lm: nn.Module) -> Iterator[str]:

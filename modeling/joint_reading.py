@@ -117,10 +117,7 @@ def neighbours(in_batch: InBatch) -> tuple[Tensor, Tensor]:
 
 def causal_mask(query: Tensor, length: int) -> Tensor:
     """Return the (1, 1, L, L) additive mask of causal attention."""
-    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    return torch.zeros(1, 1, length, length, dtype=query.dtype, device=query.device).masked_fill(
-        hidden, torch.finfo(query.dtype).min
-    )
+    return additive(torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril(), query.dtype)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -178,18 +178,36 @@ def _is_plain(head: nn.Linear) -> bool:
     return type(head).forward is nn.Linear.forward and vars(head).keys().isdisjoint({"forward", "changes_logits"})
 
 
-def next_token_labels(labels_BL: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
-    """Return (B, L) labels moved one position to the left, so that position i is labelled with token i + 1.
+def next_token_loss(
+    head: nn.Module | None,
+    run: Callable[[], Any],
+    labels_BL: Tensor | None,
+    attention_mask_BL: Tensor | None,
+    num_items_in_batch: Tensor | int | None,
+    *,
+    with_logits: bool,
+) -> tuple[Tensor | None, Any]:
+    """Run a causal language model and return the mean loss of its next tokens, if there are labels, and its output.
 
-    The first token after left padding is no label, because no token predicts it.
+    Args:
+        head: the model's output projection.
+        run: calls the model and returns its output, which has (B, L, V) `logits`.
+        labels_BL: (B, L), -100 where there is no loss, not shifted.
+        attention_mask_BL: (B, L), zero on padding.
+        num_items_in_batch: number to divide the summed loss by; by default that of the labels.
+        with_logits: whether the output keeps its logits; else they are None, and never held as a whole.
     """
-    if attention_mask_BL is not None:
+    if labels_BL is None:
+        return None, run()
+    if attention_mask_BL is not None:  # the first token after left padding is no label, because no token predicts it
         first_BL = F.pad(attention_mask_BL[:, 1:] > attention_mask_BL[:, :-1], (1, 0))
         labels_BL = labels_BL.masked_fill(first_BL, IGNORED)
-    return F.pad(labels_BL[:, 1:], (0, 1), value=IGNORED)
-
-
-def mean_loss(total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Divide a summed loss by the number of labels, or by the number given for all micro-batches of the step."""
-    count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-    return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+    labels_BL = F.pad(labels_BL[:, 1:], (0, 1), value=IGNORED)  # position i is labelled with token i + 1
+    if with_logits:
+        output = run()
+        total = summed_cross_entropy(output.logits, labels_BL)
+    else:
+        total, output = head_cross_entropy(head, run, labels_BL)
+        output.logits = None
+    count = (labels_BL != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    return total / (count.to(total.device) if isinstance(count, Tensor) else count), output

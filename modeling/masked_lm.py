@@ -4,7 +4,6 @@ Shapes: B texts, L tokens, D hidden size, V vocabulary, P positions of the batch
 """
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from .backbones import can_run, check_weights, checking, evaluating, some_tokens, tolerance
-from .linear_cross_entropy import head_cross_entropy
+from .backbones import can_run, evaluating, load_backbone, some_tokens, tolerance
+from .linear_cross_entropy import IGNORED, head_cross_entropy
 
 # The names that families use for the settings of a BERT layer; the first one that a configuration has is taken.
 _NAMES = {
@@ -27,6 +25,41 @@ _NAMES = {
     "initializer_range": ("initializer_range",),
 }
 _CHOOSE = "choose another encoder (BERT, RoBERTa, DistilBERT, ModernBERT, ...)"
+
+
+class MaskedLMPreTrainedModel(PreTrainedModel):
+    """Base class of models made of a masked language model, `.lm`, and a decoder that shares its embeddings and head."""
+
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_set_attn_implementation = classmethod(lambda cls: True)
+    accepts_loss_kwargs = False  # each loss is a mean over the labels of its micro-batch, as in the original code
+
+    lm: PreTrainedModel
+
+    @classmethod
+    def _made_of(cls, config: PreTrainedConfig, *lms: PreTrainedModel | None) -> Any:
+        """Return a new model of loaded ones, in the dtype of the first: its decoder is built in the default dtype."""
+        model: Any = cls(config, *lms)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(model.lm.dtype)
+        model.config.dtype = model.lm.dtype
+        return model
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the token embeddings."""
+        return self.lm.get_input_embeddings()
+
+    @property
+    def max_length(self) -> int:
+        """The maximum number of tokens of a text, special tokens included."""
+        encoder: Any = self.lm.base_model
+        table = position_table(encoder)
+        if table is None:
+            return int(encoder.config.max_position_embeddings)
+        return table.num_embeddings - first_position(table)
 
 
 def bert_layer_config(encoder: PreTrainedConfig) -> BertConfig:
@@ -41,46 +74,20 @@ def bert_layer_config(encoder: PreTrainedConfig) -> BertConfig:
     return BertConfig(**settings)
 
 
-def load_masked_lm(name: str, *, fresh_head: bool, **options: Any) -> PreTrainedModel:
-    """Load a pre-trained masked language model.
+def masked_lm(given: str | PreTrainedModel, *, new_head: bool, **options: Any) -> PreTrainedModel:
+    """Return a masked language model that a decoder can share embeddings and head with, and load it if it is a name.
 
     Args:
-        name: Hub id or folder.
-        fresh_head: initialise missing weights of the masked-LM head, with a warning, instead of raising an error.
-        **options: arguments of `from_pretrained`; those that are None are left out.
+        given: Hub id, folder or loaded model.
+        new_head: initialise missing weights of the masked-LM head at random, with a warning.
+        **options: arguments of `from_pretrained`.
 
     Raises:
-        ValueError: it is not a masked language model, or weights are missing.
+        ValueError: it is not a BERT-like encoder with a masked-LM head, or weights are missing.
     """
-    fields, _ = PreTrainedConfig.get_config_dict(name)
-    kind = ", ".join(fields.get("architectures") or [str(fields.get("model_type"))])
-    if "ForPreTraining" in kind and "auto_map" in fields:
-        remedy = "" if fresh_head else " with fresh_head=True, because it was exported without its masked-LM head"
-        raise ValueError(
-            f"{name} is a {kind} checkpoint, which holds an encoder and a decoder: give its encoder{remedy}"
-        )
-    if "auto_map" not in fields and fields.get("model_type") not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        raise ValueError(f"{name} ({kind}) is not an encoder with a masked-LM head, such as BERT or RoBERTa")
-    options = {option: value for option, value in options.items() if value is not None}
-    loaded: Any = AutoModelForMaskedLM.from_pretrained(name, output_loading_info=True, use_safetensors=True, **options)
-    lm: PreTrainedModel = loaded[0]
-    if missing := sorted(loaded[1]["missing_keys"]):
-        check_weights(name, lm, (key for key in missing if key.startswith(f"{lm.base_model_prefix}.")))
-        if not fresh_head:
-            raise ValueError(
-                f"{name} has no masked-LM head (no weights for {', '.join(missing)}), which computes sparse vectors: choose a"
-                " checkpoint that has one, or set fresh_head=True to train a new one"
-            )
-        warnings.warn(f"{name} has no weights for {', '.join(missing)}: they are initialised at random", stacklevel=3)
-    return lm
-
-
-def check_masked_lm(lm: PreTrainedModel) -> None:
-    """Check that a decoder can share the embeddings and the head of a model.
-
-    Raises:
-        ValueError: the model has no masked-LM head, is not BERT-like, or has embeddings narrower than its hidden states.
-    """
+    lm = given
+    if isinstance(lm, str):
+        lm = load_backbone(AutoModelForMaskedLM, lm, new_head=new_head, **options)
     name, body = type(lm).__name__, lm.base_model
     embeddings: Any = getattr(body, "embeddings", None)
     if lm.get_output_embeddings() is None or body is lm:
@@ -88,54 +95,33 @@ def check_masked_lm(lm: PreTrainedModel) -> None:
     if lm.config.is_encoder_decoder or not isinstance(embeddings, nn.Module) or isinstance(embeddings, nn.Embedding):
         raise ValueError(f"{name} is not a BERT-like encoder; {_CHOOSE}")
     table: Any = lm.get_input_embeddings()
-    width = table.weight.shape[-1]
-    if width != lm.config.hidden_size:
+    if table.weight.shape[-1] != lm.config.hidden_size:
         raise ValueError(
-            f"{name} has embeddings of {width} dimensions and hidden states of {lm.config.hidden_size}: they must be equal,"
-            f" because the decoder reads both; {_CHOOSE}"
+            f"{name} has embeddings of {table.weight.shape[-1]} dimensions and hidden states of {lm.config.hidden_size}: they"
+            f" must be equal, because the decoder reads both; {_CHOOSE}"
         )
+    if can_run(lm):
+        _check_head(lm)
+    return lm
 
 
 @torch.no_grad()
-def check_encoder(lm: PreTrainedModel, method: str) -> None:
-    """Run a model on a few tokens to check that its family works as the methods assume.
-
-    Args:
-        lm: masked language model. The check is skipped if its weights have no values here.
-        method: name of the method, for the message.
-
-    Raises:
-        ValueError: padding changes the states of a text, the first token does not attend to the last, the head needs more
-            than the encoder's states, or the embeddings need more than token ids.
-    """
-    check_masked_lm(lm)
-    if not can_run(lm):
-        return
-    encoder: Any = lm.base_model
-    with checking(lm, method, _CHOOSE), evaluating(lm):
-        bert_layer_config(lm.config)
-        ids_3L = some_tokens(lm, 1, 6).repeat(3, 1)
-        ids_3L[1, -1] = ids_3L[1, 1]
-        mask_3L = torch.ones_like(ids_3L)
-        ids_3L[2, 4:], mask_3L[2, 4:] = lm.config.pad_token_id or 0, 0
-        states_3LD = encoder(input_ids=ids_3L, attention_mask=mask_3L).last_hidden_state
-        if not torch.isfinite(states_3LD).all():
-            return  # the trainer names the weight that is not finite
-        alone_1LD = encoder(input_ids=ids_3L[2:, :4], attention_mask=mask_3L[2:, :4]).last_hidden_state
-        if not _close(states_3LD[2:, :4], alone_1LD):
-            raise ValueError("the states of a text depend on the padding after it")
-        if torch.equal(states_3LD[0, 0], states_3LD[1, 0]):
-            raise ValueError("the first token does not attend to the last one")
-        logits_3LV = lm(input_ids=ids_3L, attention_mask=mask_3L).logits
-        if not _close(score(lm, states_3LD.flatten(0, 1)), logits_3LV.flatten(0, 1)):
-            raise ValueError("its head does not depend on the encoder's states alone")
-        longest_1L = ids_3L[:1, :1].expand(1, max_tokens(encoder))
-        if encoder.embeddings(input_ids=longest_1L).shape != (*longest_1L.shape, states_3LD.shape[-1]):
-            raise ValueError("its embeddings do not have the shape of its hidden states")
-
-
-def _close(got: Tensor, want: Tensor) -> bool:
-    return got.shape == want.shape and float((got - want).abs().max()) <= tolerance(want)
+def _check_head(lm: PreTrainedModel) -> None:
+    """Run a model on a few tokens: the decoder uses its head alone, and [CLS] must represent a text without its padding."""
+    ids_2L = some_tokens(lm, 1, 6).repeat(2, 1)
+    mask_2L = torch.ones_like(ids_2L)
+    ids_2L[1, 4:], mask_2L[1, 4:] = lm.config.pad_token_id or 0, 0
+    with evaluating(lm):
+        states_2LD = lm.base_model(input_ids=ids_2L, attention_mask=mask_2L)[0]
+        logits_PV = score(lm, states_2LD[1, :4])
+        alone_PV = lm(input_ids=ids_2L[1:, :4], attention_mask=mask_2L[1:, :4]).logits[0]
+    if not torch.isfinite(states_2LD).all():
+        return  # the trainer names the weight that is not finite
+    name = type(lm).__name__
+    if torch.equal(states_2LD[0, 0], states_2LD[1, 0]):
+        raise ValueError(f"the first token of {name} does not attend to the last one; {_CHOOSE}")
+    if logits_PV.shape != alone_PV.shape or float((logits_PV - alone_PV).abs().max()) > tolerance(alone_PV):
+        raise ValueError(f"the logits of {name} depend on padding, or on more than the encoder's states; {_CHOOSE}")
 
 
 def position_table(encoder: Any) -> nn.Embedding | None:
@@ -147,14 +133,6 @@ def position_table(encoder: Any) -> nn.Embedding | None:
 def first_position(table: nn.Embedding) -> int:
     """Return the index of the first position: 0, but after the padding row in RoBERTa and its variants."""
     return 0 if table.padding_idx is None else table.padding_idx + 1
-
-
-def max_tokens(encoder: Any) -> int:
-    """Return the maximum number of tokens of a text, special tokens included."""
-    table = position_table(encoder)
-    if table is None:
-        return int(encoder.config.max_position_embeddings)
-    return table.num_embeddings - first_position(table)
 
 
 class _Identity(nn.Module):
@@ -170,9 +148,14 @@ def score(lm: PreTrainedModel, states_PD: Tensor) -> Tensor:
     return logits_PV
 
 
-def masked_lm_loss(lm: PreTrainedModel, states_PD: Tensor, labels_P: Tensor) -> Tensor:
-    """Return the summed cross-entropy of `score` in nats, in float32 or wider, without holding all logits where possible."""
-    return head_cross_entropy(lm.get_output_embeddings(), _head(lm, states_PD), labels_P[None])[0]
+def masked_lm_loss(lm: PreTrainedModel, states: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    """Return the summed cross-entropy in nats of the states with a label, in float32 or wider, and their number.
+
+    All logits are never in memory together where that is possible.
+    """
+    labelled = labels != IGNORED
+    labels_P = labels[labelled]
+    return head_cross_entropy(lm.get_output_embeddings(), _head(lm, states[labelled]), labels_P[None])[0], len(labels_P)
 
 
 def _head(lm: PreTrainedModel, states_PD: Tensor) -> Callable[[], Any]:

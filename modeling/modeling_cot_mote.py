@@ -50,18 +50,16 @@ class CoTMoTEOutput(ModelOutput):
         last_hidden_state: (B, L, D).
         pooler_output: (B, D) dense vectors: the states of the first token.
         sparse: (B, V) sparse vectors, not negative; None with `return_sparse=False`.
-        hidden_states: (B, L, D) of the embeddings and of each layer; None unless requested.
     """
 
     last_hidden_state: Tensor | None = None
     pooler_output: Tensor | None = None
     sparse: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass
-class CoTMoTEPreTrainingOutput(ModelOutput):
-    """Output of `CoTMoTEForPreTraining.forward`.
+class CoTMoTEPreTrainingOutput(CoTMoTEOutput):
+    """Output of `CoTMoTEForPreTraining.forward`; `sparse` is None without that bottleneck.
 
     Attributes:
         loss: scalar, `encoder_loss + decoder_loss`.
@@ -69,10 +67,6 @@ class CoTMoTEPreTrainingOutput(ModelOutput):
         decoder_loss: scalar, sum of the next two; None without a decoder.
         dense_decoder_loss: scalar, loss of the span given the dense vector; None without that bottleneck.
         sparse_decoder_loss: scalar, loss of the span given the sparse vector; None without that bottleneck.
-        last_hidden_state: (B, L, D).
-        pooler_output: (B, D) dense vectors.
-        sparse: (B, V) sparse vectors; None without that bottleneck.
-        hidden_states: (B, L, D) of the embeddings and of each layer; None unless requested.
     """
 
     loss: Tensor | None = None
@@ -80,10 +74,6 @@ class CoTMoTEPreTrainingOutput(ModelOutput):
     decoder_loss: Tensor | None = None
     dense_decoder_loss: Tensor | None = None
     sparse_decoder_loss: Tensor | None = None
-    last_hidden_state: Tensor | None = None
-    pooler_output: Tensor | None = None
-    sparse: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
 
 
 class CoTMoTEModel(CoTMoTEPreTrainedModel):
@@ -92,17 +82,10 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
     def __init__(
         self, config: CoTMoTEConfig, lm: PreTrainedModel | None = None, query_lm: PreTrainedModel | None = None
     ) -> None:
-        """Build the model as the base class does, and reject the configuration of a pre-training checkpoint.
-
-        Raises:
-            ValueError: the checkpoint holds a decoder, too.
-        """
-        if "CoTMoTEForPreTraining" in (config.architectures or []):
-            raise ValueError(
-                "this is a pre-training checkpoint, which holds an encoder and a decoder: load it with"
-                " CoTMoTEForPreTraining.from_pretrained and use its .encoder"
-            )
         super().__init__(config, lm, query_lm)
+        # Also when it is loaded from a checkpoint of pre-training.
+        config.decoder, config.attention_window = "none", None
+        config.auto_map = {"AutoModel": "modeling_cot_mote.CoTMoTEModel"}
         self.post_init()
 
     def forward(
@@ -111,7 +94,6 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
         attention_mask: Tensor,
         expert: str | Sequence[str] | Tensor | None = None,
         return_sparse: bool = True,
-        output_hidden_states: bool = False,
         token_type_ids: Tensor | None = None,
     ) -> CoTMoTEOutput:
         """Compute the vectors of a batch.
@@ -122,23 +104,20 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
             expert: `"query"` or `"passage"`. For a mixed batch one per row, as names or as a (B,) tensor with 0 for a query
                 and 1 for a passage. A siamese model needs none.
             return_sparse: whether to compute sparse vectors, which costs about as much as a few layers.
-            output_hidden_states: whether to return the states of all layers.
             token_type_ids: ignored; some tokenizers return them, and they are all 0 for single texts.
 
         Raises:
-            ValueError: an expert is missing for the batch or for a row, or a tensor has the wrong shape.
+            ValueError: an expert is missing for the batch or for a row.
         """
-        self._check_inputs("", input_ids, attention_mask=attention_mask)
         parts, indices = [], []
         for lm, rows in self._routes(expert, len(input_ids)):
             ids, mask = (t if rows is None else t[rows] for t in (input_ids, attention_mask))
-            encoded = lm.base_model(input_ids=ids, attention_mask=mask, output_hidden_states=output_hidden_states)
-            states_BLD: Tensor = encoded.last_hidden_state
+            states_BLD: Tensor = lm.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
             sparse_BV = None
             if return_sparse:
                 logits_BLV = score(lm, states_BLD.flatten(0, 1)).unflatten(0, states_BLD.shape[:2])
                 sparse_BV = self._sparse(logits_BLV, ids, mask)
-            parts.append(CoTMoTEOutput(states_BLD, states_BLD[:, 0], sparse_BV, encoded.hidden_states))
+            parts.append(CoTMoTEOutput(states_BLD, states_BLD[:, 0], sparse_BV))
             indices.append(rows)
         return _in_order(parts, indices)
 
@@ -146,7 +125,7 @@ class CoTMoTEModel(CoTMoTEPreTrainedModel):
 class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
     """Encoder (`.encoder`, which is published) with a decoder (`.ar_decoder` or `.ae_decoder`) for pre-training."""
 
-    accepts_loss_kwargs = False  # each loss is a mean over the labels of its micro-batch, as in CoT-MAE
+    _trains_head = True
 
     def __init__(
         self, config: CoTMoTEConfig, lm: PreTrainedModel | None = None, query_lm: PreTrainedModel | None = None
@@ -174,18 +153,13 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
             self.ar_decoder_ln_f = nn.LayerNorm(layer.hidden_size, eps=layer.layer_norm_eps)
         self.decoder_positions: nn.Embedding | None = None
         if config.decoder != "none" and position_table(self.lm.base_model) is None:
-            self.decoder_positions = nn.Embedding(
-                self.max_length, layer.hidden_size
-            )  # the embeddings have no positions
+            self.decoder_positions = nn.Embedding(self.max_length, layer.hidden_size)
         self.post_init()
 
     @property
     def encoder(self) -> CoTMoTEModel:
         """The part that is published: the same weights without the decoder."""
-        config = copy.deepcopy(self.config)
-        config.architectures, config.decoder = None, "none"
-        config.attention_window, config.auto_map = None, {"AutoModel": "modeling_cot_mote.CoTMoTEModel"}
-        model = CoTMoTEModel(config, self.lm, self.query_lm)
+        model = CoTMoTEModel(copy.deepcopy(self.config), self.lm, self.query_lm)
         model.train(self.training)
         return model
 
@@ -198,7 +172,6 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
         decoder_attention_mask: Tensor | None = None,
         decoder_labels: Tensor | None = None,
         expert: str | Sequence[str] | Tensor | None = None,
-        output_hidden_states: bool = False,
     ) -> CoTMoTEPreTrainingOutput:
         """Compute the losses of a batch. Masks and spans are inputs, so that a batch can be replayed.
 
@@ -212,44 +185,44 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
             decoder_labels: (B, M) original token at each position to predict, -100 elsewhere; "ar" predicts it from the
                 position before. By default, "ar" predicts all tokens of the span but the first.
             expert: `"query"` or `"passage"`, or one per row, as in `CoTMoTEModel.forward`.
-            output_hidden_states: whether to return the encoder's states of all layers.
 
         Raises:
-            ValueError: an expert is missing for the batch or for a row, or a tensor is missing or has the wrong shape.
+            ValueError: an expert is missing for the batch or for a row.
         """
-        self._check_inputs("", input_ids, attention_mask=attention_mask, labels=labels)
-        span = self._span(decoder_input_ids, decoder_attention_mask, decoder_labels)
-        if span is not None and len(span[0]) != len(input_ids):
-            raise ValueError(
-                f"decoder_input_ids has {len(span[0])} rows, input_ids {len(input_ids)}: give one span per text"
-            )
-        texts = (input_ids, attention_mask, labels)
+        bottlenecks: tuple[str, ...] = ()
+        tensors = [input_ids, attention_mask, labels]
+        if self.config.decoder != "none":
+            if decoder_input_ids is None or decoder_attention_mask is None:
+                raise ValueError(f'decoder="{self.config.decoder}" needs decoder_input_ids and decoder_attention_mask')
+            if decoder_labels is None:
+                if self.config.decoder == "ae":
+                    raise ValueError('decoder="ae" needs decoder_labels')
+                decoder_labels = decoder_input_ids.masked_fill(decoder_attention_mask == 0, IGNORED)
+            bottlenecks = tuple(self.config.bottlenecks)
+            tensors += [decoder_input_ids, decoder_attention_mask, decoder_labels]
         parts: list[CoTMoTEOutput] = []
         indices: list[Tensor | None] = []
-        bottlenecks = tuple(self.config.bottlenecks) if span is not None else ()
         losses: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in ("encoder", *bottlenecks)}
         for lm, rows in self._routes(expert, len(input_ids)):
-            ids, mask, own_labels, *own_span = (t if rows is None else t[rows] for t in (*texts, *(span or ())))
-            encoded = lm.base_model(input_ids=ids, attention_mask=mask, output_hidden_states=output_hidden_states)
-            states_BLD: Tensor = encoded.last_hidden_state
-            labelled_BL = own_labels != IGNORED
-            targets_P = own_labels[labelled_BL]
+            ids, mask, own_labels, *span = tensors if rows is None else [tensor[rows] for tensor in tensors]
+            states_BLD: Tensor = lm.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
             vectors = {"dense": states_BLD[:, 0]}
             if "sparse" in bottlenecks:  # needs the logits of all positions
                 logits_BLV = score(lm, states_BLD.flatten(0, 1)).unflatten(0, ids.shape)
                 vectors["sparse"] = self._sparse(logits_BLV, ids, mask)
-                total = summed_cross_entropy(logits_BLV[labelled_BL], targets_P)
+                labelled_BL = own_labels != IGNORED
+                targets_P = own_labels[labelled_BL]
+                loss = summed_cross_entropy(logits_BLV[labelled_BL], targets_P), len(targets_P)
             else:
-                total = masked_lm_loss(lm, states_BLD[labelled_BL], targets_P)
-            losses["encoder"].append((total, len(targets_P)))
+                loss = masked_lm_loss(lm, states_BLD, own_labels)
+            losses["encoder"].append(loss)
             for bottleneck in bottlenecks:  # in a fixed order, because each pass of the decoder draws its own dropout
                 vector_BD = vectors[bottleneck]
                 if bottleneck == "sparse":
                     embeddings: Any = lm.get_input_embeddings()
                     vector_BD = vector_BD @ embeddings.weight
-                decoded_PD, targets_P = self._decode(lm, vector_BD, *own_span)
-                losses[bottleneck].append((masked_lm_loss(lm, decoded_PD, targets_P), len(targets_P)))
-            parts.append(CoTMoTEOutput(states_BLD, vectors["dense"], vectors.get("sparse"), encoded.hidden_states))
+                losses[bottleneck].append(masked_lm_loss(lm, *self._decode(lm, vector_BD, *span)))
+            parts.append(CoTMoTEOutput(states_BLD, vectors["dense"], vectors.get("sparse")))
             indices.append(rows)
         means = {name: _mean(routes) for name, routes in losses.items()}
         output = CoTMoTEPreTrainingOutput(**_in_order(parts, indices))
@@ -260,22 +233,8 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
             output.loss = output.encoder_loss + output.decoder_loss
         return output
 
-    def _span(
-        self, ids: Tensor | None, mask: Tensor | None, labels: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the decoder's ids, mask and labels, with default labels filled in; None without a decoder."""
-        if self.config.decoder == "none":
-            return None
-        if ids is None:
-            raise ValueError(f'decoder_input_ids is missing: decoder="{self.config.decoder}" needs a contextual span')
-        if labels is None and self.config.decoder == "ar" and mask is not None:
-            labels = ids.masked_fill(mask == 0, IGNORED)
-        self._check_inputs("decoder_", ids, attention_mask=mask, labels=labels)
-        assert mask is not None and labels is not None  # see _check_inputs
-        return ids, mask, labels
-
     def _decode(self, lm: Any, vector_BD: Tensor, ids: Tensor, mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the (P, D) decoder states that predict a token of the span, and the (P,) tokens."""
+        """Return the (B, M', D) decoder states that predict a token of the span, and the (B, M') tokens, -100 elsewhere."""
         embeddings_BMD: Tensor = lm.base_model.embeddings(input_ids=ids)
         if self.decoder_positions is not None:
             embeddings_BMD = embeddings_BMD + self.decoder_positions.weight[: ids.shape[1]]
@@ -284,22 +243,17 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
         if self.ae_decoder is not None:
             for layer in self.ae_decoder:
                 states_BMD = layer(states_BMD, additive(visible_B1MM, states_BMD))
-            return states_BMD[labels != IGNORED], labels[labels != IGNORED]
+            return states_BMD, labels
         assert self.ar_decoder is not None
-        visible_B1MM = visible_B1MM & self._causal(ids.shape[1], ids.device)
+        # Within the window, and the first position, which holds the vector.
+        distance_MM = torch.arange(ids.shape[1])[:, None] - torch.arange(ids.shape[1])
+        seen_MM = (distance_MM >= 0) & (distance_MM < (self.config.attention_window or ids.shape[1]))
+        seen_MM[:, 0] = True
+        visible_B1MM = visible_B1MM & seen_MM.to(ids.device)
         states_BMD = self.ar_decoder_dropout(states_BMD)
         for layer in self.ar_decoder:
             states_BMD = layer(states_BMD, attention_mask=additive(visible_B1MM, states_BMD))
-        states_BMD, labels = self.ar_decoder_ln_f(states_BMD)[:, :-1], labels[:, 1:]
-        return states_BMD[labels != IGNORED], labels[labels != IGNORED]
-
-    def _causal(self, length: int, device: torch.device) -> Tensor:
-        """Return an (M, M) mask: a position attends to itself, to those before it within the window, and to the first."""
-        distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
-        window = length if self.config.attention_window is None else self.config.attention_window
-        seen = (distance >= 0) & (distance < window)
-        seen[:, 0] = True
-        return seen
+        return self.ar_decoder_ln_f(states_BMD)[:, :-1], labels[:, 1:]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -324,18 +278,8 @@ def _in_order(parts: list[CoTMoTEOutput], indices: list[Tensor | None]) -> CoTMo
     if indices[0] is None:
         return parts[0]
     order_B = torch.cat([rows for rows in indices if rows is not None]).argsort()
-
-    def joined(name: str) -> Any:
-        values = [part[name] for part in parts if name in part]
-        if not values:
-            return None
-        if isinstance(values[0], tuple):
-            return tuple(torch.cat(layer)[order_B] for layer in zip(*values, strict=True))
-        return torch.cat(values)[order_B]
-
-    return CoTMoTEOutput(
-        **{name: joined(name) for name in ("last_hidden_state", "pooler_output", "sparse", "hidden_states")}
-    )
+    names = [name for name in ("last_hidden_state", "pooler_output", "sparse") if name in parts[0]]
+    return CoTMoTEOutput(**{name: torch.cat([part[name] for part in parts])[order_B] for name in names})
 
 
 CoTMoTEModel.register_for_auto_class("AutoModel")

@@ -28,7 +28,7 @@ from transformers import Cache, GenerationConfig, GenerationMixin
 from transformers.utils import ModelOutput
 
 from .backbones import CACHE, cache_of
-from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
+from .linear_cross_entropy import next_token_loss
 from .passage_attention import PassageStates, Reading
 from .reading_decoder import ImpRAGModel, check_read
 
@@ -130,19 +130,10 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         cache = kwargs.pop("cache", past_key_values)
         other = {"position_ids": position_ids, "inputs_embeds": inputs_embeds}
         inputs = self._reading_inputs(input_ids, attention_mask, passage_states, cache, kwargs | other)
-        run = partial(self._run, inputs, use_cache=use_cache)
-        loss = logits = None
-        if labels is not None:
-            labels = next_token_labels(labels, attention_mask)
-        if labels is None or return_logits:
-            outputs = run()
-            logits = outputs.logits
-            total = None if labels is None else summed_cross_entropy(logits, labels)
-        else:
-            total, outputs = head_cross_entropy(self.get_output_embeddings(), run, labels)
-        if labels is not None and total is not None:
-            loss = mean_loss(total, labels, num_items_in_batch)
-        output = ImpRAGOutput(loss, logits, cache_of(outputs), passage_states=passage_states, **vectors)
+        run, head = partial(self._run, inputs, use_cache=use_cache), self.get_output_embeddings()
+        count = num_items_in_batch
+        loss, outputs = next_token_loss(head, run, labels, attention_mask, count, with_logits=return_logits)
+        output = ImpRAGOutput(loss, outputs.logits, cache_of(outputs), passage_states=passage_states, **vectors)
         for name in ("hidden_states", "attentions"):
             if outputs.get(name) is not None:
                 output[name] = outputs[name]
@@ -173,20 +164,17 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             generation_config: as in `GenerationMixin.generate`.
             index: index to search with the vectors of the prompts; see `retrieve`.
             k: passages to retrieve per prompt; by default the configuration's.
-            passage_input_ids: (B, k, P) passages to read; with an index that returns rows, (M, P) tokens of all its passages.
+            passage_input_ids: (B, k, P) passages to read; with an index, (M, P) tokens of all its passages.
             passage_attention_mask: mask of `passage_input_ids`, zero on padding.
             passage_states: used instead of passages.
             **kwargs: arguments of `GenerationMixin.generate`.
         """
-        prompts = kwargs.get("input_ids") if inputs is None else inputs
         if index is not None:
-            if prompts is None:
-                raise ValueError("the index is searched with the prompts, which are missing: give input_ids")
-            found = self.retrieve(
-                prompts, kwargs.get("attention_mask"), index, k, passage_input_ids, passage_attention_mask
+            prompts: Any = kwargs.get("input_ids") if inputs is None else inputs
+            assert passage_input_ids is not None, "passage_input_ids are the tokens of all passages of the index"
+            passage_input_ids, passage_attention_mask = self.retrieve(
+                prompts, kwargs.get("attention_mask"), index, passage_input_ids, passage_attention_mask, k
             )
-            passage_input_ids, passage_attention_mask = found.passage_input_ids, found.passage_attention_mask
-            passage_states = found.passage_states
         if passage_states is None and passage_input_ids is not None:
             passage_states = self.encode_passages(passage_input_ids, passage_attention_mask)
         if passage_states is not None:

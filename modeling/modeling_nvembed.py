@@ -1,14 +1,23 @@
 """NV-Embed (arXiv 2405.17428): a decoder with bidirectional attention whose token states are pooled with latent attention.
 
     hidden = decoder(tokens), every token attending to every other          (section 3.1)
-    hidden = latent attention and feed-forward, token by token              (section 3.2, latent_attention.py)
+    hidden = latent attention and feed-forward, token by token              (section 3.2, equation 1)
     vector = mean of hidden over the text's tokens, EOS included, instruction excluded, scaled to length 1
+
+Latent attention, whose trainable latents are keys and values (H heads of width K):
+
+    O = softmax(Q K^T / sqrt(K)) V        Q = W_q LayerNorm(hidden)      K, V = W_k, W_v LayerNorm(latents)
+    hidden = hidden + W_o O               the residual adds the hidden state before the norm
+    hidden = hidden + FF(LayerNorm(hidden))         FF = GEGLU with exact GELU, four times as wide
+
+Its parameters are named as in the official checkpoints. Unlike the official code, which repeats the latents for every row, we
+treat all tokens of a batch as one sequence of queries, so keys and values are computed once.
 
 The decoder is any model of transformers that builds its mask with transformers' own functions, where `config.is_causal = False`
 removes the causal mask, so that no architecture has to be copied. Official checkpoints (`embedding_model.*`,
 `latent_attention_model.*`) can be loaded in any dtype; the official code computes under autocast on a GPU.
 
-Shapes: B rows, L tokens, D hidden size.
+Shapes: B rows, L tokens, D hidden size, R latents, T queries, S keys.
 """
 
 from dataclasses import dataclass
@@ -22,9 +31,110 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoTokenizer, Pr
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
-from .backbones import body, can_run, check_interface, check_mask, checking, load_backbone
-from .configuration_nvembed import Mask, NVEmbedConfig, Pooling
-from .latent_attention import LatentAttention, SelfAttention
+from .backbones import body, check_interface, check_mask, load_backbone
+from .configuration_nvembed import LatentAttentionConfig, Mask, NVEmbedConfig, Pooling
+
+
+class Attention(nn.Module):
+    """Multi-head attention of one sequence to another, without biases."""
+
+    def __init__(self, dim: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_q = nn.Linear(dim, heads * head_dim, bias=False)
+        self.to_kv = nn.Linear(dim, 2 * heads * head_dim, bias=False)
+        self.to_out = nn.Linear(heads * head_dim, dim, bias=False)
+
+    def forward(self, query_BTD: Tensor, context_BSD: Tensor, key_mask_BS: Tensor | None = None) -> Tensor:
+        """Return (B, T, D); the mask is True on keys to attend to."""
+        key, value = self.to_kv(context_BSD).chunk(2, dim=-1)
+        query, key, value = (
+            x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.to_q(query_BTD), key, value)
+        )
+        mask = None if key_mask_BS is None else key_mask_BS[:, None, None, :]
+        read_BHTK = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        output: Tensor = self.to_out(read_BHTK.transpose(1, 2).flatten(-2))
+        return output
+
+
+class GEGLU(nn.Module):
+    """Gated activation: one half of the input times the GELU of the other half."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (..., 2 * n) to (..., n)."""
+        hidden, gate = hidden.chunk(2, dim=-1)
+        return hidden * F.gelu(gate)
+
+
+class FeedForward(nn.Module):
+    """Gated feed-forward network."""
+
+    def __init__(self, dim: int, multiplier: int = 4) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(dim, 2 * multiplier * dim), GEGLU(), nn.Linear(multiplier * dim, dim))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        return self.net(hidden)  # type: ignore[no-any-return]
+
+
+class PreNorm(nn.Module):
+    """A layer with the norms of its inputs, grouped as in the official checkpoints."""
+
+    def __init__(self, fn: nn.Module, dim: int, context_norm: bool = False) -> None:
+        super().__init__()
+        self.fn = fn
+        self.norm = nn.LayerNorm(dim)
+        self.norm_context = nn.LayerNorm(dim) if context_norm else None
+
+    def forward(self, hidden: Tensor, context: Tensor | None = None) -> Tensor:
+        """Return the layer's output, without the residual."""
+        inputs = [self.norm(hidden)]
+        if self.norm_context is not None:
+            inputs.append(self.norm_context(context))
+        output: Tensor = self.fn(*inputs)
+        return output
+
+
+class LatentAttention(nn.Module):
+    """Map token states (B, L, D) to token states (B, L, D), each computed from its token and the latents."""
+
+    def __init__(self, config: LatentAttentionConfig) -> None:
+        super().__init__()
+        dim = config.hidden_dim
+        attention = Attention(dim, config.num_cross_heads, config.cross_dim_head)
+        self.cross_attend_blocks = nn.ModuleList(
+            [PreNorm(attention, dim, context_norm=True), PreNorm(FeedForward(dim), dim)]
+        )
+        self.latents = nn.Parameter(torch.randn(config.num_latents_value, dim))
+
+    def forward(self, hidden_BLD: Tensor) -> Tensor:
+        """Return (B, L, D)."""
+        attend, feed_forward = self.cross_attend_blocks
+        hidden_1TD = hidden_BLD.flatten(0, 1)[None]
+        hidden_1TD = hidden_1TD + attend(hidden_1TD, self.latents[None])
+        output_1TD: Tensor = hidden_1TD + feed_forward(hidden_1TD)
+        return output_1TD.view_as(hidden_BLD)
+
+
+class SelfAttention(nn.Module):
+    """The same layer with the text's own tokens as keys and values, and heads that divide the width."""
+
+    def __init__(self, config: LatentAttentionConfig) -> None:
+        super().__init__()
+        dim, heads = config.hidden_dim, config.num_cross_heads
+        if dim % heads:
+            raise ValueError(f"self-attention pooling divides the hidden size {dim} by num_cross_heads={heads}")
+        self.norm = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads, dim // heads)
+        self.feed_forward = PreNorm(FeedForward(dim), dim)
+
+    def forward(self, hidden_BLD: Tensor, key_mask_BL: Tensor) -> Tensor:
+        """Return (B, L, D)."""
+        normed_BLD = self.norm(hidden_BLD)
+        hidden_BLD = hidden_BLD + self.attention(normed_BLD, normed_BLD, key_mask_BL)
+        output: Tensor = hidden_BLD + self.feed_forward(hidden_BLD)
+        return output
 
 
 @dataclass
@@ -61,14 +171,6 @@ class NVEmbedModel(PreTrainedModel):
     def __init__(self, config: NVEmbedConfig, embedding_model: PreTrainedModel | None = None) -> None:
         """Build the decoder from `config`, or use the given one, whose configuration must be `config.text_config`."""
         super().__init__(config)
-        if config.text_config is None:
-            raise ValueError("text_config is missing: an NV-Embed model needs the configuration of its decoder")
-        width = config.latent_attention_config.hidden_dim
-        if config.pooling in ("latent", "self_attention") and width != config.text_config.hidden_size:
-            raise ValueError(
-                f"the latent attention is {width} wide, the decoder's hidden state {config.text_config.hidden_size}:"
-                " set hidden_dim and latent_dim of latent_attention_config"
-            )
         self.embedding_model = AutoModel.from_config(config.text_config) if embedding_model is None else embedding_model
         check_interface(self.embedding_model, "removing the causal mask")
         if config.mask == "bidirectional":
@@ -132,9 +234,7 @@ class NVEmbedModel(PreTrainedModel):
             whole.text_config = given.config
         whole._attn_implementation = given.config._attn_implementation
         model = cls(whole, given)
-        if can_run(given):
-            with checking(given, f'NV-Embed with mask="{mask}"'):
-                check_mask(given, causal=mask == "causal")
+        check_mask(given, causal=mask == "causal")
         for parameter in model.parameters():  # not the buffers: rotary frequencies stay float32
             parameter.data = parameter.data.to(given.dtype)
         model.train(given.training)
@@ -178,7 +278,13 @@ class NVEmbedModel(PreTrainedModel):
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
         pool_mask = attention_mask if pool_mask is None else pool_mask
-        self._check_prompt(input_ids.shape[1], prompt_length)
+        # A prompt that is cut would leave EOS alone, and give all texts the same vector.
+        limit = min(input_ids.shape[1] + 1, self.config.max_seq_length or input_ids.shape[1] + 1)
+        if isinstance(prompt_length, int) and prompt_length + 1 >= limit:
+            raise ValueError(
+                f"the prompt takes {prompt_length} tokens or more, which leaves no room for text: shorten it or raise"
+                " max_seq_length"
+            )
         hidden_BLD = self.embedding_model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False
         ).last_hidden_state
@@ -204,25 +310,12 @@ class NVEmbedModel(PreTrainedModel):
             vectors_BD = (hidden_BLD * weight_BL1).sum(1) / weight_BL1.sum(1)
         return F.normalize(vectors_BD, dim=-1) if self.config.latent_attention_config.output_normalize else vectors_BD
 
-    def _check_prompt(self, width: int, prompt_length: int | Tensor | None) -> None:
-        """Raise a ValueError if the prompt is cut, because then only EOS is left, and all texts get the same vector."""
-        if prompt_length is None or isinstance(prompt_length, Tensor):
-            return
-        tokens, limit = prompt_length, self.config.max_seq_length
-        if (limit is not None and tokens + 1 >= limit) or tokens >= width:
-            raise ValueError(
-                f"the prompt takes {tokens} tokens or more of {limit or 'its row'}: the instruction is longer than the"
-                " maximum length, so no text is left; shorten it or raise max_seq_length"
-            )
-
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the folder the model was loaded from, or the one its `text_config._name_or_path` names."""
         if self._tokenizer is None:
             own, named = self.name_or_path, self.config.text_config.name_or_path
             name = own if own and Path(own, "tokenizer_config.json").is_file() else named or own
-            if not name:
-                raise ValueError("the model was not loaded from a folder with a tokenizer: set `model.tokenizer`")
             # Given the configuration, transformers does not ask to run the folder's code in order to read it.
             self._tokenizer = AutoTokenizer.from_pretrained(name, config=self.config)
         return self._tokenizer
@@ -260,11 +353,8 @@ class NVEmbedModel(PreTrainedModel):
         left_out = 0
         if instruction and config.is_mask_instruction and config.padding_side == "right":
             left_out = self.instruction_length(instruction)
-        if left_out and left_out + 1 >= limit:
-            raise ValueError(
-                f"the instruction is longer than the maximum length: its {left_out} tokens leave no room for text in {limit};"
-                " shorten it or raise max_length"
-            )
+            if left_out + 1 >= limit:
+                raise ValueError(f"the instruction takes {left_out} tokens, which leaves no room for text in {limit}")
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
         vectors_nD = torch.empty(len(texts), config.hidden_size, device=self.device)
         for start in range(0, len(order), batch_size):
@@ -278,7 +368,7 @@ class NVEmbedModel(PreTrainedModel):
                 return_tensors="pt",
             )
             pool_mask = exclude_instruction(batch["attention_mask"], left_out)
-            check_pool_mask(pool_mask, rows)
+            check_pool_mask(pool_mask)
             batch = batch.to(self.device)
             output = self(batch["input_ids"], batch["attention_mask"], pool_mask.to(self.device))
             vectors_nD[rows] = output.pooler_output.to(vectors_nD.dtype)
@@ -320,21 +410,11 @@ def exclude_instruction(attention_mask_BL: Tensor, num_tokens: int | Tensor) -> 
     return attention_mask_BL * (attention_mask_BL.cumsum(-1) > num_tokens)
 
 
-def check_pool_mask(pool_mask_BL: Tensor, rows: list[int] | None = None) -> None:
-    """Check that every text has a token to pool; call it on batches before they are moved to the device.
-
-    Args:
-        pool_mask_BL: (B, L), one on the tokens to pool.
-        rows: numbers of the rows for the message; by default their places in the batch.
-
-    Raises:
-        ValueError: a row has no token to pool.
-    """
-    empty = (~pool_mask_BL.bool().any(-1)).nonzero().flatten().tolist()
-    if empty:
+def check_pool_mask(pool_mask_BL: Tensor) -> None:
+    """Raise a ValueError unless every row has a token to pool; call it on batches before they are moved to the device."""
+    if not bool(pool_mask_BL.bool().any(-1).all()):
         raise ValueError(
-            f"row {empty[0] if rows is None else rows[empty[0]]} has no token to pool: its text is empty and has no EOS, or"
-            " its instruction is longer than the maximum length"
+            "a row has no token to pool: its text is empty and has no EOS, or its instruction is longer than the maximum length"
         )
 
 

@@ -16,7 +16,7 @@ the masked tokens only. Embeddings and output head are shared with the encoder. 
 
 Differences from the original implementation: with a RoBERTa-like encoder, the decoder's positions also start at
 `padding_idx + 1`; with an encoder without absolute positions (ModernBERT), the decoder has its own learnt position table,
-added in both streams; in training, the head is applied to the labelled positions only, which gives the same losses.
+added in both streams; the head is applied to the labelled positions only, which gives the same losses.
 
 Shapes: B passages, L tokens, D hidden size, V vocabulary.
 """
@@ -26,19 +26,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.bert.modeling_bert import BertAttention, BertIntermediate, BertOutput
 from transformers.utils import ModelOutput
 
 from .configuration_retromae import RetroMAEConfig
-from .enhanced_decoder import RetroMAEDecoder
-from .linear_cross_entropy import IGNORED, mean_loss, summed_cross_entropy
+from .linear_cross_entropy import IGNORED
 from .masked_lm import (
-    check_encoder,
-    check_masked_lm,
+    MaskedLMPreTrainedModel,
+    additive,
+    bert_layer_config,
     first_position,
-    load_masked_lm,
+    masked_lm,
     masked_lm_loss,
-    max_tokens,
     position_table,
     score,
 )
@@ -54,8 +55,6 @@ class RetroMAEOutput(ModelOutput):
         decoder_loss: scalar, mean cross-entropy of the decoder's labels in nats; None without a decoder.
         bag_of_words_loss: scalar, mean over the passages; None unless `config.bag_of_words` is set.
         sentence_embedding: (B, D), the encoder's state of the first token.
-        encoder_logits: (B, L, V); None without `return_logits`.
-        decoder_logits: (B, L, V); None without `return_logits` or without a decoder.
     """
 
     loss: Tensor | None = None
@@ -63,31 +62,70 @@ class RetroMAEOutput(ModelOutput):
     decoder_loss: Tensor | None = None
     bag_of_words_loss: Tensor | None = None
     sentence_embedding: Tensor | None = None
-    encoder_logits: Tensor | None = None
-    decoder_logits: Tensor | None = None
 
 
-class RetroMAEForPreTraining(PreTrainedModel):
+class RetroMAEDecoderLayer(GradientCheckpointingLayer):
+    """BERT's layer, but keys and values come from another stream than the queries; the residual adds the queries."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attention = BertAttention(config, is_cross_attention=True)
+        self.intermediate = BertIntermediate(config)
+        self.output = BertOutput(config)
+
+    def forward(self, query_BLD: Tensor, key_value_BLD: Tensor, mask_B1LL: Tensor) -> Tensor:
+        """Return (B, L, D); the mask is added to the attention scores."""
+        attended, _ = self.attention(query_BLD, encoder_hidden_states=key_value_BLD, encoder_attention_mask=mask_B1LL)
+        states: Tensor = self.output(self.intermediate(attended), attended)
+        return states
+
+
+class RetroMAEDecoder(nn.Module):
+    """The decoder's layers, and its own position table if the encoder has none."""
+
+    def __init__(self, config: RetroMAEConfig, *, own_positions: bool) -> None:
+        super().__init__()
+        self.enhanced = config.decoder == "enhanced"
+        layer = bert_layer_config(config.get_text_config())
+        self.layers = nn.ModuleList([RetroMAEDecoderLayer(layer) for _ in range(config.decoder_layers)])
+        self.position_embeddings: nn.Embedding | None = None
+        if own_positions:
+            positions = config.get_text_config().max_position_embeddings
+            self.position_embeddings = nn.Embedding(positions, layer.hidden_size)
+
+    def forward(self, sentence_BD: Tensor, embeddings_BLD: Tensor, positions_LD: Tensor, mask: Tensor) -> Tensor:
+        """Return the (B, L, D) states that the head scores.
+
+        Args:
+            sentence_BD: sentence vector h.
+            embeddings_BLD: decoder input embeddings; position 0 is replaced by h.
+            positions_LD: position embeddings p.
+            mask: (B, L, L) or (B, L), nonzero where a key is visible.
+        """
+        sentence_B1D = sentence_BD[:, None]
+        key_value_BLD = torch.cat([sentence_B1D, embeddings_BLD[:, 1:]], dim=1)
+        visible = (mask[:, None] if self.enhanced else mask[:, None, None]).bool()
+        bias = additive(visible, key_value_BLD)
+        if self.enhanced:
+            states: Tensor = self.layers[0](positions_LD + sentence_B1D, key_value_BLD, bias)
+            return states
+        states = key_value_BLD
+        for layer in self.layers:
+            states = layer(states, states, bias)
+        return states
+
+
+class RetroMAEForPreTraining(MaskedLMPreTrainedModel):
     """A masked language model (`.lm`), the body of which (`.encoder`) is published, and a decoder (`.decoder`)."""
 
     config_class = RetroMAEConfig
     config: RetroMAEConfig
     main_input_name = "encoder_input_ids"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_attention_backend = True
-    _can_set_attn_implementation = classmethod(lambda cls: True)
-    accepts_loss_kwargs = False  # each loss is a mean over the labels of its micro-batch, as in the original
 
     def __init__(self, config: RetroMAEConfig, lm: PreTrainedModel | None = None) -> None:
-        """Build the masked language model from `config`, or use the given one, whose configuration `config` contains.
-
-        Raises:
-            ValueError: the decoder cannot share the model's embeddings and head.
-        """
+        """Build the masked language model from `config`, or use the given one, whose configuration `config` contains."""
         super().__init__(config)
-        self.lm: PreTrainedModel = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
-        check_masked_lm(self.lm)
+        self.lm = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
         self.decoder: RetroMAEDecoder | None = None
         if config.decoder != "none":
             self.decoder = RetroMAEDecoder(config, own_positions=position_table(self.encoder) is None)
@@ -99,18 +137,9 @@ class RetroMAEForPreTraining(PreTrainedModel):
         encoder: Any = self.lm.base_model  # annotated as any module
         return encoder  # type: ignore[no-any-return]
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the token embeddings."""
-        return self.lm.get_input_embeddings()
-
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize the token embeddings and the head, which the decoder shares."""
         return self.lm.resize_token_embeddings(*args, **kwargs)
-
-    @property
-    def max_length(self) -> int:
-        """The maximum number of tokens of a passage, special tokens included."""
-        return max_tokens(self.encoder)
 
     @classmethod
     def from_encoder(
@@ -136,13 +165,8 @@ class RetroMAEForPreTraining(PreTrainedModel):
             ValueError: it is not a BERT-like encoder with a masked-LM head, or weights of the encoder are missing.
         """
         load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
-        lm = load_masked_lm(encoder, fresh_head=True, **load) if isinstance(encoder, str) else encoder
-        check_encoder(lm, "RetroMAE")
-        model: Any = cls(RetroMAEConfig(encoder=lm.config, **config), lm)
-        for parameter in model.parameters():  # the decoder is built in the default dtype
-            parameter.data = parameter.data.to(lm.dtype)
-        model.config.dtype = lm.dtype
-        return model  # type: ignore[no-any-return]
+        lm = masked_lm(encoder, new_head=True, **load)
+        return cls._made_of(RetroMAEConfig(encoder=lm.config, **config), lm)  # type: ignore[no-any-return]
 
     def forward(
         self,
@@ -152,7 +176,6 @@ class RetroMAEForPreTraining(PreTrainedModel):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_labels: Tensor | None = None,
-        return_logits: bool = True,
     ) -> RetroMAEOutput:
         """Compute the reconstruction losses of a batch. The masks are inputs, so that a batch can be replayed.
 
@@ -164,52 +187,32 @@ class RetroMAEForPreTraining(PreTrainedModel):
             decoder_attention_mask: nonzero where a key is visible. (B, L, L) for enhanced decoding, where row i is what
                 position i sees; (B, L) for basic decoding. Key 0 is the sentence vector.
             decoder_labels: (B, L) tokens to predict, -100 elsewhere; with `config.bag_of_words` also the set to predict.
-            return_logits: whether to compute the logits of every position. Without them the losses are the same but cheaper,
-                because only labelled positions are scored, in blocks.
-
-        Raises:
-            ValueError: tensors are missing or have the wrong shape, or there are more tokens than positions.
         """
-        decoder_inputs = (decoder_input_ids, decoder_attention_mask, decoder_labels)
-        self._check_inputs(encoder_input_ids, (encoder_attention_mask, encoder_labels), decoder_inputs)
-        whole_encoder = return_logits or self.config.bag_of_words
         encoded = self.encoder(input_ids=encoder_input_ids, attention_mask=encoder_attention_mask)
         hidden_BLD: Tensor = encoded.last_hidden_state
-        states = [_rows(hidden_BLD, encoder_labels, whole_encoder)]  # inputs of the head: encoder, then decoder
-        if self.decoder is not None:
-            decoded_BLD = self._decode(hidden_BLD[:, 0], decoder_input_ids, decoder_attention_mask)
-            states.append(_rows(decoded_BLD, decoder_labels, return_logits))
         output = RetroMAEOutput(sentence_embedding=hidden_BLD[:, 0])
-        if not whole_encoder:
-            output.loss = output.encoder_loss = self._loss(states[0], encoder_labels)
-            if decoder_labels is not None and self.decoder is not None:
-                output.decoder_loss = self._loss(states[1], decoder_labels)
-                output.loss = output.loss + output.decoder_loss
+        output.loss = output.encoder_loss = self._loss(hidden_BLD, encoder_labels)
+        if self.decoder is None:
             return output
-        logits_PV = score(self.lm, torch.cat(states))
-        encoder_PV, *decoder_PV = logits_PV.split([len(part) for part in states])
-        output.loss = output.encoder_loss = _cross_entropy(encoder_PV, encoder_labels, whole_encoder)
-        shape = (*encoder_input_ids.shape, logits_PV.shape[-1])
-        if decoder_PV:
-            output.decoder_loss = _cross_entropy(decoder_PV[0], decoder_labels, return_logits)
-            output.loss = output.loss + output.decoder_loss
+        if decoder_input_ids is None or decoder_attention_mask is None or decoder_labels is None:
+            raise ValueError(f"{self.config.decoder} decoding needs decoder_input_ids, _attention_mask and _labels")
+        decoded_BLD = self._decode(hidden_BLD[:, 0], decoder_input_ids, decoder_attention_mask)
+        output.decoder_loss = self._loss(decoded_BLD, decoder_labels)
+        output.loss = output.loss + output.decoder_loss
         if self.config.bag_of_words:
-            visible_BL = encoder_attention_mask.bool()
-            output.bag_of_words_loss = _bag_of_words_loss(encoder_PV.view(shape), visible_BL, decoder_labels)
+            logits_BLV = score(self.lm, hidden_BLD.flatten(0, 1)).unflatten(0, encoder_input_ids.shape)
+            output.bag_of_words_loss = _bag_of_words_loss(logits_BLV, encoder_attention_mask.bool(), decoder_labels)
             output.loss = output.loss + self.config.bag_of_words_weight * output.bag_of_words_loss
-        if return_logits:
-            output.encoder_logits = encoder_PV.view(shape)
-            output.decoder_logits = decoder_PV[0].view(shape) if decoder_PV else None
         return output
 
-    def _loss(self, states_PD: Tensor, labels_BL: Tensor) -> Tensor:
-        """Return the mean loss of the states of the labelled positions."""
-        labels_P = labels_BL[labels_BL != IGNORED]
-        return masked_lm_loss(self.lm, states_PD, labels_P) / max(len(labels_P), 1)
+    def _loss(self, states_BLD: Tensor, labels_BL: Tensor) -> Tensor:
+        """Return the mean loss of the positions with a label; 0, with a gradient of 0, without labels."""
+        total, labels = masked_lm_loss(self.lm, states_BLD, labels_BL)
+        return total / max(labels, 1)
 
-    def _decode(self, sentence_BD: Tensor, input_ids: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Return the (B, L, D) states of the decoder."""
-        assert self.decoder is not None and input_ids is not None and mask is not None  # see _check_inputs
+    def _decode(self, sentence_BD: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the (B, L, D) states of the decoder, which the head scores."""
+        assert self.decoder is not None
         encoder: Any = self.encoder
         embeddings_BLD: Tensor = encoder.embeddings(input_ids=input_ids)
         table = position_table(encoder)
@@ -223,49 +226,13 @@ class RetroMAEForPreTraining(PreTrainedModel):
         decoded: Tensor = self.decoder(sentence_BD, embeddings_BLD, positions_LD, mask)
         return decoded
 
-    def _check_inputs(
-        self, ids_BL: Tensor, encoder_inputs: tuple[Tensor | None, ...], decoder_inputs: tuple[Tensor | None, ...]
-    ) -> None:
-        """Check the shapes, which could otherwise cause index errors or be broadcast silently."""
-        shape = tuple(ids_BL.shape)
-        if len(shape) != 2:
-            raise ValueError(f"encoder_input_ids must be (passages, tokens), got {shape}")
-        if shape[1] > self.max_length:
-            raise ValueError(f"the passages have {shape[1]} tokens, the encoder {self.max_length} positions: cut them")
-        tensors = {"encoder_attention_mask": encoder_inputs[0], "encoder_labels": encoder_inputs[1]}
-        if self.config.decoder != "none":
-            names = ("decoder_input_ids", "decoder_attention_mask", "decoder_labels")
-            tensors |= dict(zip(names, decoder_inputs, strict=True))
-        for name, tensor in tensors.items():
-            per_row = name == "decoder_attention_mask" and self.config.decoder == "enhanced"
-            wanted = (*shape, shape[1]) if per_row else shape
-            if tensor is None:
-                raise ValueError(f"{name} is missing: {self.config.decoder} decoding needs it")
-            if tuple(tensor.shape) != wanted:
-                raise ValueError(
-                    f"{name} must be {wanted} with {self.config.decoder} decoding, got {tuple(tensor.shape)}"
-                )
 
-
-def _rows(states_BLD: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:
-    """Return (P, D) states: of all positions, or of those with a label."""
-    return states_BLD.flatten(0, 1) if whole or labels_BL is None else states_BLD[labels_BL != IGNORED]
-
-
-def _cross_entropy(logits_PV: Tensor, labels_BL: Tensor | None, whole: bool) -> Tensor:
-    """Return the mean over the labels; 0, with a gradient of 0, without labels."""
-    assert labels_BL is not None
-    labels_P = labels_BL.flatten() if whole else labels_BL[labels_BL != IGNORED]
-    return mean_loss(summed_cross_entropy(logits_PV, labels_P), labels_P, (labels_P != IGNORED).sum().clamp(min=1))
-
-
-def _bag_of_words_loss(logits_BLV: Tensor, visible_BL: Tensor, labels_BL: Tensor | None) -> Tensor:
+def _bag_of_words_loss(logits_BLV: Tensor, visible_BL: Tensor, labels_BL: Tensor) -> Tensor:
     """Return DupMAE's second loss: predict the set of a passage's tokens from the maximum of the logits over its tokens.
 
     [CLS] is left out of the maximum. The target is uniform over the set. The original implementation divides by the number of
     tokens instead of distinct tokens, which gives passages with repetitions a lower weight.
     """
-    assert labels_BL is not None
     vocabulary = logits_BLV.shape[-1]
     logits_BLV = logits_BLV.to(torch.promote_types(logits_BLV.dtype, torch.float32))
     hidden_BL1 = ~visible_BL[:, 1:, None]

@@ -28,20 +28,12 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .backbones import (
-    body,
-    can_run,
-    check_interface,
-    check_mask,
-    checking,
-    load_backbone,
-    use_attention,
-)
+from .backbones import body, check_interface, check_mask, load_backbone, use_attention
 from .configuration_revela import RevelaConfig
 from .in_batch_attention import every_pair, in_batch_pass
 from .in_batch_kernels import InBatch, StreamE
 from .joint_reading import ReadingBias
-from .linear_cross_entropy import head_cross_entropy, mean_loss, next_token_labels, summed_cross_entropy
+from .linear_cross_entropy import next_token_loss
 
 # On a GPU, listing pairs waits for the device, which pays off for groups of this size or more (benchmarks/gpu.md).
 PAIRS_FROM_SIZE = 16
@@ -139,9 +131,7 @@ class RevelaForCausalLM(PreTrainedModel):
         check_interface(lm, "in-batch attention")
         model = cls(RevelaConfig(retriever=retriever.config, lm=lm.config, **config), retriever, lm)
         model.config.dtype = lm.dtype
-        if can_run(lm):
-            with checking(lm, "Revela"):
-                check_mask(lm, causal=True)
+        check_mask(lm, causal=True)
         return model
 
     def get_input_embeddings(self) -> nn.Module:
@@ -294,31 +284,19 @@ class RevelaForCausalLM(PreTrainedModel):
         return_logits: bool | None,
     ) -> RevelaOutput:
         """Return the output of `forward` given Sim; pairs at or below the lowest similarity are skipped."""
-        pairs_2P = self._pairs(similarity, lowest)
-        if labels is not None:
-            labels = next_token_labels(labels, attention_mask)
-        in_batch = self._in_batch(similarity, attention_mask.sum(-1), pairs_2P)
-        output = RevelaOutput(similarity=similarity)
-        if labels is None or (not self.training if return_logits is None else return_logits):
-            output.logits = self._language_model(input_ids, attention_mask, in_batch).logits
-            total = None if labels is None else summed_cross_entropy(output.logits, labels)
-        else:
-            head = self.lm.get_output_embeddings()
-            run = partial(self._language_model, input_ids, attention_mask, in_batch)
-            total, _ = head_cross_entropy(head, run, labels)
-        if labels is not None and total is not None:
-            output.loss = mean_loss(total, labels, num_items_in_batch)
-        return output
-
-    def _in_batch(self, similarity: Tensor, lengths_N: Tensor | None = None, pairs_2P: Tensor | None = None) -> InBatch:
-        return InBatch(
+        in_batch = InBatch(
             similarity_GBB=similarity,
-            lengths_N=lengths_N,
-            pairs_2P=pairs_2P,
+            lengths_N=attention_mask.sum(-1),
+            pairs_2P=self._pairs(similarity, lowest),
             v_normalization=self.config.v_normalization,
             eps=self.config.v_normalization_eps,
             bias=None if self.reading_bias is None else self.reading_bias(similarity),
         )
+        run = partial(self._language_model, input_ids, attention_mask, in_batch)
+        with_logits = not self.training if return_logits is None else return_logits
+        head, count = self.lm.get_output_embeddings(), num_items_in_batch
+        loss, predicted = next_token_loss(head, run, labels, attention_mask, count, with_logits=with_logits)
+        return RevelaOutput(loss=loss, logits=predicted.logits, similarity=similarity)
 
     def _language_model(self, input_ids: Tensor, attention_mask: Tensor, in_batch: InBatch) -> Any:
         """Return the LM's output, with (N, L, V) logits of stream h.
@@ -388,9 +366,8 @@ def _keep_stream_h(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str,
         states_NLD = output.last_hidden_state
         if in_batch.stream_e is None:
             states_NLD = states_NLD.chunk(2)[1]
-        if in_batch.places_NL is not None:
-            states_NLD = states_NLD.gather(1, in_batch.places_NL[..., None].expand_as(states_NLD))
-        output.last_hidden_state = states_NLD
+        assert in_batch.places_NL is not None  # see _language_model
+        output.last_hidden_state = states_NLD.gather(1, in_batch.places_NL[..., None].expand_as(states_NLD))
     return output
 
 

@@ -12,7 +12,7 @@ Shapes: B passage sets, R = n * B rows of a prompt (n beams or candidates share 
 T = L + cached tokens, H heads, K key/value heads, D head dimension, E that of the values (D in most families).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,11 +45,6 @@ class PassageStates:
         """Return the number of passage sets, B."""
         return len(self.mask)
 
-    def to(self, *args: Any, **kwargs: Any) -> "PassageStates":
-        """Move or cast keys and values, like `Tensor.to`."""
-        moved = self._mapped(lambda part: part.to(*args, **kwargs), self.mask)
-        return replace(moved, mask=self.mask.to(moved.keys[0].device))
-
     def select(self, rows: Tensor) -> "PassageStates":
         """Return the states of some sets, in any order."""
         return self._mapped(lambda part: part[rows], self.mask[rows])
@@ -68,11 +63,6 @@ class PassageStates:
 
     def _mapped(self, change: Callable[[Tensor], Tensor], mask: Tensor) -> "PassageStates":
         return replace(self, keys=tuple(map(change, self.keys)), values=tuple(map(change, self.values)), mask=mask)
-
-    @classmethod
-    def of_layers(cls, layers: "Sequence[LayerStates]", mask: Tensor, first_layer: int) -> "PassageStates":
-        """Return the states recorded at some consecutive layers."""
-        return cls(tuple(layer.key for layer in layers), tuple(layer.value for layer in layers), mask, first_layer)
 
 
 @dataclass
@@ -171,10 +161,6 @@ def _attention(
         imprag.recorded.setdefault(layer, LayerStates(query, key, value))
     if states is not None and 0 <= layer - states.first_layer < len(states.keys):
         imprag.calls.append(layer)
-        plain = own is sdpa_attention_forward and kwargs.get("position_bias") is None and not kwargs.get("dropout")
-        plain = plain and (attention_mask is None or attention_mask.dtype == torch.bool)
-        if plain and query.shape[2] == 1:
-            return _one_token(states, layer, query, key, value, attention_mask, kwargs.get("scaling")), None
         times = len(query) // len(states)
         passage_key, passage_value = (
             _for_each_row(part[layer - states.first_layer].to(key.dtype), times)
@@ -183,47 +169,6 @@ def _attention(
         attention_mask = _mask_over_both(attention_mask, _for_each_row(states.mask, times), query, key)
         key, value = torch.cat([passage_key, key], dim=2), torch.cat([passage_value, value], dim=2)
     return own(module, query, key, value, attention_mask, **kwargs)
-
-
-def _one_token(
-    states: PassageStates,
-    layer: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None,
-) -> Tensor:
-    """Return (R, 1, H, E) for a decoding step: one softmax over two products, without copying keys or values of passages.
-
-    Queries of heads and rows that share keys are treated as more queries of those keys.
-    """
-    passage_key, passage_value = (
-        part[layer - states.first_layer].to(key.dtype) for part in (states.keys, states.values)
-    )
-    sets, kv_heads, _, dim = passage_key.shape
-    rows, heads = query.shape[:2]
-    grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim) * (dim**-0.5 if scaling is None else scaling)
-
-    def by_set(tensor: Tensor) -> Tensor:
-        """Group rows by passage set: (R, K, G, X) to (B, K, n * G, X)."""
-        grouped_by_set: Tensor = tensor.unflatten(0, (sets, -1)).transpose(1, 2).flatten(2, 3)
-        return grouped_by_set
-
-    def by_row(tensor: Tensor) -> Tensor:
-        grouped_by_row: Tensor = tensor.unflatten(2, (rows // sets, -1)).transpose(1, 2).flatten(0, 1)
-        return grouped_by_row
-
-    lowest = torch.finfo(grouped.dtype).min
-    to_passages = (by_set(grouped) @ passage_key.transpose(-1, -2)).masked_fill(~states.mask[:, None, None], lowest)
-    to_own = grouped @ key.transpose(-1, -2)
-    if attention_mask is not None:
-        to_own = to_own.masked_fill(~attention_mask[..., : key.shape[2]], lowest)
-    scores = torch.cat([by_row(to_passages), to_own], dim=-1)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
-    passages, own = weights.split([passage_key.shape[2], key.shape[2]], dim=-1)
-    output: Tensor = by_row(by_set(passages) @ passage_value) + own @ value
-    return output.reshape(rows, 1, heads, -1)
 
 
 def right_padded(ids_NL: Tensor, mask_NL: Tensor) -> tuple[Tensor, Tensor]:

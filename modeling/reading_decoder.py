@@ -7,66 +7,25 @@ passages, H heads, K key/value heads, D head dimension, E = K * D embedding dime
 """
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from .backbones import (
-    CACHE,
     body,
     cache_argument,
     cache_of,
-    can_run,
     check_backbone,
     check_mask,
-    checking,
     layers_name,
     load_backbone,
     use_attention,
 )
 from .configuration_imprag import ImpRAGConfig
 from .passage_attention import LayerStates, PassageStates, Reading, right_padded
-
-
-@dataclass
-class ImpRAGModelOutput(ModelOutput):
-    """Output of `ImpRAGModel.forward`.
-
-    Attributes:
-        last_hidden_state: (B, L, d), after the decoder's final norm.
-        cache: cache of the prompt, without passages (before transformers 5.24: `past_key_values`).
-        passage_states: keys and values of the passages that were read.
-    """
-
-    last_hidden_state: Tensor | None = None
-    if CACHE == "cache":
-        cache: Cache | None = None
-    else:
-        past_key_values: Cache | None = None
-    passage_states: PassageStates | None = None
-
-
-@dataclass
-class Retrieved:
-    """Passages retrieved for prompts.
-
-    Attributes:
-        scores: (B, k) dot products, best first.
-        passage_input_ids: (B, k, P) tokens.
-        passage_attention_mask: (B, k, P), zero on padding.
-        passage_states: used instead of tokens, if the index stores keys and values.
-        rows: (B, k) row numbers of the passages in the index, if it returns them.
-    """
-
-    scores: Tensor | None
-    passage_input_ids: Tensor | None = None
-    passage_attention_mask: Tensor | None = None
-    passage_states: PassageStates | None = None
-    rows: Tensor | None = None
 
 
 class ImpRAGModel(PreTrainedModel):
@@ -123,9 +82,7 @@ class ImpRAGModel(PreTrainedModel):
             loaded = backbone
         check_backbone(loaded)
         model = cls(ImpRAGConfig(backbone=loaded.config, **config), loaded)
-        if can_run(loaded):
-            with checking(loaded, "ImpRAG"):
-                check_mask(loaded, causal=True)
+        check_mask(loaded, causal=True)
         model.config.dtype = loaded.dtype
         if loaded.generation_config is not None:
             model.generation_config = copy.deepcopy(loaded.generation_config)
@@ -184,8 +141,6 @@ class ImpRAGModel(PreTrainedModel):
             ValueError: a passage is longer than `l_max`, or there are more than `k`.
         """
         ids_BkP = passage_input_ids
-        if ids_BkP.dim() != 3:
-            raise ValueError(f"passage_input_ids must be (batch, k, tokens), got {tuple(ids_BkP.shape)}")
         mask_BkP = torch.ones_like(ids_BkP) if passage_attention_mask is None else passage_attention_mask
         mask_BkP = mask_BkP.bool()
         sets, count, length = ids_BkP.shape
@@ -217,7 +172,7 @@ class ImpRAGModel(PreTrainedModel):
         passage_states: PassageStates | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> ImpRAGModelOutput:
+    ) -> BaseModelOutputWithPast:
         """Return the hidden states of prompts that read passages; arguments as in `ImpRAGForCausalLM.forward`."""
         if passage_states is None and passage_input_ids is not None:
             passage_states = self.encode_passages(passage_input_ids, passage_attention_mask)
@@ -225,48 +180,42 @@ class ImpRAGModel(PreTrainedModel):
         inputs = self._reading_inputs(input_ids, attention_mask, passage_states, cache, kwargs)
         outputs = self.get_decoder()(**inputs)
         check_read(inputs)
-        return ImpRAGModelOutput(outputs.last_hidden_state, cache_of(outputs), passage_states=passage_states)
+        return BaseModelOutputWithPast(outputs.last_hidden_state, cache_of(outputs))
 
+    @torch.no_grad()
     def retrieve(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None,
         index: Any,  # noqa: ANN401 (anything that searches)
-        k: int | None = None,
-        passage_input_ids: Tensor | None = None,
+        passage_input_ids: Tensor,
         passage_attention_mask: Tensor | None = None,
-    ) -> Retrieved:
+        k: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Search an index with the vectors of prompts.
 
         Args:
             input_ids: (B, L) prompts.
             attention_mask: (B, L), zero on padding.
-            index: has `search(vectors, k)`, which takes float32 vectors (B, E) on the CPU. It returns either scores and rows,
-                (B, k) each, like a FAISS index, or an object with the attributes of `Retrieved`.
-            k: passages per prompt; by default the configuration's.
-            passage_input_ids: (M, P) tokens of the whole collection, for an index that returns rows.
+            index: has `search(vectors, k)`, which takes float32 vectors (B, E) on the CPU and returns scores and row numbers,
+                (B, k) each, like a FAISS index.
+            passage_input_ids: (M, P) tokens of all passages of the index.
             passage_attention_mask: (M, P), zero on padding.
+            k: passages per prompt; by default the configuration's.
+
+        Returns:
+            The (B, k, P) tokens of the passages found, best first, and their mask.
 
         Raises:
-            ValueError: the index holds fewer than k passages, or returns rows and the collection is missing.
+            ValueError: the index holds fewer than k passages.
         """
         k = self.config.k if k is None else k
-        with torch.no_grad():
-            vectors = self.embed_queries(input_ids, attention_mask).float().cpu()
-        found = index.search(vectors, k)
-        if not isinstance(found, tuple):
-            parts: dict[str, Any] = {name: getattr(found, name, None) for name in Retrieved.__dataclass_fields__}
-            return Retrieved(**parts)
-        scores, rows = (torch.as_tensor(part) for part in found)
-        if rows.shape[-1] < k or bool((rows < 0).any()):
+        _, rows = index.search(self.embed_queries(input_ids, attention_mask).float().cpu(), k)
+        rows_Bk = torch.as_tensor(rows).long().to(passage_input_ids.device)
+        if rows_Bk.shape[-1] < k or bool((rows_Bk < 0).any()):
             raise ValueError(f"the index holds fewer than k={k} passages: lower k")
-        if passage_input_ids is None:
-            raise ValueError("this index returns rows: give passage_input_ids, the (M, P) tokens of its passages")
-        if passage_attention_mask is None:
-            passage_attention_mask = torch.ones_like(passage_input_ids)
-        at = rows.long().to(passage_input_ids.device)
-        ids_BkP, mask_BkP = passage_input_ids[at], passage_attention_mask[at]
-        return Retrieved(scores, ids_BkP.to(input_ids.device), mask_BkP.to(input_ids.device), rows=rows)
+        mask_MP = torch.ones_like(passage_input_ids) if passage_attention_mask is None else passage_attention_mask
+        return passage_input_ids[rows_Bk].to(input_ids.device), mask_MP[rows_Bk].to(input_ids.device)
 
     def _layers(self) -> nn.ModuleList:
         decoder = self.get_decoder()
@@ -298,22 +247,19 @@ class ImpRAGModel(PreTrainedModel):
         dtype = torch.promote_types(states.key.dtype, torch.float32)
         return states.query[rows, :, last].to(dtype), states.key[rows, :, last].to(dtype)
 
-    def layer_states(self, ids_NS: Tensor, layers: range, positions: Tensor | None = None) -> list[LayerStates]:
-        """Return queries, keys and values of texts at some layers, running only the layers up to the last of these.
+    def passage_states(self, ids_NS: Tensor, mask_NS: Tensor, positions: Tensor | None = None) -> PassageStates:
+        """Return the states of layers b..t, running only the layers up to t.
 
         Args:
             ids_NS: (N, S) tokens, padded on the right; causality hides the padding.
-            layers: indices of the layers.
+            mask_NS: (N, S), False on padding.
             positions: (N, S) or (1, S); by default starting at 0.
         """
-        reading = Reading(record=layers)
-        self._run_bottom(ids_NS, layers[-1], reading, positions)
-        return [reading.recorded[layer] for layer in layers]
-
-    def passage_states(self, ids_NS: Tensor, mask_NS: Tensor, positions: Tensor | None = None) -> PassageStates:
-        """Return the states of layers b..t of right-padded texts; arguments as in `layer_states`, and the (N, S) mask."""
-        layers = self.layer_states(ids_NS, range(self.config.b, self.config.t + 1), positions)
-        return PassageStates.of_layers(layers, mask_NS, self.config.b)
+        reading = Reading(record=range(self.config.b, self.config.t + 1))
+        self._run_bottom(ids_NS, self.config.t, reading, positions)
+        layers = [reading.recorded[layer] for layer in reading.record]
+        keys, values = (tuple(part) for part in zip(*((layer.key, layer.value) for layer in layers), strict=True))
+        return PassageStates(keys, values, mask_NS, self.config.b)
 
     def _reading_inputs(
         self,

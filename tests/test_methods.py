@@ -40,10 +40,8 @@ EXCEPTIONS = {
 }
 # The parts of a method's model that do not have its name.
 MODELING = {
-    "enhanced_decoder": "retromae",
     "expert_encoders": "cot_mote",
     "in_batch_attention": "revela",
-    "latent_attention": "nvembed",
     "passage_attention": "imprag",
     "reading_decoder": "imprag",
 }

@@ -1,17 +1,36 @@
-"""Every decoder family of transformers with every class: correct, or rejected with a ValueError."""
+"""Every decoder and masked-LM family of transformers with every method: correct, or rejected.
+
+Some families run always, the others on demand (`-m exhaustive`).
+"""
 
 import copy
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from traceback import walk_tb
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RevelaForCausalLM
+from revela_hub.modeling import (
+    CoTMoTEForPreTraining,
+    ImpRAGForCausalLM,
+    NVEmbedModel,
+    RetroMAEForPreTraining,
+    RevelaForCausalLM,
+)
 from revela_hub.modeling.backbones import cache_of
 
 # The sizes of a model by all names that the families have for them; each configuration takes those that it knows.
@@ -39,72 +58,76 @@ SIZES = {
     **{"hidden_dropout": 0.0, "attention_dropout": 0.0, "initializer_range": 0.2},
 }
 # Attention with low-rank projections has as many key and value heads as heads.
-LOW_RANK = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "deepseek_v32",
-    "minicpm3",
-    "youtu",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-    "axk1",
-    "axk2",
-)
+LOW_RANK = "deepseek_v2 deepseek_v3 deepseek_v32 minicpm3 youtu glm4_moe_lite glm_moe_dsa axk1 axk2".split()
 OTHERS: dict[str, dict[str, object]] = {
     **dict.fromkeys(LOW_RANK, {"num_key_value_heads": HEADS}),
     "deepseek_v2": {"num_key_value_heads": HEADS, "num_experts_per_tok": 2, "topk_method": "greedy"},
+    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0, "mask_token_id": 4, "position_embedding_type": "rotary"},
+    "esmc": {"num_key_value_heads": 4},
+    "luke": {"entity_vocab_size": 10, "entity_emb_size": 8},
+    "roc_bert": {"pronunciation_vocab_size": 10, "shape_vocab_size": 10},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "lfm2": {"layer_types": ["conv", "full_attention", "full_attention", "conv"]},
     "minimax": {"layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"]},
 }
-# Each kind of layer; every run has these and each fortieth of the others.
-SAMPLE = (
-    "llama",
-    "gpt2",
-    "modernbert-decoder",
-    "qwen2_moe",
-    "minicpm3",
-    "lfm2",
-    "llama4_text",
-    "gemma3_text",
-    "gpt_oss",
-    "qwen3",
-    "gemma2",
-)
-FAMILIES = [
-    family if family in SAMPLE or place % 40 == 0 else pytest.param(family, marks=pytest.mark.exhaustive)
-    for place, family in enumerate(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-]
-# Correct in all three methods, and never rejected.
-ACCEPTED = (*SAMPLE, "mistral", "qwen2", "gemma", "phi3", "olmo2", "smollm3", "deepseek_v3", "youtu")
+ENCODER_SIZES = {
+    **{"vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 0, "num_hidden_layers": 2},
+    **{"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "embedding_size": 32, "emb_dim": 32},
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout"), 0.0),
+    **dict.fromkeys(("attention_dropout", "activation_dropout", "mlp_dropout", "embedding_dropout"), 0.0),
+}
+# One family for each kind of layer.
+SAMPLES = {
+    AutoModelForCausalLM: (
+        "llama",
+        "gpt2",
+        "modernbert-decoder",
+        "qwen2_moe",
+        "minicpm3",
+        "lfm2",
+        "llama4_text",
+        "gemma3_text",
+        "gpt_oss",
+        "bert",
+    ),
+    AutoModelForMaskedLM: ("bert", "distilbert", "modernbert", "mpnet", "xlm-roberta", "deberta-v2", "albert"),
+}
+REJECTED = ("bert", "albert")
+NAMES = {
+    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    AutoModelForMaskedLM: MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+}
 
 
 @cache
-def small(family: str) -> PreTrainedConfig | str:
+def small(auto: Any, family: str) -> PreTrainedConfig | str:
     """The configuration of a model of a few layers, or the reason why it cannot be made."""
     kind = CONFIG_MAPPING[family]
     try:
         default = kind()
-        given = {name: size for name, size in SIZES.items() if hasattr(default, name)}
-        optional = {name for name in given if getattr(default, name) is None} - {"head_dim", "num_key_value_heads"}
+        sizes = SIZES | (ENCODER_SIZES if auto is AutoModelForMaskedLM else {})
+        given = {name: size for name, size in sizes.items() if hasattr(default, name)}
+        kept = () if auto is AutoModelForMaskedLM else ("head_dim", "num_key_value_heads")
+        optional = {name for name in given if getattr(default, name) is None} - set(kept)
         given = {name: size for name, size in given.items() if name not in optional or name.endswith("token_id")}
         config: PreTrainedConfig = kind(**(given | OTHERS.get(family, {})))
         with torch.device("meta"):
-            weights = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+            weights = sum(weight.numel() for weight in auto.from_config(config).parameters())
         if weights > 2e6:
             return f"a small {family} has {weights} weights"
-        AutoModelForCausalLM.from_config(config)(input_ids=tokens(1, 4))
+        auto.from_config(config)(input_ids=tokens(1, 4))
     except Exception as error:
         return f"no small {family}: {error!r}"
     return config
 
 
-def decoder(family: str) -> PreTrainedModel:
+def random_model(auto: Any, family: str) -> PreTrainedModel:
     """A random model in eval mode; the test is skipped if it cannot be made small."""
-    config = small(family)
+    config = small(auto, family)
     if isinstance(config, str):
         pytest.skip(config)
-    lm: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
+    lm: PreTrainedModel = auto.from_config(copy.deepcopy(config)).eval()
     return lm
 
 
@@ -221,25 +244,79 @@ def check_imprag(lm: PreTrainedModel) -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-CHECKS: dict[str, Callable[[PreTrainedModel], None]] = {
-    "Revela": check_revela,
-    "Revela, joint reading": lambda lm: check_revela(lm, "joint"),
-    "Revela, joint reading, frozen LM": lambda lm: check_revela(lm, "joint", frozen=True),
-    "NV-Embed, bidirectional": lambda lm: check_nvembed(lm, "bidirectional"),
-    "NV-Embed, causal": lambda lm: check_nvembed(lm, "causal"),
-    "ImpRAG": check_imprag,
+def check_masked_lm(
+    lm: PreTrainedModel, build: Callable[..., PreTrainedModel], batch: dict[str, Tensor], folder: Path
+) -> None:
+    """The encoder's loss is that of the family's own head; a step of training; a checkpoint is the model that was saved."""
+    model = build(lm).eval()
+    prefix = "encoder_" if "encoder_input_ids" in batch else ""
+    ids, mask, labels = (batch[prefix + name] for name in ("input_ids", "attention_mask", "labels"))
+    with torch.no_grad():
+        own = lm(input_ids=ids, attention_mask=mask).logits
+        expected = torch.nn.functional.cross_entropy(own.flatten(0, 1), labels.flatten())
+        assert close(model(**batch).encoder_loss, expected)
+        longest = tokens(1, model.max_length)
+        assert lm.base_model(input_ids=longest, attention_mask=torch.ones_like(longest))[0].isfinite().all()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()(**batch).loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    optimizer.step()
+    model.eval().save_pretrained(folder)
+    with torch.no_grad():
+        trained = model(**batch)
+        assert not close(trained.encoder_loss, expected, 1e-5)
+        assert torch.equal(type(model).from_pretrained(folder).eval()(**batch).loss, trained.loss)
+
+
+def masked_batch() -> dict[str, Tensor]:
+    ids = tokens(2, 8)
+    mask = torch.ones_like(ids)
+    ids[1, 5:], mask[1, 5:] = 0, 0
+    labels = ids.masked_fill((torch.arange(8) % 2 == 0) | (mask == 0), -100)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def check_retromae(lm: PreTrainedModel, folder: Path) -> None:
+    batch = {f"encoder_{name}": tensor for name, tensor in masked_batch().items()}
+    mask = batch["encoder_attention_mask"]
+    batch |= {"decoder_input_ids": batch["encoder_input_ids"], "decoder_labels": batch["encoder_labels"]}
+    batch["decoder_attention_mask"] = mask[:, None, :].bool() & ~torch.eye(8, dtype=torch.bool)
+    check_masked_lm(lm, RetroMAEForPreTraining.from_encoder, batch, folder)
+
+
+def check_cot_mote(lm: PreTrainedModel, folder: Path) -> None:
+    batch = masked_batch()
+    batch |= {"decoder_input_ids": batch["input_ids"], "decoder_attention_mask": batch["attention_mask"]}
+    check_masked_lm(lm, CoTMoTEForPreTraining.from_backbone, batch | {"expert": torch.tensor([0, 1])}, folder)
+
+
+CHECKS: dict[str, tuple[Any, Callable[[PreTrainedModel, Path], None]]] = {
+    "Revela": (AutoModelForCausalLM, lambda lm, _: check_revela(lm)),
+    "Revela, joint reading": (AutoModelForCausalLM, lambda lm, _: check_revela(lm, "joint")),
+    "Revela, joint reading, frozen LM": (AutoModelForCausalLM, lambda lm, _: check_revela(lm, "joint", frozen=True)),
+    "NV-Embed, bidirectional": (AutoModelForCausalLM, lambda lm, _: check_nvembed(lm, "bidirectional")),
+    "NV-Embed, causal": (AutoModelForCausalLM, lambda lm, _: check_nvembed(lm, "causal")),
+    "ImpRAG": (AutoModelForCausalLM, lambda lm, _: check_imprag(lm)),
+    "RetroMAE": (AutoModelForMaskedLM, check_retromae),
+    "CoT-MoTE": (AutoModelForMaskedLM, check_cot_mote),
 }
+CASES = [
+    pytest.param(check, family, marks=() if family in SAMPLES[auto] else pytest.mark.exhaustive)
+    for check, (auto, _) in CHECKS.items()
+    for family in NAMES[auto]
+]
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_correct_or_rejected(family: str, check: str) -> None:
-    lm = decoder(family)
+@pytest.mark.parametrize(("check", "family"), CASES)
+def test_a_family_is_correct_or_rejected(check: str, family: str, tmp_path: Path) -> None:
+    auto, run = CHECKS[check]
+    lm = random_model(auto, family)
     try:
-        CHECKS[check](lm)
-    except ValueError as error:
+        run(lm, tmp_path)
+    except Exception as error:
         # When the model is built, or in the first pass in which a layer does not receive the other chunks.
-        places = ("from_backbone", "in_batch_pass", "_in_batch_attention", "check")
-        rejected = any(frame.f_code.co_name.startswith(places) for frame, _ in walk_tb(error.__traceback__))
-        if not rejected or family in ACCEPTED:
+        places = ("from_backbone", "from_encoder", "in_batch_pass", "_in_batch_attention", "check")
+        frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_filename != __file__]
+        rejected = any(frame.f_code.co_name.startswith(places) for frame in frames)
+        if not rejected or (family in SAMPLES[auto] and family not in REJECTED):
             raise

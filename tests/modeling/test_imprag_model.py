@@ -4,9 +4,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+import small_models
 import torch
 import transformers
 from processes import reader
@@ -15,33 +15,11 @@ from torch import Tensor
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM, ImpRAGModel
 from revela_hub.modeling.backbones import CACHE, cache_of
 
-SMALL = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
-DECODERS = {
-    "Llama": {},
-    "Qwen2": {},  # biases
-    "Qwen3": {"head_dim": 8},  # norms of queries and keys
-    "Mistral": {"sliding_window": None},
-    "Gemma": {"head_dim": 8},
-    "Gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
-    "Gemma3Text": {"head_dim": 8, "query_pre_attn_scalar": 8},
-}
+DEEP = {"num_hidden_layers": 4, "max_position_embeddings": 128, "initializer_range": 0.2}
 
 
 def decoder(family: str = "Llama", **settings: object) -> transformers.PreTrainedModel:
-    config = getattr(transformers, f"{family}Config")(**(SMALL | DECODERS[family] | settings))
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
+    return small_models.decoder(family, **(DEEP | settings)).eval()
 
 
 def build(family: str = "Llama", settings: dict[str, object] | None = None, **config: object) -> ImpRAGForCausalLM:
@@ -56,7 +34,7 @@ def test_default_boundaries(layers: int, b: int, t: int) -> None:
 
 
 def tokens(*shape: int) -> Tensor:
-    return torch.randint(2, SMALL["vocab_size"], shape)
+    return torch.randint(2, small_models.VOCABULARY, shape)
 
 
 def passages(rows: int = 3) -> dict[str, Tensor]:
@@ -73,7 +51,7 @@ def prompts() -> dict[str, Tensor]:
     return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2", "Gemma3Text"])
 @torch.no_grad()
 def test_every_family_reads_as_if_the_passage_were_in_its_own_text(family: str) -> None:
     """Cut at the first and last layer, with a passage that fills l_max, reading is the backbone on passage + prompt."""
@@ -96,10 +74,7 @@ def test_every_family_reads_as_if_the_passage_were_in_its_own_text(family: str) 
     ("family", "query_state", "key_state"),
     [
         ("Llama", "q_proj", "k_proj"),
-        ("Qwen2", "q_proj", "k_proj"),
         ("Qwen3", "q_norm", "k_norm"),
-        ("Mistral", "q_proj", "k_proj"),
-        ("Gemma3Text", "q_norm", "k_norm"),
     ],
 )
 @torch.no_grad()
@@ -147,8 +122,7 @@ def test_a_sliding_window_holds_in_the_prompt_and_passages_are_read_whole() -> N
     assert torch.equal(step[:, 6:], whole[:, 5:])
 
 
-@pytest.mark.parametrize("encoding", ["full", "segmented", "independent"])
-@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2"])
+@pytest.mark.parametrize(("family", "encoding"), [("Llama", "full"), ("Qwen3", "segmented"), ("Gemma2", "independent")])
 @torch.no_grad()
 def test_decoding_step_by_step_is_one_full_forward(family: str, encoding: str) -> None:
     model = build(family, passage_encoding=encoding)
@@ -169,7 +143,7 @@ def greedy_by_hand(model: ImpRAGForCausalLM, ids: Tensor, read: dict[str, Tensor
     for _ in range(steps):
         token = model(ids, **read).logits[:, -1].argmax(-1)
         ids = torch.cat([ids, token[:, None]], dim=1)
-        if token == SMALL["eos_token_id"]:
+        if token == small_models.DECODER["eos_token_id"]:
             break
     return ids[0].tolist()
 
@@ -260,14 +234,8 @@ def test_generate_retrieves_once_from_any_index() -> None:
     got = model.generate(**batch, index=index, passage_input_ids=collection, max_new_tokens=5, do_sample=False)
     assert torch.equal(got, expected)
     assert index.calls == 1
-    found = model.retrieve(**batch, index=index, k=1, passage_input_ids=collection)
-    assert torch.equal(found.rows, expected_rows[:, :1])
-    stored = SimpleNamespace(  # an index that stores states
-        search=lambda _vectors, k: SimpleNamespace(
-            scores=None, passage_states=model.encode_passages(collection[expected_rows[:, :k]])
-        )
-    )
-    assert torch.equal(model.generate(**batch, index=stored, max_new_tokens=5, do_sample=False), expected)
+    found, mask = model.retrieve(**batch, index=index, k=1, passage_input_ids=collection)
+    assert torch.equal(found, collection[expected_rows[:, :1]]) and mask.all()
     faiss = pytest.importorskip("faiss", reason="needs the extra search")
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors.numpy())
@@ -289,8 +257,9 @@ def test_padding_that_no_found_passage_needs_is_cut(encoding: str) -> None:
     assert all(map(torch.equal, (*got.keys, *got.values), (*expected.keys, *expected.values)))
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma2"])  # Gemma 2 caps its logits behind the projection
-@pytest.mark.parametrize("count", [None, 7])
+@pytest.mark.parametrize(
+    ("family", "count"), [("Llama", 7), ("Gemma2", None)]
+)  # Gemma 2 caps its logits after the projection
 def test_a_loss_without_logits_is_the_loss_of_the_logits(family: str, count: int | None) -> None:
     model = build(family).train()
     inputs = prompts() | passages()
@@ -306,26 +275,6 @@ def test_a_loss_without_logits_is_the_loss_of_the_logits(family: str, count: int
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     assert model(**inputs).logits.shape[:2] == inputs["input_ids"].shape  # the head is as it was
     assert ("changes_logits" in vars(model.get_output_embeddings())) == (family == "Gemma2")
-
-
-def test_training_never_has_the_logits_of_all_tokens() -> None:
-    """One labelled token of 40: a row of logits for it and one that the family's forward gets, never 40."""
-    model = build("Llama", {"vocab_size": 5000}).train()
-    widths: list[int] = []
-
-    class Watch(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, Tensor) and result.shape[-1:] == (5000,):
-                widths.append(result.numel() // 5000)
-            return result
-
-    ids = torch.randint(2, 5000, (1, 40))
-    labels = torch.full_like(ids, -100)
-    labels[0, 20] = 3
-    with Watch():
-        model(ids, labels=labels, return_logits=False).loss.backward()
-    assert widths and max(widths) == 1
 
 
 @pytest.mark.parametrize("encoding", ["full", "independent"])
@@ -391,44 +340,18 @@ def test_from_backbone_loads_folders_and_keeps_official_names(llama_folder: Path
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
-    "b above t": (lambda: build(b=3, t=2), r"the retrieval layer \(b=3\) is above the last reading layer \(t=2\)"),
-    "t beyond": (lambda: build(t=4), r"the last reading layer \(t=4\) is beyond the last layer: the backbone has layers 0 to 3"),
-    "negative b": (lambda: build(b=-1), r"the retrieval layer \(b\) must not be negative"),
-    "no passages": (lambda: build(k=0), "k, the number of passages, must be at least 1"),
-    "l_max": (lambda: build(l_max=0), "l_max, the tokens of a passage, must be at least 1"),
-    "encoding": (lambda: ImpRAGConfig(passage_encoding="none"), "passage_encoding must be"),
-    "long passage": (lambda: build()(tokens(1, 4), passage_input_ids=tokens(1, 2, 9)), "9 tokens is longer than l_max=8"),
-    "many passages": (lambda: build()(tokens(1, 4), passage_input_ids=tokens(1, 3, 8)), "reads at most k=2"),
+    "b above t": (lambda: build(b=3, t=2), "b=3.*t=2"),
+    "t beyond": (lambda: build(t=4), "t=4"),
+    "encoding": (lambda: ImpRAGConfig(passage_encoding="none"), "passage_encoding"),
+    "long passage": (lambda: build()(tokens(1, 4), passage_input_ids=tokens(1, 2, 9)), "l_max=8"),
+    "many passages": (lambda: build()(tokens(1, 4), passage_input_ids=tokens(1, 3, 8)), "k=2"),
     "long prompt": (lambda: build()(tokens(1, 120), passage_input_ids=tokens(1, 2, 8)), "does not fit"),
-    "flat passages": (lambda: build()(tokens(1, 4), passage_input_ids=tokens(2, 8)), "must be .batch, k, tokens."),
     "shared": (lambda: build()(tokens(3, 4), passage_input_ids=tokens(2, 2, 8)), "3 prompts cannot share"),
-    "collection": (
-        lambda: build().retrieve(tokens(1, 4), None, RowsIndex(torch.ones(5, 16))),
-        "this index returns rows: give passage_input_ids",
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_raises_clear_errors(case: str) -> None:
+def test_what_would_be_silently_wrong_is_rejected(case: str) -> None:
     call, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_encoders_and_foreign_attention_are_rejected() -> None:
-    bert = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 8,
-    }
-    with pytest.raises(ValueError, match="not a causal decoder"):
-        ImpRAGForCausalLM.from_backbone(transformers.BertLMHeadModel(transformers.BertConfig(**bert)))
-    modern = transformers.ModernBertConfig(**bert, pad_token_id=0, cls_token_id=1, sep_token_id=2)
-    with pytest.raises(ValueError, match="not a causal decoder"):
-        ImpRAGForCausalLM.from_backbone(transformers.AutoModelForMaskedLM.from_config(modern))
-    xlnet = transformers.XLNetConfig(vocab_size=61, d_model=32, n_layer=1, n_head=2, d_inner=32)
-    with pytest.raises(ValueError, match="does not use transformers' attention interface"):
-        ImpRAGForCausalLM.from_backbone(transformers.AutoModelForCausalLM.from_config(xlnet))

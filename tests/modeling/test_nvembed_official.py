@@ -211,7 +211,7 @@ def test_a_text_that_is_cut_loses_its_eos_as_in_the_official_code(
 
 def test_an_instruction_longer_than_the_maximum_length_is_rejected(official: Path) -> None:
     model = NVEmbedModel.from_pretrained(official).eval()
-    with pytest.raises(ValueError, match="instruction .* longer than the maximum length"):
+    with pytest.raises(ValueError, match="no room for text"):
         model.encode(TEXTS, INSTRUCTION, max_length=16)
 
 

@@ -5,44 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from processes import reader
+from small_models import VOCABULARY, bert, decoder
 from torch import Tensor, nn
 from torch.distributed.utils import _apply_to_tensors
 
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
-
-SMALL = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
-DECODERS = {
-    "Llama": {},
-    "Qwen2": {},
-    "Qwen3": {"head_dim": 8},
-    "Mistral": {},
-    "Gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 5.0},
-    "Gemma3Text": {"head_dim": 8, "query_pre_attn_scalar": 8},
-}
-
-
-def decoder(family: str = "Llama", **settings: object) -> transformers.PreTrainedModel:
-    config = getattr(transformers, f"{family}Config")(**(SMALL | DECODERS[family] | settings))
-    return transformers.AutoModelForCausalLM.from_config(config)
-
-
-def bert() -> transformers.PreTrainedModel:
-    sizes = {k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "bos_token_id", "eos_token_id")}
-    config = transformers.BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    return transformers.AutoModel.from_config(config)
 
 
 def build(**config: object) -> RevelaForCausalLM:
@@ -51,7 +19,7 @@ def build(**config: object) -> RevelaForCausalLM:
 
 
 def inputs(rows: int = 8, tokens: int = 12, side: str = "right") -> dict[str, Tensor]:
-    ids = torch.randint(2, SMALL["vocab_size"], (rows, tokens))
+    ids = torch.randint(2, VOCABULARY, (rows, tokens))
     mask = torch.ones_like(ids)
     for row in range(rows):
         padding = (3 * row) % (tokens - 2)
@@ -68,8 +36,8 @@ def inputs(rows: int = 8, tokens: int = 12, side: str = "right") -> dict[str, Te
 
 
 @pytest.mark.parametrize("reading", ["added", "joint"])
-@pytest.mark.parametrize("family", DECODERS)
-def test_every_decoder_family_reads_the_other_chunks(family: str, reading: str) -> None:
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_a_decoder_reads_the_other_chunks(family: str, reading: str) -> None:
     """The similarity changes the loss, eager and SDPA agree, and without in_batch the LM is what it was."""
     lm = decoder(family).eval()
     plain = inputs()
@@ -105,7 +73,7 @@ def test_the_soft_cap_of_gemma_2_holds_in_the_cross_document_part() -> None:
     torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
 def test_training_without_logits_has_the_loss_and_gradients_of_training_with_them(family: str) -> None:
     """Also where a family changes its logits behind the projection (Gemma 2), which the loss at the head does not see."""
     lm = decoder(family, **({"final_logit_softcapping": 2.0} if family == "Gemma2" else {}))
@@ -123,8 +91,10 @@ def test_training_without_logits_has_the_loss_and_gradients_of_training_with_the
         torch.testing.assert_close(without, with_logits, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
-@pytest.mark.parametrize(("retriever", "attention"), [("bert", "sdpa"), ("llama", "sdpa"), ("llama", "eager")])
+@pytest.mark.parametrize(
+    ("retriever", "attention", "pooling"),
+    [("bert", "sdpa", "cls"), ("llama", "sdpa", "mean"), ("llama", "eager", "last")],
+)
 def test_padding_on_either_side_gives_the_same_numbers(retriever: str, attention: str, pooling: str) -> None:
     backbone = bert() if retriever == "bert" else decoder().model
     reading = "joint" if pooling == "mean" else "added"
@@ -144,9 +114,10 @@ def test_padding_on_either_side_gives_the_same_numbers(retriever: str, attention
     torch.testing.assert_close(model(**wider).loss, a.loss, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("reading", ["added", "joint"])
-@pytest.mark.parametrize("return_logits", [False, True])
+@pytest.mark.parametrize(
+    ("return_logits", "reading", "frozen"),
+    [(False, "added", False), (True, "added", True), (False, "joint", True), (True, "joint", False)],
+)
 def test_training_and_inference_agree_with_gradient_checkpointing(
     return_logits: bool, reading: str, frozen: bool
 ) -> None:
@@ -212,9 +183,7 @@ def test_bfloat16_similarities_tie_as_in_the_authors_training() -> None:
     assert gradient.any(-1).float().mean() > 0.1  # chunks that tie have one
 
 
-@pytest.mark.parametrize(
-    "change", [{"v_normalization": False}, {"v_normalization": True}, {"reading": "joint"}], ids=str
-)
+@pytest.mark.parametrize("change", [{"v_normalization": True}, {"reading": "joint"}], ids=str)
 def test_pairs_can_be_skipped_under_bf16_autocast(change: dict[str, object]) -> None:
     model = build(temperature=0.02, similarity_tolerance=0.1, **change)
     batch = inputs()
@@ -287,39 +256,27 @@ def test_tied_embeddings_stay_tied_through_a_round_trip(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits)
 
 
-def test_from_backbones_loads_folders(llama_folder: Path, bert_folder: Path) -> None:
-    model = RevelaForCausalLM.from_backbones(str(bert_folder), str(llama_folder), group_size=2, pooling="cls")
-    assert type(model.retriever).__name__ == "BertModel"
-    assert type(model.lm).__name__ == "LlamaForCausalLM"
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"group_size": 0}, "group_size must be at least 1"),
-        ({"temperature": 0.0}, "temperature must be positive"),
-        ({"pooling": "max"}, "max"),
-        ({"similarity_span": "half"}, "half"),
-        ({"similarity_sides": "both"}, "both"),
-        ({"similarity_dtype": "bf16"}, "bf16"),
-        ({"reading": "both"}, "both"),
-        ({"reading": "joint", "v_normalization": True}, "leave it out with reading='joint'"),
-        ({"similarity_tolerance": -1.0}, "similarity_tolerance must not be negative"),
+        {"pooling": "max"},
+        {"similarity_span": "half"},
+        {"similarity_sides": "both"},
+        {"reading": "joint", "v_normalization": True},
     ],
+    ids=str,
 )
-def test_a_wrong_configuration_raises_a_clear_error(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_configuration_that_would_train_something_else_is_rejected(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
         RevelaConfig(**change)
 
 
-def test_wrong_input_raises_clear_errors() -> None:
+def test_inputs_that_would_be_misread_are_rejected() -> None:
     model = build()
     batch = inputs(rows=6)
-    with pytest.raises(ValueError, match="6 rows are not a multiple of group_size=4"):
+    with pytest.raises(ValueError, match="group_size=4"):
         model(**batch)
     ids = batch["input_ids"][:4]
-    with pytest.raises(ValueError, match="input ids"):
-        model(ids, torch.ones_like(ids))
     with pytest.raises(TypeError, match="token_type_ids"):
         model(ids, torch.ones_like(ids), token_type_ids=ids)
     lm = decoder()
@@ -340,9 +297,3 @@ def test_layers_may_be_passed_copies_of_their_inputs(frozen: bool) -> None:
     for layer in model.lm.model.layers:
         layer.register_forward_pre_hook(copied, with_kwargs=True)
     torch.testing.assert_close(model(**batch).loss, expected)
-
-
-def test_an_lm_without_the_attention_interface_is_rejected() -> None:
-    config = transformers.XLNetConfig(vocab_size=61, d_model=32, n_layer=1, n_head=2, d_inner=32)
-    with pytest.raises(ValueError, match="attention interface"):
-        RevelaForCausalLM.from_backbones(bert(), transformers.AutoModelForCausalLM.from_config(config))

@@ -13,10 +13,8 @@ from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import InputModule, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 from sentence_transformers.sparse_encoder.modules import SpladePooling
-from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
@@ -27,11 +25,9 @@ from revela_hub.loading import model_json, refuse_pickles
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import check_fields, checkpoint_config, config_fields, load_whole
+from revela_hub.trainers.base.weights import check_fields, checkpoint_config, config_fields, load_whole, refuse_fused
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.verification import EXPERTS, vectors
-
-PRE_TRAINING = CoTMoTEForPreTraining.__name__
 
 
 @dataclass
@@ -53,7 +49,6 @@ def load_cot_mote_start(
     pre_training: bool,
     tokenizer: PreTrainedTokenizerBase | None = None,
     query_encoder: str | None = None,
-    fresh_head: bool = False,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     **config: Any,
@@ -65,7 +60,6 @@ def load_cot_mote_start(
         pre_training: whether the decoder is needed; a model saved without one cannot be pre-trained further.
         tokenizer: by default that of the encoder.
         query_encoder: encoder that the query encoder starts from, with `variant="separate"`.
-        fresh_head: initialise missing weights of the masked-LM head instead of raising an error.
         trust_remote_code: whether to run model code from the repositories.
         attn_implementation: of the encoder; None for the default of transformers.
         **config: fields of `CoTMoTEConfig`; with None, the default or the trained model's value is used.
@@ -74,33 +68,28 @@ def load_cot_mote_start(
     config = {field: value for field, value in config.items() if value is not None}
     query_encoder = name_of(query_encoder) if query_encoder else None
     given, name = unwrapped(start), name_of(start)
+    kind: Any = CoTMoTEForPreTraining if pre_training else CoTMoTEModel
     with loading(f"cannot load the encoder {name!r}", name):
         fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}
         if fields.get("model_type") == CoTMoTEConfig.model_type:
-            if query_encoder is not None or fresh_head:
-                option = "query_encoder" if query_encoder is not None else "fresh_head"
-                raise UserError(f"{name} is a trained CoT-MoTE model: {option} has no effect on it; leave it out")
-            model = _trained(name, fields, pre_training, config)
+            for field, value in config.items():
+                if (kept := fields.get(field, value)) != value:
+                    raise UserError(f"{name} was trained with {field}={kept}: keep that, or start from its encoder")
+            if pre_training and kind.__name__ not in (fields.get("architectures") or []):
+                raise UserError(f"{name} has no decoder: start from a pre-training checkpoint or an encoder")
+            model = load_whole(kind, name, dtype=torch.float32)
             if attn_implementation is not None:
                 model.set_attn_implementation(attn_implementation)
             # Given the configuration, transformers does not ask to run the folder's code in order to read it.
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, config=model.config)
-        else:
-            for encoder in (given, query_encoder):
-                if isinstance(encoder, str):
-                    refuse_pickles(encoder)
-            kind = CoTMoTEForPreTraining if pre_training else CoTMoTEModel
-            model = kind.from_backbone(
-                given,
-                query_backbone=query_encoder,
-                fresh_head=fresh_head,
-                trust_remote_code=trust_remote_code,
-                attn_implementation=attn_implementation,
-                **config,
-            )
+            return CoTMoTECheckpoint(model, tokenizer or AutoTokenizer.from_pretrained(name, config=model.config))
+        for encoder in (given, query_encoder):
+            if isinstance(encoder, str):
+                refuse_fused(encoder)
+                refuse_pickles(encoder)
+        load = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
+        model = kind.from_backbone(given, query_backbone=query_encoder, **load, **config)
         tokenizer = tokenizer_of(start, tokenizer, trust_remote_code=trust_remote_code)
-        if fields.get("model_type") != CoTMoTEConfig.model_type:
-            model.config.special_token_ids = list(dict.fromkeys(tokenizer("")["input_ids"]))
+        model.config.special_token_ids = list(dict.fromkeys(tokenizer("")["input_ids"]))
         if query_encoder is not None:
             other = AutoTokenizer.from_pretrained(query_encoder, trust_remote_code=trust_remote_code)
             if other.get_vocab() != tokenizer.get_vocab():
@@ -108,27 +97,7 @@ def load_cot_mote_start(
                     f"the vocabularies of {query_encoder} and {name} differ, so their sparse vectors cannot be compared: use"
                     " encoders with the same tokenizer"
                 )
-    Vocabulary.of(tokenizer)  # raises an error before any text is read
-    if len(tokenizer) > (vocabulary := model.config.get_text_config().vocab_size):
-        raise UserError(f"the tokenizer of {name} has {len(tokenizer)} tokens, more than the model's {vocabulary}")
     return CoTMoTECheckpoint(model, tokenizer)
-
-
-def _trained(
-    name: str, fields: dict[str, Any], pre_training: bool, config: dict[str, Any]
-) -> CoTMoTEForPreTraining | CoTMoTEModel:
-    """Load a CoT-MoTE model that an earlier run saved, if its settings are those of `config`."""
-    for field, value in config.items():
-        if (kept := fields.get(field, value)) != value and (pre_training or field == "variant"):
-            raise UserError(f"{name} was trained with {field}={kept}: keep that, or start from its encoder")
-    if PRE_TRAINING in (fields.get("architectures") or []):
-        model = load_whole(CoTMoTEForPreTraining, name, dtype=torch.float32)
-        return model if pre_training else model.encoder
-    if pre_training:
-        raise UserError(
-            f"{name} has no decoder, which further pre-training needs: start from a pre-training checkpoint or an encoder"
-        )
-    return load_whole(CoTMoTEModel, name, dtype=torch.float32)
 
 
 def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
@@ -140,8 +109,8 @@ def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
     folder = local_path(folder)
     with loading(f"cannot load {folder}", folder):
         fields = checkpoint_config(folder, CoTMoTEConfig.model_type, "CoT-MoTE")
-        kind: Any = CoTMoTEForPreTraining if PRE_TRAINING in (fields.get("architectures") or []) else CoTMoTEModel
-        model = load_whole(kind, folder, dtype=torch.float32)
+        pre_training = CoTMoTEForPreTraining.__name__ in (fields.get("architectures") or [])
+        model: Any = load_whole(CoTMoTEForPreTraining if pre_training else CoTMoTEModel, folder, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     return CoTMoTECheckpoint(model.eval(), tokenizer)
 
@@ -158,23 +127,17 @@ def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path,
     else:
         sparse = assembly.part == "sparse"
         export_routes(model, tokenizer, folder, sparse=sparse, max_length=length, dtype=assembly.dtype)
-    reference = _save_reference(model, tokenizer, folder, assembly.part, min(length, model.max_length))
-    return Assembled(folder, COT_MOTE, base, reference, remote_code=assembly.part == "model")
-
-
-def _save_reference(
-    model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, folder: Path, part: str, length: int
-) -> Path:
-    """Write the checkpoint's vectors of the probe texts, with which the verification compares those of the folder."""
-    texts, tokenizer = probe_texts(length), padding_right(tokenizer)
-    tokenizer.model_max_length = length
-    dimension = model.config.get_text_config().hidden_size
-    kept = {"retriever": slice(dimension), "sparse": slice(dimension, None)}.get(part, slice(None))
+    # The checkpoint's vectors of the probe texts, with which the verification compares those of the folder.
+    tokenizer = padding_right(tokenizer)
+    tokenizer.model_max_length = length = min(length, model.max_length)
+    texts, dimension = probe_texts(length), model.config.get_text_config().hidden_size
+    kept = {"retriever": slice(dimension), "sparse": slice(dimension, None)}.get(assembly.part, slice(None))
     batches = (texts[:-1], texts[-1:])  # separately, because the last text is very long
     found = {
         task: torch.cat([vectors(model, tokenizer, task, batch)[:, kept] for batch in batches]) for task in EXPERTS
     }
-    return write_reference(folder, found, length)
+    reference = write_reference(folder, found, length)
+    return Assembled(folder, COT_MOTE, base, reference, remote_code=assembly.part == "model")
 
 
 def export_routes(
@@ -188,9 +151,6 @@ def export_routes(
 ) -> Path:
     """Write a folder that needs no remote code: `SentenceTransformer(folder)`, or with `sparse` `SparseEncoder(folder)`."""
     tokenizer, length = padding_right(tokenizer), min(max_length, model.max_length)
-    vocabulary = model.config.get_text_config().vocab_size
-    if len(tokenizer) > vocabulary:
-        raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model's {vocabulary}")
     with scratch_folder("export") as scratch:
         routes: dict[str, list[Any]] = {}
         for task, expert in EXPERTS.items():
@@ -294,11 +254,6 @@ class HybridEncoder(InputModule):
         parts += [output.sparse] if self.scores != "dense" else []
         features["sentence_embedding"] = torch.cat([part.float() for part in parts], dim=-1)
         return features
-
-    def sparse_part(self, embeddings: Tensor) -> Tensor:
-        """Return the sparse (B, V) part of vectors from `forward`."""
-        dense = self.model.config.get_text_config().hidden_size if self.scores == "hybrid" else 0
-        return embeddings[:, dense:]
 
     def get_embedding_dimension(self) -> int:
         """Return D + V, D or V."""

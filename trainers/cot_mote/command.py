@@ -22,17 +22,17 @@ Examples:
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset, IterableDataset
-from transformers import PreTrainedTokenizerBase
 
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
 from revela_hub.trainers.base.arguments import check_positions
-from revela_hub.trainers.base.run import Run, open_run
+from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
 from revela_hub.trainers.cot_mote.data import (
@@ -56,7 +56,6 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
         None, "Form of a new model: shared attention with two experts, two encoders, or one (default: experts)."
     )
     query_encoder: str | None = option(None, "Encoder that initialises the query side, for --variant separate.")
-    fresh_head: bool = option(False, "Accept an encoder without a masked-LM head and initialise the head randomly.")
     decoder: Literal["ar", "ae", "none"] | None = option(
         None,
         "pretrain: decoder objective: ar (next tokens), ae (masked tokens, as in CoT-MAE) or none (default: ar).",
@@ -90,7 +89,11 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if run.finished:
             return run.output
         start = _load(arguments)
-        rows, summary = _read(run, arguments, start.tokenizer)
+        if arguments.stage == "pretrain":
+            read = partial(load_contexts, arguments, start.tokenizer, arguments.seed)
+        else:
+            read = partial(load_pairs, arguments)
+        rows, summary = run.read("reading the data", read)
         trainer = _trainer(arguments, start, rows, **trainer_options)
         run.train(trainer)
         run.export(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
@@ -108,7 +111,6 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
         arguments.encoder,
         pre_training=pre_training,
         query_encoder=arguments.query_encoder,
-        fresh_head=arguments.fresh_head,
         trust_remote_code=arguments.trust_remote_code,
         attn_implementation=arguments.attn_implementation,
         **config,
@@ -118,12 +120,6 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     # The published model keeps the length that it was trained with.
     start.model.config.max_seq_length = arguments.max_length
     return start
-
-
-def _read(run: Run, arguments: Arguments, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset | IterableDataset, str]:
-    if arguments.stage == "pretrain":
-        return run.read("reading the text", lambda: load_contexts(arguments, tokenizer, arguments.seed))
-    return run.read("reading the pairs", lambda: load_pairs(arguments))
 
 
 def _trainer(

@@ -20,7 +20,7 @@ from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModel
 from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
-from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Share
+from revela_hub.ranges import NonNegativeInt, PositiveInt, Share
 from revela_hub.trainers.base.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
 from revela_hub.trainers.base.masked import MaskedCollator
 
@@ -78,14 +78,7 @@ class CoTMoTECollator(MaskedCollator):
         self.switch_experts = switch_experts
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch of rows of `build_contexts`; the class describes its tensors.
-
-        Raises:
-            UserError: a column is missing, such as `expert`; a text is too long, or was made with another tokenizer.
-        """
-        if missing := [name for name in self.columns if name not in features[0]]:
-            which = " (0 for a query, 1 for a passage)" if missing[0] == "expert" else ""
-            raise UserError(f"the training data has no column {missing[0]!r}{which}: make it with build_contexts")
+        """Make a batch of rows of `build_contexts`; the class describes its tensors."""
         batch = self.padding(len(features), self.width(features, "input_ids", "row"), "")
         if self.decoder != "none":
             width = self.width(features, "context_ids", "row")
@@ -178,12 +171,6 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
     scores: Literal["hybrid", "dense", "sparse"] = option(
         "hybrid", "finetune: Score to train: the sum of dense and sparse (as in the paper), or one of them."
     )
-    query_flops_weight: NonNegativeFloat = option(
-        0.0, "finetune: Weight of the FLOPs regulariser on the queries' sparse vectors."
-    )
-    passage_flops_weight: NonNegativeFloat = option(
-        0.0, "finetune: Weight of the FLOPs regulariser on the passages' sparse vectors."
-    )
 
     def __post_init__(self) -> None:
         """Set the defaults of the stage; raise a `ValueError` if a value is out of range or options conflict."""
@@ -260,12 +247,7 @@ def load_contexts(
 
 
 def load_pairs(arguments: CoTMoTEDataArguments) -> tuple[Dataset, str]:
-    """Read the columns anchor, positive, negative_1 to negative_N; return them with a summary of the sources.
-
-    Raises:
-        UserError: the source is missing or cannot be read, or no row has all texts and negatives that differ from the
-            positives of its anchor.
-    """
+    """Read the columns anchor, positive, negative_1 to negative_N; return them with a summary of the sources."""
     if arguments.pairs is None:
         raise UserError("no pairs to fine-tune on: give --pairs FILE, as revela-hub mine writes it")
     source = parse_source(arguments.pairs)

@@ -1,10 +1,9 @@
 """Trainers of CoT-MoTE (arXiv 2304.10195): pre-training with a query and a passage expert, and fine-tuning as a hybrid retriever.
 
 The loss of fine-tuning is `MultipleNegativesRankingLoss` over the sum of dense and sparse scores, with the row's hard negatives and the
-passages of the other rows on all devices, and optionally sentence-transformers' FLOPs regulariser on the sparse vectors.
+passages of the other rows on all devices.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sparse_encoder.losses import FlopsLoss, SpladeLoss
 from sentence_transformers.util import dot_score
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, set_seed
-from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.text.contexts import build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
@@ -32,6 +29,7 @@ from revela_hub.trainers.base.weights import load_in_place
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, hybrid_encoder, load_cot_mote_start
 from revela_hub.trainers.cot_mote.data import CoTMoTECollator, CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.verification import EXPERTS
 
 
 class CoTMoTETrainer(MaskedTrainer):
@@ -52,7 +50,7 @@ class CoTMoTETrainer(MaskedTrainer):
         encoder_mask_ratio: fraction of a text's tokens to predict.
         decoder_mask_ratio: fraction of a span's tokens to predict, with an "ae" decoder.
         switch_experts: ablation that encodes queries with the passage expert and passages with the query expert.
-        model_init_kwargs: arguments of `load_cot_mote_start`: `variant`, `decoder`, `fresh_head`, ...
+        model_init_kwargs: arguments of `load_cot_mote_start`: `variant`, `decoder`, `bottlenecks`, ...
         **kwargs: arguments of `Trainer`: `train_dataset` (raw text in a column `text`, from which pseudo-queries are
             extracted, or rows of `build_contexts`), `callbacks`, ...
 
@@ -63,7 +61,6 @@ class CoTMoTETrainer(MaskedTrainer):
     method = COT_MOTE
     checkpoint = CoTMoTECheckpoint
     collators = CoTMoTECollator
-
     losses = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
     def __init__(
@@ -117,12 +114,11 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         train_dataset: columns anchor, positive, and for hard negatives negative, or negative_1 to negative_N; others are ignored.
         query_max_length: maximum tokens of a query, special tokens included.
         max_length: maximum tokens of a passage, special tokens included.
-        model_init_kwargs: arguments of `load_cot_mote_start`: `variant`, `fresh_head`, ...
+        model_init_kwargs: arguments of `load_cot_mote_start`: `variant`, ...
         **kwargs: arguments of `SentenceTransformerTrainer`: `callbacks`, ...
 
     Raises:
-        UserError: the model cannot be loaded, a column is missing, a value is not text, a length leaves no room for text, or all negatives are equal
-            to their positives.
+        UserError: the model cannot be loaded, a column is missing, or a value is not text.
     """
 
     method = COT_MOTE
@@ -140,16 +136,8 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        # The expert of each column; sentence-transformers passes it to the module as its task.
-        experts: dict[str, str] = {}
-
-        def prepared(rows: Dataset | IterableDataset) -> Dataset:
-            pairs = _pairs(rows)
-            experts.update((name, "query" if name == "anchor" else "document") for name in pairs.column_names)
-            return pairs
-
         kwargs["train_dataset"] = train_dataset
-        prepare_datasets(kwargs, prepared)
+        prepare_datasets(kwargs, _pairs)
         train_dataset = kwargs.pop("train_dataset")
         refuse_single_pair(train_dataset)
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method, stage="finetune")
@@ -167,9 +155,12 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         self.cot_mote = model
         if len(train_dataset.column_names) == 2 and args.per_device_train_batch_size * args.world_size < 2:
             raise UserError("a batch of one pair has no negatives: raise per_device_train_batch_size or num_negatives")
-        _check_lengths(tokenizer, query_max_length=query_max_length, max_length=max_length)
-        _check_negatives(train_dataset, tokenizer, max_length)
-        args.router_mapping = experts
+        encoders = {id(w) for route in EXPERTS.values() for w in model.route(route).base_model.parameters()}
+        for weight in model.parameters():  # without sparse vectors, heads get no gradient, which is an error of DDP
+            weight.requires_grad_(args.scores != "dense" or id(weight) in encoders)
+        # The expert of each column; sentence-transformers passes it to the module as its task.
+        columns = train_dataset.column_names
+        args.router_mapping = {name: "query" if name == "anchor" else "document" for name in columns}
         encoder = hybrid_encoder(
             model,
             tokenizer,
@@ -181,20 +172,12 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         if args.ddp_find_unused_parameters is None:
             # Columns are encoded one after another. Each of them uses one expert only, but all columns together use all weights.
             args.ddp_find_unused_parameters = False
-        loss = hybrid_loss(encoder, args)
+        similarity = MaskedSimilarity(dot_score)
+        loss: nn.Module = MultipleNegativesRankingLoss(
+            encoder, scale=1.0, similarity_fct=similarity, gather_across_devices=args.world_size > 1
+        )
+        loss = InBatchNegatives(encoder, loss, similarity)
         super().__init__(model=encoder, args=args, train_dataset=train_dataset, loss=loss, **kwargs)
-
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train; see `MethodTrainer.train`. With `scores="dense"`, the masked-LM heads are frozen until training ends."""
-        # They get no gradient without sparse vectors; DDP would raise an error.
-        frozen = [weight for weight in _heads(self.cot_mote) if weight.requires_grad and self.args.scores == "dense"]
-        for weight in frozen:
-            weight.requires_grad_(False)
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            for weight in frozen:
-                weight.requires_grad_(True)
 
     def retriever_now(self) -> SentenceTransformer:
         """Return the current model, which returns the dense and the sparse vector as one."""
@@ -223,64 +206,3 @@ def _pairs(rows: Dataset | IterableDataset) -> Dataset:
     columns = pair_columns(rows)
     pairs: Dataset = rows.select_columns(columns)
     return pairs
-
-
-def _check_lengths(tokenizer: PreTrainedTokenizerBase, **lengths: int) -> None:
-    special = tokenizer.num_special_tokens_to_add()
-    for name, length in lengths.items():
-        if length <= special:
-            raise UserError(
-                f"{name} {length} leaves no room for text: each text has {special} special tokens; raise it to"
-                f" {special + 1} or more"
-            )
-
-
-def _check_negatives(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Raise an error if the tokens of all negatives are equal to those of their positives."""
-    negatives = [name for name in rows.column_names if name not in ("anchor", "positive")]
-    for row in rows if negatives else ():
-        texts = [row["positive"], *(row[name] for name in negatives)]
-        positive, *others = tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
-        if any(tokens != positive for tokens in others):
-            return
-    if negatives:
-        raise UserError(
-            f"in every row the negatives are equal to the positive within max_length {max_length}: mine other negatives, or"
-            " raise max_length"
-        )
-
-
-def _heads(model: CoTMoTEModel) -> Iterator[nn.Parameter]:
-    """Return the weights of the masked-LM heads that are not shared with the encoders."""
-    for route in (model.route("query"), model.route("passage")):
-        for name, weight in route.named_parameters():
-            if not name.startswith(f"{route.base_model_prefix}."):
-                yield weight
-
-
-def hybrid_loss(encoder: Any, args: CoTMoTETrainingArguments) -> nn.Module:
-    """Return the contrastive loss over dot products, with the FLOPs regulariser if it has a weight."""
-    similarity = MaskedSimilarity(dot_score)
-    loss: nn.Module = MultipleNegativesRankingLoss(
-        encoder, scale=1.0, similarity_fct=similarity, gather_across_devices=args.world_size > 1
-    )
-    if args.query_flops_weight or args.passage_flops_weight:
-        regulariser = _SparseFlops(encoder)
-        loss = SpladeLoss(
-            encoder,
-            loss,
-            document_regularizer_weight=args.passage_flops_weight,
-            query_regularizer_weight=args.query_flops_weight,
-            document_regularizer=regulariser,
-            query_regularizer=regulariser,
-        )
-    return InBatchNegatives(encoder, loss, similarity)
-
-
-class _SparseFlops(FlopsLoss):
-    """FLOPs regulariser of the sparse part of hybrid vectors."""
-
-    def compute_loss_from_embeddings(self, embeddings: Tensor) -> Tensor:
-        module: Any = self.model[0]  # a HybridEncoder
-        loss: Tensor = super().compute_loss_from_embeddings(module.sparse_part(embeddings))
-        return loss

@@ -27,11 +27,12 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
 from revela_hub.trainers.base.adapters import add_adapters, merge
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import check_fields, is_encoder, load_whole, raise_for_names
+from revela_hub.trainers.base.weights import check_fields, load_whole, raise_for_names
 from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
 from revela_hub.trainers.nvembed.data import QUERY_INSTRUCTION
 
 TRAINED_WEIGHTS = "trained.safetensors"  # adapters and pooling, in checkpoints with adapters
+BACKBONE_OPTIONS = ("pooling", "mask", "num_latents", "num_heads")
 PROMPTS = "config_sentence_transformers.json"
 
 
@@ -66,36 +67,31 @@ def load_nvembed(
         **config: arguments of `NVEmbedModel.from_backbone`: `pooling`, `mask`, `num_latents`, `num_heads`, and of a decoder
             `attn_implementation`; with None, the default or the trained model's value is used.
     """
-    check_fields(config, "pooling", "mask", "num_latents", "num_heads", "attn_implementation")
+    check_fields(config, *BACKBONE_OPTIONS, "attn_implementation")
     config = {name: value for name, value in config.items() if value is not None}
     if isinstance(model, str | Path) and (local_path(model) / EMBEDDER / "config.json").is_file():
         model = local_path(model) / EMBEDDER
-    given, backbone = unwrapped(model), name_of(model)
-    if isinstance(given, PreTrainedModel):
-        with loading(f"cannot put pooling on {backbone or type(given).__name__}", backbone):
-            if isinstance(given, NVEmbedModel):
-                return NVEmbedStart(given, tokenizer or given.tokenizer)
-            _check_decoder(given, backbone)
+    given, name = unwrapped(model), name_of(model)
+    with loading(f"cannot load the backbone {name!r}", name):
+        if isinstance(given, NVEmbedModel):
+            return NVEmbedStart(given, tokenizer or given.tokenizer)
+        if isinstance(given, PreTrainedModel):
             return NVEmbedStart(NVEmbedModel.from_backbone(given, **config), tokenizer_of(model, tokenizer))
-    with loading(f"cannot load the backbone {backbone!r}", backbone):
-        if (Path(backbone) / TRAINED_WEIGHTS).is_file():
-            start = _load_adapted(Path(backbone), dtype)
-            _check_settings(backbone, start.model.config, config)
-            return start
-        found = model_json(backbone, "config.json") or {}
-        if found.get("model_type") != NVEmbedConfig.model_type:
-            _check_decoder(backbone, backbone)
-            refuse_pickles(backbone)
-            tokenizer = tokenizer_of(backbone, tokenizer)
-            return NVEmbedStart(NVEmbedModel.from_backbone(backbone, dtype=dtype, **config), tokenizer)
-        trained = load_whole(NVEmbedModel, backbone, dtype=dtype)
-        _check_settings(backbone, trained.config, config)
-        return NVEmbedStart(trained, tokenizer or trained.tokenizer, _saved_prompts(backbone))
-
-
-def _check_decoder(model: str | PreTrainedModel, name: str) -> None:
-    if is_encoder(model):
-        raise UserError(f"the backbone {name!r} is an encoder: NV-Embed needs a decoder, whose causal mask it removes")
+        if (Path(name) / TRAINED_WEIGHTS).is_file():
+            start = _load_adapted(Path(name), dtype)
+        elif (model_json(name, "config.json") or {}).get("model_type") == NVEmbedConfig.model_type:
+            trained = load_whole(NVEmbedModel, name, dtype=dtype)
+            start = NVEmbedStart(trained, tokenizer or trained.tokenizer, _saved_prompts(name))
+        else:
+            refuse_pickles(name)
+            return NVEmbedStart(NVEmbedModel.from_backbone(name, dtype=dtype, **config), tokenizer_of(name, tokenizer))
+    kept = _backbone_options(start.model.config)
+    for option, value in config.items():
+        if kept.get(option) != value:
+            raise UserError(
+                f"{name} is an NV-Embed model with {option}={kept.get(option)}: keep that, or use a decoder"
+            )
+    return start
 
 
 def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
@@ -121,22 +117,8 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:
 def _backbone_options(config: NVEmbedConfig) -> dict[str, Any]:
     """Return the arguments of `NVEmbedModel.from_backbone` of a trained model."""
     latent = config.latent_attention_config
-    return {
-        "pooling": config.pooling,
-        "mask": config.mask,
-        "num_latents": latent.num_latents_value,
-        "num_heads": latent.num_cross_heads,
-    }
-
-
-def _check_settings(name: str, trained: NVEmbedConfig, given: dict[str, Any]) -> None:
-    there = _backbone_options(trained)
-    for option, value in given.items():
-        if there.get(option) != value:
-            raise UserError(
-                f"{name} is an NV-Embed model with --{option} {there.get(option)}: leave out --{option} {value}, or start from a"
-                " decoder"
-            )
+    values = (config.pooling, config.mask, latent.num_latents_value, latent.num_cross_heads)
+    return dict(zip(BACKBONE_OPTIONS, values, strict=True))
 
 
 def _saved_prompts(name: str) -> dict[str, str]:
@@ -197,20 +179,18 @@ def nvembed_encoder(
         max_length: maximum tokens of prompt and text, EOS included.
         prompts: texts put before inputs, under the names `query` and `document` (by default empty) and those of tasks.
     """
-    settings = _retriever_settings(model, prompts, max_length)
     tokenizer = nvembed_tokenizer(tokenizer)
-    length = _checked_length(model, tokenizer, settings)
+    length = text_length(model.config.text_config, tokenizer, max_length)
     model.config.max_seq_length, model.config.official_instruction_mask = length, False
     with scratch_folder("export") as folder:
         save_tokenizer(tokenizer, folder, max_length=length)
         transformer = transformer_around(model, str(folder))
-    mode: Any = "lasttoken" if settings.pooling == "last" else "mean"
-    similarity: Any = settings.similarity_fn_name
+    mode: Any = "lasttoken" if model.config.pooling == "eos" else "mean"
     pooling = Pooling(model.config.hidden_size, pooling_mode=mode, include_prompt=False)
     return SentenceTransformer(
         modules=[transformer, pooling, Normalize()],
-        prompts=dict(settings.prompts),
-        similarity_fn_name=similarity,
+        prompts={"query": "", "document": ""} | prompts,
+        similarity_fn_name="cosine",
         device=str(model.device),
         trust_remote_code=True,  # checkpoints, which a resumed run loads, contain our code
     )
@@ -235,12 +215,17 @@ def export_nvembed(
     """
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them first (merge_and_unload)")
-    settings, folder = _retriever_settings(model, prompts, max_length), local_path(folder)
-    tokenizer = nvembed_tokenizer(tokenizer)
-    length = _checked_length(model, tokenizer, settings)
+    prompts, tokenizer, folder = (
+        {"query": "", "document": ""} | prompts,
+        nvembed_tokenizer(tokenizer),
+        local_path(folder),
+    )
+    pooling: Any = "last" if model.config.pooling == "eos" else "mean"
+    settings = RetrieverSettings(pooling, prompts, max_length, include_prompt=False, similarity_fn_name="cosine")
     save_backbone(model, folder, dtype=dtype)
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
+    length = text_length(model.config.text_config, tokenizer, max_length)
     config |= {"max_seq_length": length, "official_instruction_mask": False}
     config["text_config"].pop("_name_or_path", None)  # the tokenizer is in the folder itself
     if "use_cache" in config["text_config"]:
@@ -248,28 +233,3 @@ def export_nvembed(
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_settings(settings, tokenizer, model.config, folder)
     return folder
-
-
-def _retriever_settings(model: NVEmbedModel, prompts: dict[str, str], max_length: int) -> RetrieverSettings:
-    pooling = "last" if model.config.pooling == "eos" else "mean"
-    prompts = {"query": "", "document": ""} | prompts
-    return RetrieverSettings(
-        pooling,  # type: ignore[arg-type]
-        prompts,
-        max_length,
-        include_prompt=False,
-        similarity_fn_name="cosine",
-    )
-
-
-def _checked_length(model: NVEmbedModel, tokenizer: PreTrainedTokenizerBase, settings: RetrieverSettings) -> int:
-    """Return the maximum length, lowered to the limits of tokenizer and model, and check that prompts leave room for text."""
-    length = text_length(model.config.text_config, tokenizer, settings.max_length)
-    for name, prompt in settings.prompts.items():
-        tokens = len(tokenizer(prompt)["input_ids"])
-        if prompt and tokens >= length:
-            raise UserError(
-                f"the prompt {name!r} has {tokens} tokens, EOS included, which leaves no room for text in {length}:"
-                " shorten it or raise max_length"
-            )
-    return length

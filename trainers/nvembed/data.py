@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from torch import Tensor
 
@@ -15,20 +14,9 @@ from revela_hub.modeling.modeling_nvembed import check_pool_mask, exclude_instru
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
 from revela_hub.trainers.base.arguments import WEIGHT_DECAY, AdapterArguments, RunArguments
-from revela_hub.trainers.base.rows import in_order, pair_columns
+from revela_hub.trainers.base.rows import in_order
 
 ANCHOR_PROMPT, DOCUMENT_PROMPT, TASK = "anchor_prompt", "document_prompt", "task"
-
-
-def text_columns(dataset: Dataset) -> list[str]:
-    """Return the text columns of a mixture in order: anchor, positive, and negative, negative_1, ... if there are any."""
-    of_mixture = (TASK, ANCHOR_PROMPT, DOCUMENT_PROMPT)
-    if missing := [name for name in of_mixture if name not in dataset.column_names]:
-        raise UserError(
-            f"the training data has no column {missing[0]!r}, only {', '.join(dataset.column_names)} (a mixture has task,"
-            " anchor_prompt and document_prompt; pairs have none of the three)"
-        )
-    return pair_columns(dataset)
 
 
 class NVEmbedCollator:
@@ -88,23 +76,16 @@ class NVEmbedCollator:
         self.max_length = model.max_seq_length
         self._prompt_lengths: dict[str, int] = {"": 0}
 
-    def check_prompts(self, dataset: Dataset) -> None:
-        """Raise a `UserError` that names the task if a prompt of a data set leaves no room for text."""
-        for column in (ANCHOR_PROMPT, DOCUMENT_PROMPT):
-            for prompt in dataset.unique(column):
-                length = self._prompt_length(prompt)
-                # At least one token of the text besides EOS must fit.
-                if prompt and self.max_length is not None and length + 2 > self.max_length:
-                    task = dataset[TASK][list(dataset[column]).index(prompt)]
-                    raise UserError(
-                        f"task {task}: its instruction takes {length} tokens or more, which leaves no room for a text"
-                        f" within a maximum length of {self.max_length}: shorten it or raise --max_length"
-                    )
-
     def _prompt_length(self, prompt: str) -> int:
         if prompt not in self._prompt_lengths:
             tokens = self.preprocess([prompt])["input_ids"][0].tolist()
-            self._prompt_lengths[prompt] = len(tokens) - (tokens[-1] in self.special_ids)
+            length = self._prompt_lengths[prompt] = len(tokens) - (tokens[-1] in self.special_ids)
+            # At least one token of the text besides EOS must fit, or all texts would have the same vector.
+            if self.max_length is not None and length + 2 > self.max_length:
+                raise UserError(
+                    f"the instruction {prompt[:60]!r} takes {length} tokens or more, which leaves no room for a text within a"
+                    f" maximum length of {self.max_length}: shorten it or raise --max_length"
+                )
         return self._prompt_lengths[prompt]
 
     def __call__(self, rows: list[dict[str, str]]) -> dict[str, Any]:
@@ -172,11 +153,7 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
     lora_dropout: Probability = option(0.1, "Dropout of the LoRA adapters.")
 
     def __post_init__(self) -> None:
-        """Set defaults that depend on other fields; raise a `ValueError` if a value is out of range."""
+        """Set defaults that depend on other fields."""
         super().__post_init__()
-        if self.prompts:
-            raise ValueError(
-                "prompts has no effect on NV-Embed: set query_instruction, and the instructions of the tasks in the mixture"
-            )
         if self.lora_alpha is None and self.lora_rank:
             self.lora_alpha = 2 * self.lora_rank

@@ -47,7 +47,6 @@ from revela_hub.trainers.nvembed.data import (
     TASK,
     NVEmbedCollator,
     NVEmbedTrainingArguments,
-    text_columns,
 )
 from revela_hub.trainers.nvembed.loss import NVEmbedLoss
 
@@ -112,12 +111,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
         def prepared(rows: Dataset | IterableDataset) -> Dataset:
             mixture = _with_prompts(rows, own_prompts)
-            if len(text_columns(mixture)) == 2 and not args.in_batch_negatives:
-                raise UserError(
-                    "the rows have no negatives, and in_batch_negatives is false, so the loss is always 0: add columns"
-                    " negative_1, negative_2, ..., or set in_batch_negatives to true"
-                )
-            collator.check_prompts(mixture)
+            if len(in_order(mixture.column_names)) == 2 and not args.in_batch_negatives:
+                raise UserError("the rows have no negatives, so without in_batch_negatives the loss is always 0")
             return mixture
 
         kwargs["train_dataset"] = train_dataset
@@ -126,7 +121,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         refuse_single_pair(train_dataset)
         transformer: Any = model[0]
         self.nvembed: NVEmbedModel = transformer.auto_model
-        _check_processes(args)
+        if args.world_size > 1 and Version(version("sentence-transformers")) < Version("6.2"):
+            # It synchronises processes at every mini-batch, whose number may differ between them, so training would hang.
+            raise UserError("NV-Embed on several processes needs sentence-transformers 6.2 or newer")
         refuse_frozen("the decoder", self.nvembed.embedding_model)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = peft_config or lora_config(args, self.nvembed.embedding_model)
@@ -139,6 +136,11 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             if parameter.requires_grad or (parameter.is_floating_point() and parameter.dtype not in kept):
                 parameter.data = parameter.data.float()
         self._trained = [name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad]
+        if not args.blend_tasks:  # sentence-transformers makes batches of one data set each
+            tasks = np.asarray(train_dataset[TASK])
+            train_dataset = DatasetDict(
+                {task: train_dataset.select(np.flatnonzero(tasks == task)) for task in map(str, np.unique(tasks))}
+            )
         loss = NVEmbedLoss(
             model,
             temperature=args.temperature,
@@ -149,9 +151,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         super().__init__(
             model=model,
             args=args,
-            train_dataset=train_dataset if args.blend_tasks else by_task(train_dataset),
+            train_dataset=train_dataset,
             loss=loss,
-            data_collator=collator,  # also read for its label columns
+            data_collator=collator,
             **kwargs,
         )
 
@@ -221,29 +223,11 @@ def _with_prompts(rows: Dataset | IterableDataset, prompts: Mapping[str, str | N
     rows = as_dataset(rows)
     columns = {TASK: "retrieval", ANCHOR_PROMPT: prompts.get("query"), DOCUMENT_PROMPT: prompts.get("document")}
     pair_columns(rows)
-    if set(columns) & set(rows.column_names):
+    if set(columns) <= set(rows.column_names):
         return rows
     for name, value in columns.items():
         rows = rows.add_column(name, [value or ""] * len(rows))
     return rows
-
-
-def _check_processes(args: NVEmbedTrainingArguments) -> None:
-    """Reject several processes before sentence-transformers 6.2, which synchronises processes at every mini-batch.
-
-    The number of distinct texts, and so of mini-batches, may differ between processes, so training would hang.
-    """
-    if args.world_size > 1 and Version(version("sentence-transformers")) < Version("6.2"):
-        raise UserError(
-            f"NV-Embed on {args.world_size} processes needs sentence-transformers 6.2 or newer, but the installed version is"
-            f" {version('sentence-transformers')}: pip install -U sentence-transformers"
-        )
-
-
-def by_task(dataset: Dataset) -> DatasetDict:
-    """Return one data set per task, from which sentence-transformers makes batches of one task each."""
-    task_N = np.asarray(dataset[TASK])
-    return DatasetDict({str(task): dataset.select(np.flatnonzero(task_N == task)) for task in np.unique(task_N)})
 
 
 class _EncoderInTraining:
@@ -252,13 +236,11 @@ class _EncoderInTraining:
     def __init__(self, model: SentenceTransformer, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
         self.model, self.autocast = model, autocast
         self.similarity_fn_name = model.similarity_fn_name
+        self.encode_query, self.encode_document = map(self._wrapped, (model.encode_query, model.encode_document))
 
-    def encode_query(self, texts: list[str], **kwargs: Any) -> Any:
-        """Return (n, d) vectors of queries."""
-        with self.autocast():
-            return self.model.encode_query(texts, **kwargs)
+    def _wrapped(self, encode: Callable[..., Any]) -> Callable[..., Any]:
+        def encode_under_autocast(texts: list[str], **kwargs: Any) -> Any:
+            with self.autocast():
+                return encode(texts, **kwargs)
 
-    def encode_document(self, texts: list[str], **kwargs: Any) -> Any:
-        """Return (n, d) vectors of documents."""
-        with self.autocast():
-            return self.model.encode_document(texts, **kwargs)
+        return encode_under_autocast

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub.data.text.masking import Vocabulary
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
@@ -74,9 +73,6 @@ def load_retromae_encoder(
     for field, value in config.items():
         if (kept := getattr(model.config, field)) != value:
             raise UserError(f"{name} was pre-trained with {field}={kept}: keep that, or start from its encoder")
-    Vocabulary.of(tokenizer)  # raises an error before any text is read
-    if len(tokenizer) > (vocabulary := model.config.get_text_config().vocab_size):
-        raise UserError(f"the tokenizer of {name} has {len(tokenizer)} tokens, more than the model's {vocabulary}")
     return RetroMAECheckpoint(model, tokenizer)
 
 

@@ -71,11 +71,7 @@ class RetroMAECollator(MaskedCollator):
     decoders = ("enhanced", "basic", "none")
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch of rows of `build_spans`; the class describes its tensors.
-
-        Raises:
-            UserError: a span is too long, or was made with another tokenizer.
-        """
+        """Make a batch of rows of `build_spans`; the class describes its tensors."""
         rows, width = len(features), self.width(features, "input_ids", "span")
         batch = self.padding(rows, width, "encoder_")
         if self.decoder != "none":
@@ -138,12 +134,5 @@ class RetroMAEDataArguments(StreamedTextArguments):
 def load_spans(
     arguments: RetroMAEDataArguments, tokenizer: PreTrainedTokenizerBase, held_out: Path | None = None
 ) -> tuple[Dataset | IterableDataset, ReadReport]:
-    """Read the sources, and tokenize and pack them into spans; see `build_spans` for the columns.
-
-    Returns:
-        The spans, and a report on the sources.
-
-    Raises:
-        UserError: `build_spans` raises an error.
-    """
+    """Read the sources, tokenize and pack them; return spans, with the columns of `build_spans`, and a report."""
     return text_rows(arguments, build_spans, held_out, tokenizer=tokenizer, **values_of(SpanSettings, arguments))

@@ -43,9 +43,7 @@ class RetroMAETrainer(MaskedTrainer):
     method = RETROMAE
     checkpoint = RetroMAECheckpoint
     collators = RetroMAECollator
-
     losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
-    forward_options = {"return_logits": False}  # noqa: RUF012 (a class variable)
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ def gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("in_batch", [True, False])
-@pytest.mark.parametrize(("size", "tokens"), [(100, None), (3, None), (1, None), (100, 9), (100, 1)])
+@pytest.mark.parametrize(("size", "tokens"), [(100, None), (3, None), (100, 9)])
 def test_loss_and_gradients_are_those_of_the_equation(
     features: dict[str, Any], labels: Tensor, in_batch: bool, size: int, tokens: int | None
 ) -> None:
@@ -129,17 +129,6 @@ def test_texts_go_through_the_model_once_if_they_fit(
     loss_of(model, in_batch=True, size=size)([features], labels).backward()
     assert model.texts == passes * len(LENGTHS)
     assert model.tokens <= passes * sum(LENGTHS) / SIMILAR_LENGTH
-
-
-def test_texts_of_one_length_go_through_the_model_together(labels: Tensor) -> None:
-    model = _Model()
-    features = {
-        "input_ids": torch.ones(10, 4, dtype=torch.long),
-        "attention_mask": torch.ones(10, 4).long(),
-        "lengths": [4] * 10,
-    }
-    loss_of(model, in_batch=True)([features], labels)
-    assert len(model.seen) == 1
 
 
 def test_the_second_pass_repeats_the_random_numbers_of_the_first(features: dict[str, Any], labels: Tensor) -> None:

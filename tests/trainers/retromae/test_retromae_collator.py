@@ -42,10 +42,11 @@ def same_but_padding(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
         assert torch.equal(*both), name
 
 
-@pytest.mark.parametrize("decoder", ["enhanced", "basic", "none"])
-def test_encoder_part(wordpiece_tokenizer: Any, decoder: Any) -> None:
+def test_encoder_part(wordpiece_tokenizer: Any) -> None:
     rows = make_rows([30, 7, 51, 1])
-    batch = RetroMAECollator(wordpiece_tokenizer, decoder=decoder)(rows)
+    batches = [RetroMAECollator(wordpiece_tokenizer, decoder=name)(rows) for name in ("none", "enhanced", "basic")]
+    batch = batches[0]
+    assert all(torch.equal(other[name], tensor) for other in batches for name, tensor in batch.items())
 
     for number, row in enumerate(rows):
         length = len(row["input_ids"]) + 2
@@ -60,17 +61,7 @@ def test_encoder_part(wordpiece_tokenizer: Any, decoder: Any) -> None:
             token for p, token in enumerate(original) if p not in chosen
         ]
         assert ids[length:] == [PAD] * (53 - length)
-    assert (decoder == "none") == ("decoder_input_ids" not in batch)
-    assert all(tensor.dtype == torch.int64 for name, tensor in batch.items() if name != "decoder_attention_mask")
-
-
-def test_encoder_part_is_the_same_for_every_decoder(wordpiece_tokenizer: Any) -> None:
-    rows = make_rows([30, 12])
-    batches = [
-        RetroMAECollator(wordpiece_tokenizer, decoder=decoder)(rows) for decoder in ("enhanced", "basic", "none")
-    ]
-    for name in batches[2]:
-        assert torch.equal(batches[0][name], batches[1][name]) and torch.equal(batches[0][name], batches[2][name])
+    assert all(tensor.dtype == torch.int64 for tensor in batch.values())
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.7])
@@ -166,17 +157,6 @@ def test_one_span_is_the_same_in_every_batch(wordpiece_tokenizer: Any) -> None:
     assert masks(RetroMAECollator(wordpiece_tokenizer, seed=3, epoch=1)([rows[0]])) == masks(collator([rows[0]]))
 
 
-def test_global_random_state_plays_no_part(wordpiece_tokenizer: Any) -> None:
-    collator, rows = RetroMAECollator(wordpiece_tokenizer), make_rows([20, 9])
-    state = torch.get_rng_state()
-    first = collator(rows)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(9)
-    np.random.seed(9)  # noqa: NPY002 (what a trainer seeds)
-    again = collator(rows)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
 def test_workers_see_the_epoch(wordpiece_tokenizer: Any) -> None:
     rows: Any = make_rows([20, 9, 14, 30])
     collator = RetroMAECollator(wordpiece_tokenizer)
@@ -206,17 +186,6 @@ def test_spans_of_one_token_and_of_none(wordpiece_tokenizer: Any) -> None:
     assert visible[2] == [[0, 0, 0, 1], [1, 0, 0, 1], [1, 0, 0, 1], [1, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("decoder", ["enhanced", "basic"])
-def test_batch_of_special_tokens(wordpiece_tokenizer: Any, decoder: Any) -> None:
-    rows = [{"span": n, "input_ids": [UNK, MASK, SEP], "word_starts": [1, 1, 1]} for n in range(2)]
-    batch = RetroMAECollator(wordpiece_tokenizer, decoder=decoder)(rows)
-    for part in ("encoder", "decoder"):
-        assert batch[f"{part}_input_ids"].tolist() == [[CLS, UNK, MASK, SEP, SEP]] * 2
-        assert (batch[f"{part}_labels"] == -100).all()
-    if decoder == "enhanced":
-        assert torch.equal(batch["decoder_attention_mask"][0], ~torch.eye(5, dtype=torch.bool))
-
-
 def test_unknown_tokens_are_not_predicted(wordpiece_tokenizer: Any) -> None:
     rows = [{"span": n, "input_ids": [7, UNK, 8, UNK, 9], "word_starts": [1] * 5} for n in range(20)]
     batch = RetroMAECollator(wordpiece_tokenizer)(rows)
@@ -230,26 +199,15 @@ def test_lengths(wordpiece_tokenizer: Any) -> None:
     collator = RetroMAECollator(wordpiece_tokenizer, pad_to_multiple_of=64, max_length=32)
     batch = collator(rows)  # no wider than there are positions
     assert batch["decoder_attention_mask"].shape == (2, 32, 32)
-    with pytest.raises(
-        UserError, match="span 0 has 33 tokens including special tokens, but .* only 32 positions: prepare"
-    ):
+    with pytest.raises(UserError, match="span 0 has 33 tokens"):
         collator(make_rows([31]))
 
 
-def test_spans_of_another_tokenizer(wordpiece_tokenizer: Any) -> None:
-    row = {"span": 5, "input_ids": [7, 9000], "word_starts": [1, 1]}
-    with pytest.raises(UserError, match="span 5 has token 9000, but the tokenizer has .* tokenizer of the model"):
-        RetroMAECollator(wordpiece_tokenizer)([row])
-
-
-def test_settings_that_make_no_sense(wordpiece_tokenizer: Any, bpe_tokenizer: Any) -> None:
-    settings: list[tuple[dict[str, Any], str]] = [
-        ({"encoder_mask_ratio": 0.0}, "encoder_mask_ratio is 0.0"),
-        ({"decoder_mask_ratio": 1.0}, "decoder_mask_ratio is 1.0"),
-        ({"decoder": "other"}, "decoder must be one of enhanced, basic, none, got other"),
-    ]
-    for keywords, message in settings:
-        with pytest.raises(UserError, match=message):
-            RetroMAECollator(wordpiece_tokenizer, **keywords)
+def test_what_would_be_masked_wrongly_is_rejected(wordpiece_tokenizer: Any, bpe_tokenizer: Any) -> None:
+    for settings in ({"encoder_mask_ratio": 0.0}, {"decoder_mask_ratio": 1.0}, {"decoder": "other"}):
+        with pytest.raises(UserError, match=next(iter(settings))):
+            RetroMAECollator(wordpiece_tokenizer, **settings)
     with pytest.raises(UserError, match="has no mask token"):
         RetroMAECollator(bpe_tokenizer)
+    with pytest.raises(UserError, match="span 5 has token 9000"):
+        RetroMAECollator(wordpiece_tokenizer)([{"span": 5, "input_ids": [7, 9000], "word_starts": [1, 1]}])
