@@ -62,6 +62,6 @@ def test_models_are_found_in_the_home_folder(home: Path, retriever_folder: Path,
     retriever, lm = (f"~/{folder.relative_to(home)}" for folder in (retriever_folder, llama_folder))
     assert describe(retriever).model_type == describe(retriever_folder).model_type
     assert load_retriever(retriever).get_embedding_dimension() == 32
-    assert load_lm(lm).model.config.name_or_path == str(llama_folder)
+    assert load_lm(lm)[0].config.name_or_path == str(llama_folder)
     with pytest.raises(UserError, match="no such folder"):
         load_retriever("~/no-model")

@@ -168,17 +168,15 @@ class Contriever(WrappedRetriever):
     queue_KD: Tensor
     queue_hash_K: Tensor
 
-    def __init__(
-        self, retriever: SentenceTransformer, *, temperature: float, queue_size: int = 0, momentum: float = 0.9995
-    ) -> None:
+    def __init__(self, retriever: SentenceTransformer, args: ContrieverTrainingArguments) -> None:
         super().__init__(retriever)
-        self.temperature, self.momentum, self.queue_size = temperature, momentum, queue_size
+        self.temperature, self.momentum, self.queue_size = args.temperature, args.momentum, args.queue_size
         self.key_encoder: Any = None
-        if queue_size:
+        if self.queue_size:
             self.key_encoder = copy.deepcopy(retriever).requires_grad_(False)
             with retriever.truncate_embeddings(None):  # vectors are whole in training
-                self.register_buffer("queue_KD", torch.zeros(queue_size, retriever.get_embedding_dimension() or 0))
-            self.register_buffer("queue_hash_K", torch.full((queue_size,), EMPTY))
+                self.register_buffer("queue_KD", torch.zeros(self.queue_size, retriever.get_embedding_dimension() or 0))
+            self.register_buffer("queue_hash_K", torch.full((self.queue_size,), EMPTY))
 
     def extra_weights(self) -> dict[str, Tensor]:
         """Return the queue and the momentum encoder, which checkpoints need in addition to the retriever."""
@@ -282,7 +280,6 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("row", "text"), args, build_passages))
         self.adapters = with_adapters(retriever, peft_config, args.seed, args)
         freeze_pooler(retriever)
-        queue: dict[str, Any] = {"queue_size": args.queue_size, "momentum": args.momentum}
-        contrastive = Contriever(retriever, temperature=args.temperature, **queue)
+        contrastive = Contriever(retriever, args)
         super().__init__(model=contrastive, args=args, data_collator=ViewCollator(retriever, args), **kwargs)
         self.add_callback(_MoveKeyEncoder(contrastive))

@@ -1,7 +1,6 @@
 """The language models of the baselines: REPLUG's teacher, and the reader of RA-IT and RA-DIT."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,18 +17,10 @@ from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, un
 from revela_hub.trainers.base.weights import is_encoder
 
 
-@dataclass
-class LanguageModel:
-    """A decoder and its tokenizer."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-
-
 def load_lm(
     lm: ModelLike, *, tokenizer: PreTrainedTokenizerBase | None = None, trust_remote_code: bool = False
-) -> LanguageModel:
-    """Load a decoder in float32; a loaded model is returned unchanged. A bidirectional model is a `UserError`."""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a decoder in float32 and its tokenizer; a loaded model is returned unchanged. A bidirectional one is a `UserError`."""
     model, name = unwrapped(lm), name_of(lm)
     with loading(f"cannot load the language model {name!r}", name):
         if is_encoder(model, trust_remote_code=trust_remote_code):
@@ -43,7 +34,7 @@ def load_lm(
             "the language model attends to later tokens (is_causal in its configuration is false), as after NVEmbedTrainer:"
             " load it again, or use another decoder"
         )
-    return LanguageModel(model, tokenizer)
+    return model, tokenizer
 
 
 def check_room(lm: PreTrainedModel, tokens: int) -> None:

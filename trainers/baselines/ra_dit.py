@@ -52,13 +52,18 @@ from revela_hub.trainers.base.retriever import (
     load_retriever,
     with_adapters,
 )
-from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.weights import load_whole
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.language_models import check_room, load_lm
 from revela_hub.trainers.baselines.ra_it import paste, pasted_log_likelihoods, shortened
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder, load_imprag
-from revela_hub.trainers.imprag.data import ImpRAGDataArguments, as_prompts, as_texts, load_data, tokenize_prompts
+from revela_hub.trainers.imprag.data import (
+    ImpRAGDataArguments,
+    as_prompts,
+    as_texts,
+    tokenize_prompts,
+    train_on_prompts,
+)
 from revela_hub.trainers.imprag.retrieval import kl_from_retrieval, multi_label_nce, rank_passages
 
 MASKED_SCORE = -1e30
@@ -135,28 +140,16 @@ def run(arguments: Arguments) -> None:
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `RADITTrainer`, such as `callbacks`."""
-    with open_run(RA_DIT, arguments) as run:
-        if run.finished:
-            return run.output
-        (prompts, passages), report = run.read(
-            "reading prompts and passages", lambda: load_data(arguments, arguments.seed)
-        )
-        trainer = RADITTrainer(
-            arguments.retriever or arguments.backbone or "",
-            arguments,
-            train_dataset=prompts,
-            passages=passages,
-            reader=arguments.reader,
-            pseudo_labels=arguments.pseudo_labels,
-            retrieval_layer=arguments.retrieval_layer,
-            max_length=arguments.max_length,
-            max_passage_length=arguments.max_passage_length,
-            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
-            **trainer_options,
-        )
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
-        return run.output
+    return train_on_prompts(
+        RA_DIT,
+        arguments,
+        RADITTrainer,
+        arguments.retriever or arguments.backbone or "",
+        reader=arguments.reader,
+        retrieval_layer=arguments.retrieval_layer,
+        max_passage_length=arguments.max_passage_length,
+        **trainer_options,
+    )
 
 
 class RADITTrainer(RetrieverTrainer):
@@ -227,13 +220,13 @@ class RADITTrainer(RetrieverTrainer):
             pseudo_labels, prompts["input"], self.passages, args.num_candidates, **show, **loading
         )
         if log_likelihoods is None:
-            lm = load_lm(reader or "", tokenizer=reader_tokenizer, **loading)
-            kept = tokenize_prompts(prompts, lm.tokenizer, max_length, args.log)["source_row"]
+            lm, tokenizer = load_lm(reader or "", tokenizer=reader_tokenizer, **loading)
+            kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
             prompts, self.candidates = prompts.select(kept), self.candidates[np.array(kept)]
-            short = shortened(self.passages, lm.tokenizer, max_passage_length, args.log)
-            read = lm.model.to(args.device), lm.tokenizer  # type: ignore[arg-type]  # its decorator hides the signature
+            short = shortened(self.passages, tokenizer, max_passage_length, args.log)
+            lm.to(args.device)  # type: ignore[arg-type]  # its decorator hides the signature
             size = args.likelihood_batch_size
-            log_likelihoods = reader_likelihoods(*read, prompts, short, self.candidates, size, **show)
+            log_likelihoods = reader_likelihoods(lm, tokenizer, prompts, short, self.candidates, size, **show)
         self.log_likelihoods = log_likelihoods
         self.same_M = first_of_same(self.passages)  # a copy of a positive is no negative
         decoder = isinstance(retriever, DecoderRetriever)

@@ -35,7 +35,6 @@ from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merge, merged_copy
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.models import ModelLike, default_arguments
-from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.language_models import check_room, load_lm, log_likelihoods
@@ -43,10 +42,10 @@ from revela_hub.trainers.imprag.data import (
     ImpRAGDataArguments,
     as_prompts,
     as_texts,
-    load_data,
     pair_tokens,
     tokenize_passages,
     tokenize_prompts,
+    train_on_prompts,
 )
 from revela_hub.trainers.imprag.retrieval import rank_passages
 
@@ -98,27 +97,8 @@ def run(arguments: Arguments) -> None:
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `RAITTrainer`, such as `callbacks`."""
-    with open_run(RA_IT, arguments) as run:
-        if run.finished:
-            return run.output
-        (prompts, passages), report = run.read(
-            "reading prompts and passages", lambda: load_data(arguments, arguments.seed)
-        )
-        trainer = RAITTrainer(
-            arguments.backbone,
-            arguments,
-            train_dataset=prompts,
-            passages=passages,
-            pseudo_labels=arguments.pseudo_labels,
-            num_passages=arguments.num_passages,
-            max_passage_length=arguments.max_passage_length,
-            max_length=arguments.max_length,
-            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
-            **trainer_options,
-        )
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
-        return run.output
+    lengths = {"num_passages": arguments.num_passages, "max_passage_length": arguments.max_passage_length}
+    return train_on_prompts(RA_IT, arguments, RAITTrainer, arguments.backbone, **lengths, **trainer_options)
 
 
 class RAITTrainer(MethodTrainer, SFTTrainer):
@@ -173,8 +153,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     ) -> None:
         args = args or default_arguments(RAITTrainingArguments, model, self.method)
         loading = model_init_kwargs or {}
-        loaded = load_lm(model, tokenizer=processing_class, **loading)
-        decoder, tokenizer = loaded.model, loaded.tokenizer
+        decoder, tokenizer = load_lm(model, tokenizer=processing_class, **loading)
         prompts, texts = as_prompts(train_dataset), as_texts(passages)
         kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
         how = {"show_progress_bar": not args.disable_tqdm} | loading

@@ -14,6 +14,7 @@ Examples:
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -101,12 +102,10 @@ class GroupCollator:
         retriever: SentenceTransformer,
         lm_tokenizer: PreTrainedTokenizerBase,
         max_length: int,
-        *,
-        queries: bool = False,
-        halve: bool = False,
+        args: ReplugTrainingArguments,
     ) -> None:
         self.retriever, self.lm_tokenizer, self.max_length = retriever, lm_tokenizer, max_length
-        self.queries, self.halve = queries, halve
+        self.queries, self.halve = args.similarity_sides == "query_passage", args.similarity_span == "first_half"
         self.begin = [] if lm_tokenizer.bos_token_id is None else [lm_tokenizer.bos_token_id]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,23 +152,13 @@ class Replug(WrappedRetriever):
         self,
         retriever: SentenceTransformer,
         lm: PreTrainedModel,
-        *,
-        temperature: float = 1e-3,
-        lm_temperature: float = 1e-3,
-        lm_batch_size: int = 16,
-        begin: list[int] | None = None,
-        likelihood: Literal["sum", "mean"] = "mean",
+        args: ReplugTrainingArguments,
+        begin: Sequence[int] = (),
     ) -> None:
         super().__init__(retriever)
-        self.lm: Any = lm.requires_grad_(False).eval()
-        self.temperature, self.lm_temperature, self.lm_batch_size = temperature, lm_temperature, lm_batch_size
-        self.begin, self.likelihood = begin or [], likelihood
-
-    def train(self, mode: bool = True) -> "Replug":
-        """Set the retriever's mode; the language model's dropout stays off."""
-        super().train(mode)
-        self.lm.eval()
-        return self
+        self.lm: Any = lm.requires_grad_(False)
+        self.begin, self.likelihood, self.lm_batch_size = begin, args.likelihood, args.lm_batch_size
+        self.temperature, self.lm_temperature = args.temperature, args.lm_temperature
 
     def forward(
         self, passage: dict[str, Any], tokens: list[list[list[int]]], query: dict[str, Any] | None = None
@@ -258,21 +247,13 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         refuse_routes(retriever, name_of(model), "REPLUG")
         if truncates(retriever) and not isinstance(model, SentenceTransformer):
             retriever = load_retriever(retriever, max_length=max_length)
-        loaded = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=loading.get("trust_remote_code", False))
-        check_room(loaded.model, 2 * max_length)
+        code = bool(loading.get("trust_remote_code"))
+        lm, lm_tokenizer = load_lm(lm, tokenizer=lm_tokenizer, trust_remote_code=code)
+        check_room(lm, 2 * max_length)
         groups = partial(build_groups, settings=GroupSettings(group_size))
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("group", "document"), args, groups))
         self.adapters = with_adapters(retriever, peft_config, args.seed, args)
         freeze_pooler(retriever)
-        halve, queries = args.similarity_span == "first_half", args.similarity_sides == "query_passage"
-        collator = GroupCollator(retriever, loaded.tokenizer, max_length, queries=queries, halve=halve)
-        distilled = Replug(
-            retriever,
-            loaded.model,
-            temperature=args.temperature,
-            lm_temperature=args.lm_temperature,
-            lm_batch_size=args.lm_batch_size,
-            begin=collator.begin,
-            likelihood=args.likelihood,
-        )
+        collator = GroupCollator(retriever, lm_tokenizer, max_length, args)
+        distilled = Replug(retriever, lm, args, collator.begin)
         super().__init__(model=distilled, args=args, data_collator=collator, **kwargs)

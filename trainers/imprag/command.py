@@ -21,10 +21,9 @@ from typing import Any, Literal
 
 from revela_hub.options import option, required
 from revela_hub.output import command_line
-from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.imprag import IMPRAG
 from revela_hub.trainers.imprag.checkpoint import OPTIONS
-from revela_hub.trainers.imprag.data import ImpRAGDataArguments, ImpRAGTrainingArguments, load_data
+from revela_hub.trainers.imprag.data import ImpRAGDataArguments, ImpRAGTrainingArguments, train_on_prompts
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 MODEL_FOLDER = "model"
@@ -61,22 +60,7 @@ def run(arguments: Arguments) -> None:
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
     """Train and export. The options are further arguments of `ImpRAGTrainer`, such as `callbacks`."""
-    with open_run(IMPRAG, arguments) as run:
-        if run.finished:
-            return run.output
-        (prompts, passages), report = run.read(
-            "reading prompts and passages", lambda: load_data(arguments, arguments.seed)
-        )
-        trainer = ImpRAGTrainer(
-            arguments.backbone,
-            arguments,
-            train_dataset=prompts,
-            passages=passages,
-            pseudo_labels=arguments.pseudo_labels,
-            max_length=arguments.max_length,
-            model_init_kwargs={name: getattr(arguments, name) for name in ("trust_remote_code", *OPTIONS.values())},
-            **trainer_options,
-        )
-        run.train(trainer)
-        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
-        return run.output
+    layers = {name: getattr(arguments, name) for name in OPTIONS.values()}
+    return train_on_prompts(
+        IMPRAG, arguments, ImpRAGTrainer, arguments.backbone, model_init_kwargs=layers, **trainer_options
+    )

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from revela_hub.data.sources.rows import Row
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
+from revela_hub.hub_cards.method import Method
 from revela_hub.loading import varying_shapes
 from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
 from revela_hub.retrieval.encoding import batches, encode_batches
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.rows import as_dataset
+from revela_hub.trainers.base.run import open_run
 
 
 @dataclass
@@ -145,6 +148,30 @@ class ImpRAGDataArguments:
     def sources(self) -> list[Source]:
         """Return all sources."""
         return parse_sources([*self.data, *self.corpus, *self.plain_text])
+
+
+def train_on_prompts(method: Method, arguments: Any, make: Callable[..., Any], model: str, **options: Any) -> Path:
+    """Train and export a model on the data of `ImpRAGDataArguments`.
+
+    Args:
+        method: the training method.
+        arguments: options of the command.
+        make: the trainer's class.
+        model: model to train: Hub id or folder.
+        **options: further arguments of the trainer.
+    """
+    with open_run(method, arguments) as run:
+        if run.finished:
+            return run.output
+        (prompts, passages), report = run.read(
+            "reading prompts and passages", lambda: load_data(arguments, arguments.seed)
+        )
+        data = {"train_dataset": prompts, "passages": passages, "pseudo_labels": arguments.pseudo_labels}
+        init = {"trust_remote_code": arguments.trust_remote_code} | options.pop("model_init_kwargs", {})
+        trainer = make(model, arguments, max_length=arguments.max_length, model_init_kwargs=init, **data, **options)
+        run.train(trainer)
+        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+        return run.output
 
 
 def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[tuple[Dataset, list[str]], str]:

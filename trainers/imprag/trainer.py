@@ -23,7 +23,8 @@ from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
@@ -145,7 +146,6 @@ class ImpRAGTrainer(MethodTrainer):
             **kwargs,
         )
         self.loss_is_scaled_for_ga = True
-        self.add_callback(_Schedule(self))
 
     def retriever_now(self) -> ImpRAGEncoder:
         """Return the encoder of the current model."""
@@ -156,6 +156,18 @@ class ImpRAGTrainer(MethodTrainer):
         """Return the model with adapters merged, as `load_imprag_checkpoint` does."""
         tokenizer: Any = self.processing_class
         return ImpRAGCheckpoint(merged_copy(self.imprag, self.accelerator.unwrap_model(self.model)), tokenizer)
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train; see `MethodTrainer.train`. A second run builds its own index."""
+        self.ranking, self.built_at = None, -1
+        return super().train(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Train on a batch; first rebuild the index if this is due: after the warm-up, and then regularly."""
+        every = self.args.index_steps or max(1, round(self.state.max_steps / max(1, self.state.num_train_epochs)))
+        if not self.warming_up and (self.ranking is None or self.state.global_step - self.built_at >= every):
+            self.rebuild_index()
+        return super().training_step(*args, **kwargs)
 
     @property
     def warming_up(self) -> bool:
@@ -324,22 +336,3 @@ class ImpRAGTrainer(MethodTrainer):
             self.ranking, self.built_at = saved["ranking"].numpy(), int(saved["built_at"])
             if len(self.ranking) != len(self.train_dataset):  # type: ignore[arg-type]
                 raise UserError(f"{file.parent} belongs to a run on other data: give the same --data, or start again")
-
-
-class _Schedule(TrainerCallback):
-    """Rebuild the index after the warm-up and then regularly."""
-
-    def __init__(self, trainer: ImpRAGTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if not state.global_step:  # not resumed: `train` may have been called before
-            self.trainer.ranking, self.trainer.built_at = None, -1
-
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        trainer = self.trainer
-        if trainer.warming_up:
-            return
-        every = trainer.args.index_steps or max(1, round(state.max_steps / max(1, state.num_train_epochs)))
-        if trainer.ranking is None or state.global_step - trainer.built_at >= every:
-            trainer.rebuild_index()

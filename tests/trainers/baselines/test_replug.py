@@ -47,16 +47,21 @@ def trainer(folder: Path, retriever: Path, lm: Path, **options: Any) -> ReplugTr
     )
 
 
-@pytest.mark.parametrize("form", [{}, {"queries": True, "halve": True, "likelihood": "sum"}], ids=["ours", "paper"])
-def test_the_loss_is_the_equation(retriever_folder: Path, llama_folder: Path, form: dict[str, Any]) -> None:
+PAPER = {"similarity_sides": "query_passage", "similarity_span": "first_half", "likelihood": "sum"}
+
+
+@pytest.mark.parametrize("form", [{}, PAPER], ids=["ours", "paper"])
+def test_the_loss_is_the_equation(
+    retriever_folder: Path, llama_folder: Path, tmp_path: Path, form: dict[str, str]
+) -> None:
     """In plain loops, pair by pair and without padding; one chunk of the first group is absent."""
     retriever = load_retriever(str(retriever_folder)).double().eval()
     lm = AutoModelForCausalLM.from_pretrained(llama_folder).double().eval()
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
     rows = [groups(2, absent=1)[n] for n in range(2)]
-    likelihood_form = form.pop("likelihood", "mean")
     retriever.prompts = {"query": "the: ", "document": "a: "}
-    collator = GroupCollator(retriever, tokenizer, 32, **form)
+    args = ReplugTrainingArguments(output_dir=str(tmp_path), temperature=0.02, lm_temperature=0.01, **form)
+    collator = GroupCollator(retriever, tokenizer, 32, args)
     losses = []
     for row in rows:
         texts = [text for text in row["text"] if text]
@@ -72,7 +77,7 @@ def test_the_loss_is_the_equation(retriever_folder: Path, llama_folder: Path, fo
                 log_p = lm(input_ids=read).logits[0].log_softmax(-1)
                 at = range(len(ids[j]), read.shape[1])
                 total = sum(float(log_p[p - 1, int(read[0, p])]) for p in at)
-                likelihood.append(total if likelihood_form == "sum" else total / len(ids[i]))
+                likelihood.append(total if form else total / len(ids[i]))
                 cosine.append(sum(a * b for a, b in zip(queries[i], vectors[j], strict=True)))
             q = [math.exp((value - max(likelihood)) / 0.01) for value in likelihood]
             p = [math.exp((value - max(cosine)) / 0.02) for value in cosine]
@@ -81,10 +86,8 @@ def test_the_loss_is_the_equation(retriever_folder: Path, llama_folder: Path, fo
     assert len(losses) == 7
     expected = sum(losses) / 7
     for block in (1, 3, 64):
-        module = Replug(
-            retriever, lm, temperature=0.02, lm_temperature=0.01, lm_batch_size=block, likelihood=likelihood_form
-        )
-        outputs = module.eval()(**collator(rows))
+        args.lm_batch_size = block
+        outputs = Replug(retriever, lm, args).eval()(**collator(rows))
         assert float(outputs["loss"]) == pytest.approx(expected, rel=1e-4)
     outputs["loss"].backward()
     assert all(p.grad is None for p in lm.parameters())

@@ -26,22 +26,20 @@ RIVERS = ("Alba", "Brent", "Corve", "Dart", "Esk", "Foss", "Gade", "Hodder", "Is
 PASSAGES = [f"The river {name} flows past the town {name.lower()}ford." for name in RIVERS]
 
 
-def prompts(rows: int = 12) -> Dataset:
-    names = [RIVERS[row % len(RIVERS)] for row in range(rows)]
-    return Dataset.from_list(
-        [
-            {
-                "id": str(row),
-                "task": "question_answering",
-                "prompt": f"Which town has the river {name}?",
-                "input": f"river {name} town",
-                "answers": [f"{name.lower()}ford"],
-                "retrieve": row != 3,
-                "where": f"data.jsonl:{row + 1}",
-            }
-            for row, name in enumerate(names)
-        ]
-    )
+def prompts() -> Dataset:
+    rows = [
+        {
+            "id": str(row),
+            "task": "question_answering",
+            "prompt": f"Which town has the river {name}?",
+            "input": f"river {name} town",
+            "answers": [f"{name.lower()}ford"],
+            "retrieve": row != 3,
+            "where": f"data.jsonl:{row + 1}",
+        }
+        for row, name in enumerate(RIVERS)
+    ]
+    return Dataset.from_list(rows)
 
 
 def model(tokenizer: PreTrainedTokenizerFast, **config: object) -> ImpRAGForCausalLM:
@@ -86,22 +84,19 @@ def arguments(folder: Path, **settings: object) -> ImpRAGTrainingArguments:
 def trainer(
     tokenizer: PreTrainedTokenizerFast,
     args: ImpRAGTrainingArguments,
-    rows: int = 12,
     start: ImpRAGForCausalLM | None = None,
+    data: Dataset | None = None,
+    max_length: int = 100,
 ) -> ImpRAGTrainer:
-    data = prompts(rows)
-    labels = np.full((rows, 12), -1, np.int32)
-    for row in range(rows):
-        own = row % len(PASSAGES)
-        labels[row] = [own, *(number for number in range(len(PASSAGES)) if number != own)]
+    rows = range(len(RIVERS))
     return ImpRAGTrainer(
         start or model(tokenizer),
         args,
         processing_class=tokenizer,
-        train_dataset=data,
+        train_dataset=data or prompts(),
         passages=PASSAGES,
-        pseudo_labels=labels,
-        max_length=100,
+        pseudo_labels=np.array([[own, *(row for row in rows if row != own)] for own in rows], np.int32),
+        max_length=max_length,
     )
 
 
@@ -242,7 +237,7 @@ def test_accumulation_is_a_larger_batch_where_no_prompt_sees_another(
     for size, steps in ((12, 1), (6, 2)):
         options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 1}
         args = arguments(tmp_path, retrieval_warmup_epochs=0, optim="sgd", learning_rate=0.1, **options)
-        run = trainer(bpe_tokenizer, args, rows=12)
+        run = trainer(bpe_tokenizer, args)
         run.train_dataset = run.train_dataset.map(lambda row: row | {"retrieve": True})
         run.train()
         ends.append(weights(run))
@@ -257,11 +252,10 @@ sys.path[:0] = [{tests!r}, {here!r}]
 from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 from test_imprag_trainer import arguments, trainer, weights
-tokenizer = PreTrainedTokenizerFast.from_pretrained({tokenizer!r})
 processes = int(sys.argv[1])
 args = arguments(Path({folder!r}), per_device_train_batch_size=4 // processes, num_train_epochs=2,
                  retrieval_warmup_epochs=1, retrieval_only_steps=1, optim="sgd", learning_rate=0.1)
-run = trainer(tokenizer, args)
+run = trainer(PreTrainedTokenizerFast.from_pretrained({folder!r}), args)
 run.train()
 if args.should_save:
     torch.save((weights(run), run.state.log_history), Path({folder!r}) / f"{{processes}}.pt")
@@ -270,26 +264,17 @@ if args.should_save:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
-    bpe_tokenizer.save_pretrained(tmp_path / "tokenizer")
-    here = Path(__file__).resolve()
-    script = tmp_path / "two.py"
-    tests = str(here.parents[2])
-    names = {
-        "tokenizer": str(tmp_path / "tokenizer"),
-        "folder": str(tmp_path),
-        "tests": tests,
-        "here": str(here.parent),
-    }
-    script.write_text(TWO.format(**names), encoding="utf-8")
+    bpe_tokenizer.save_pretrained(tmp_path)
+    here, script = Path(__file__).resolve(), tmp_path / "two.py"
+    script.write_text(TWO.format(folder=str(tmp_path), tests=str(here.parents[2]), here=str(here.parent)))
     for processes in (1, 2):
         launch(str(script), str(processes), processes=processes, environment={"CUDA_VISIBLE_DEVICES": ""})
     (one, one_log), (two, two_log) = (torch.load(tmp_path / f"{n}.pt") for n in (1, 2))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6)
     for a, b in zip(one_log, two_log, strict=True):
-        for name in ("generation_loss", "retrieval_loss", "answer_recall"):
-            if name in a:
-                assert a[name] == pytest.approx(b[name], rel=1e-3), name
+        for name in {"generation_loss", "retrieval_loss", "answer_recall"} & set(a):
+            assert a[name] == pytest.approx(b[name], rel=1e-3), name
 
 
 def test_losses_are_their_equations() -> None:
@@ -337,29 +322,17 @@ def test_the_index_finds_the_candidates(tmp_path: Path, bpe_tokenizer: PreTraine
     assert (run.ranking != first).any()
 
 
-def test_prompts_that_do_not_fit_are_errors(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
-    options = {"processing_class": bpe_tokenizer, "train_dataset": prompts(), "max_length": 100}
-    args = arguments(tmp_path, retrieval_warmup_epochs=0)
-    with pytest.raises(UserError, match="do not fit into the backbone's 256"):
-        ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES, **(options | {"max_length": 200}))
-    with pytest.raises(UserError, match=r"have more than 5 tokens, answer included \(first: data.jsonl:1\)"):
-        ImpRAGTrainer(model(bpe_tokenizer), args, passages=PASSAGES, **(options | {"max_length": 5}))
-    with pytest.raises(ValueError, match="ranks must be in this order"):
-        arguments(tmp_path, num_positives=5, first_negative_rank=3)
-
-
-def test_long_prompts_are_skipped_and_reported(
+def test_prompts_that_do_not_fit_are_dropped_or_errors(
     tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = prompts().to_list()
+    data, args = prompts().to_list(), arguments(tmp_path)
     data[5]["prompt"] = "x " * 300
-    run = ImpRAGTrainer(
-        model(bpe_tokenizer),
-        arguments(tmp_path, retrieval_warmup_epochs=0),
-        processing_class=bpe_tokenizer,
-        train_dataset=Dataset.from_list(data),
-        passages=PASSAGES,
-        max_length=100,
-    )
+    run = trainer(bpe_tokenizer, args, data=Dataset.from_list(data))
     assert "1 of 12 prompts have more than 100 tokens" in capsys.readouterr().out
-    assert run.train_dataset["id"][4:6] == ["4", "6"] and run.train_dataset["source_row"][5] == 6
+    assert run.train_dataset["id"][4:6] == ["4", "6"] and run.pseudo_labels[4:6, 0].tolist() == [4, 6]
+    with pytest.raises(UserError, match="do not fit into the backbone's 256"):
+        trainer(bpe_tokenizer, args, max_length=200)
+    with pytest.raises(UserError, match=r"have more than 5 tokens, answer included \(first: data.jsonl:1\)"):
+        trainer(bpe_tokenizer, args, max_length=5)
+    with pytest.raises(ValueError, match="ranks must be in this order"):
+        arguments(tmp_path, num_positives=5, first_negative_rank=3)
