@@ -14,9 +14,10 @@ retrieval when no questions are available.
 
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,12 @@ def templates() -> dict[str, Any]:
 
 def render(task: str, where: str = "", **parts: str) -> str:
     """Fill in the template of a task."""
-    known = {name: text for name, text in templates().items() if isinstance(text, str)}
-    if task not in known:
-        raise UserError(f"{where}: unknown task {task!r}; the tasks are {', '.join(known)}")
     try:
-        return known[task].format_map(parts)
+        template: str = templates()[task].format_map(parts)
     except KeyError as error:
-        raise UserError(f"{where}: task {task} needs the field {error}") from error
+        tasks = ", ".join(name for name in templates() if name != "without_retrieval")
+        raise UserError(f"{where}: the task {task} is not one of {tasks}, or needs the field {error}") from error
+    return template
 
 
 def retrieves(task: str) -> bool:
@@ -64,7 +64,7 @@ def retrieves(task: str) -> bool:
     return task not in templates()["without_retrieval"]
 
 
-def read_prompts(sources: Iterable[str | Path], task: str = "question_answering") -> Dataset:
+def read_prompts(sources: Sequence[str | Path], task: str = "question_answering") -> Dataset:
     """Read prompts from files of JSON lines (plain or .gz).
 
     Args:
@@ -77,13 +77,9 @@ def read_prompts(sources: Iterable[str | Path], task: str = "question_answering"
     Raises:
         UserError: A line has no prompt, or its answer is missing or empty; the message has file and line.
     """
-    paths = [local_path(source) for source in sources]
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        raise UserError(f"{missing[0]}: no such file (prompts are read from JSON lines or parquet files)")
-    rows = [prompt_row(row, task) for path in paths for row in file_rows(path, ReadReport())]
+    rows = [prompt_row(row, task) for source in sources for row in file_rows(local_path(source), ReadReport())]
     if not rows:
-        raise UserError(f"no prompts in {', '.join(map(str, paths))}")
+        raise UserError(f"no prompts in {', '.join(map(str, sources))}")
     return Dataset.from_list(rows)
 
 
@@ -91,50 +87,38 @@ def prompt_row(row: Row, task: str) -> dict[str, Any]:
     """Convert one row to the columns in `COLUMNS`."""
     columns = row.columns
     task = str(columns.get("task") or task)
-    text = columns.get("prompt")
-    given = columns.get("input", columns.get("question"))
-    if text is None and given is None:
-        names = ", ".join(map(repr, columns)) or "none"
-        raise UserError(f"{row.where}: no prompt; it must be in prompt, question or input (the fields are {names})")
-    if given is not None and not isinstance(given, str):
-        raise UserError(f"{row.where}: the question is of type {type(given).__name__} instead of text")
-    if text is None:
-        if not (given or "").strip():
-            raise UserError(f"{row.where}: the question is empty")
-        parts = {"input": given, "context": columns.get("context")}
-        text = render(task, row.where, **{name: str(part) for name, part in parts.items() if part is not None})
-    if not isinstance(text, str) or not text.strip():
-        raise UserError(f"{row.where}: the prompt is empty")
-    answers = [answer.strip() for answer in _answers(row)]
-    if not answers or not all(answers):
-        raise UserError(f"{row.where}: an answer is empty: add one, or remove the line")
+    prompt, question = columns.get("prompt"), columns.get("input", columns.get("question"))
+    asked = question if prompt is None else prompt
+    if not isinstance(asked, str) or not asked.strip():
+        raise UserError(f"{row.where}: no text in prompt, question or input; the columns are {', '.join(columns)}")
+    if prompt is None:
+        parts = {"input": question, "context": columns.get("context")}
+        prompt = render(task, row.where, **{name: text for name, text in parts.items() if text is not None})
     retrieve = columns.get("retrieve")
     return {
         "id": str(columns.get("id", columns.get("_id", row.where))),
         "task": task,
-        "prompt": text,
-        "input": given if given and given.strip() else text,
-        "answers": list(dict.fromkeys(answers)),
+        "prompt": prompt,
+        "input": question or prompt,
+        "answers": _answers(row),
         "retrieve": retrieves(task) if retrieve is None else bool(retrieve),
         "where": row.where,
     }
 
 
-def _answers(row: Row) -> Iterator[str]:
-    """Yield the accepted answers from `answer`, `answers` or KILT's `output` (entries without an answer are provenance)."""
-    names = [name for name in ("answer", "answers", "output") if name in row.columns]
-    if not names:
-        raise UserError(f"{row.where}: no answer; it must be in answer, answers or output")
-    value = row.columns[names[0]]
+def _answers(row: Row) -> list[str]:
+    """Return the accepted answers from `answer`, `answers` or KILT's `output`, whose entries without an answer are provenance."""
+    value = next((row.columns[name] for name in ("answer", "answers", "output") if name in row.columns), None)
     value = value.get("text", value) if isinstance(value, dict) else value
-    for entry in value if isinstance(value, list) else [value]:
-        if isinstance(entry, dict):
-            if entry.get("answer") in (None, ""):
-                continue
-            entry = entry["answer"]
-        if not isinstance(entry, str):
-            raise UserError(f"{row.where}: {names[0]} contains {type(entry).__name__} instead of text")
-        yield entry
+    entries = [each.get("answer") or None if isinstance(each, dict) else each for each in _list(value)]
+    answers = [entry for entry in entries if entry is not None]
+    if not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
+        raise UserError(f"{row.where}: no answer, answers or output, or one that is empty or not text")
+    return list(dict.fromkeys(answer.strip() for answer in answers))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 # --- from raw text
@@ -156,15 +140,13 @@ def text_prompts(documents: Iterable[Document], kind: str, count: int, *, words:
     rng = random.Random(f"{seed} {kind}")
     rows = []
     for document in documents:
-        sentences = [chunk.text for chunk in chunk_document(document, words)]
-        for number in range(len(sentences)):
-            pair = _pair(kind, sentences, number, rng)
-            if pair is not None:
+        chunks = [" ".join(chunk.text.split()) for chunk in chunk_document(document, words)]
+        for number, (text, following) in enumerate(zip_longest(chunks, chunks[1:])):
+            if pair := _pair(kind, text, following, rng):
                 rows.append(_row(kind, *pair, f"{document.id}#{number}"))
     if not rows:
         raise UserError(f"no prompts of the kind {kind.replace('_', ' ')} can be made: use longer documents")
-    chosen = rng.sample(rows, min(count, len(rows)))
-    return Dataset.from_list(chosen)
+    return Dataset.from_list(rng.sample(rows, min(count, len(rows))))
 
 
 def mix(prompts: Dataset, parts: list[Dataset], seed: int = 0) -> Dataset:
@@ -172,9 +154,8 @@ def mix(prompts: Dataset, parts: list[Dataset], seed: int = 0) -> Dataset:
     return concatenate_datasets([prompts, *parts]).shuffle(seed=seed)
 
 
-def _pair(kind: str, chunks: list[str], number: int, rng: random.Random) -> tuple[str, str] | None:
-    """Return the input and the answer made from a chunk, or None."""
-    text = " ".join(chunks[number].split())
+def _pair(kind: str, text: str, following: str | None, rng: random.Random) -> tuple[str, str] | None:
+    """Return the input and the answer made from a chunk and the following one, or None."""
     if kind == "plain_text":
         return "", text
     if kind == "phrase_denoising":
@@ -183,9 +164,8 @@ def _pair(kind: str, chunks: list[str], number: int, rng: random.Random) -> tupl
             return None
         match = rng.choice(phrases)
         return f"{text[: match.start()]}[BLANK]{text[match.end() :]}", match[0]
-    if number + 1 == len(chunks):
+    if following is None:
         return None
-    following = " ".join(chunks[number + 1].split())
     if kind == "next_sentence":
         return text, _SENTENCE_END.split(following, maxsplit=1)[0]
     return following, _SENTENCE_END.split(text)[-1]

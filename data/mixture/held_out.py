@@ -7,7 +7,7 @@ hard negatives of their rows, then passages of the remaining rows.
 
 import heapq
 from collections.abc import Iterable, Iterator
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from revela_hub.data.sources.beir import RetrievalTask
@@ -109,13 +109,15 @@ def _of_retrieval(rows: "Dataset", column: str) -> Iterator[tuple[int, str]]:
 def _task(held: "Dataset", left: "Dataset", passages: int) -> RetrievalTask:
     corpus: dict[str, str] = {}  # key to the first text of each passage
     queries: dict[str, str] = {}
-    answers: dict[str, set[str]] = {}
+    answers: dict[str, dict[str, int]] = {}
     for row in held:
         asked, answer = text_key(row["anchor"]), text_key(row["positive"])
         queries.setdefault(asked, row["anchor"])
         corpus.setdefault(answer, row["positive"])
-        answers.setdefault(asked, set()).add(answer)
-    for text in _others(held, left):
+        answers.setdefault(asked, {})[answer] = 1
+    negatives = [name for name in held.column_names if name.startswith("negative_")]
+    others = (row[name] for row in held for name in negatives)
+    for text in chain(others, (text for _, text in _of_retrieval(left, "positive"))):
         if len(corpus) >= passages:
             break
         corpus.setdefault(text_key(text), text)
@@ -124,13 +126,6 @@ def _task(held: "Dataset", left: "Dataset", passages: int) -> RetrievalTask:
     return RetrievalTask(
         corpus={names[key]: text for key, text in corpus.items()},
         queries={ids[key]: text for key, text in queries.items()},
-        qrels={ids[key]: dict.fromkeys(sorted(map(names.__getitem__, found)), 1) for key, found in answers.items()},
+        qrels={ids[key]: {names[answer]: 1 for answer in found} for key, found in answers.items()},
         name=HELD_OUT,
     )
-
-
-def _others(held: "Dataset", left: "Dataset") -> Iterator[str]:
-    negatives = [name for name in held.column_names if name.startswith("negative_")]
-    for row in held:
-        yield from (row[name] for name in negatives)
-    yield from (text for _, text in _of_retrieval(left, "positive"))

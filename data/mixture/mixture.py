@@ -13,11 +13,11 @@ row (`stopping_strategy: first_exhausted`) or as long as needed to use every row
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,17 +25,17 @@ from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.pairs import (
     KnownPairs,
     Pair,
-    classification_pairs,
+    SameLabel,
+    class_pairs,
     distinct_pairs,
     fill_negatives,
     sts_pairs,
 )
-from revela_hub.data.mixture.rows import Column, TaskRows, read_task
-from revela_hub.data.mixture.tasks import MixtureFile, Task, parse_mixture
-from revela_hub.data.row_cache import cache_folder, cached_rows, rows_fingerprint
+from revela_hub.data.mixture.rows import read_corpus, read_labelled, read_pairs, read_scored, with_beir_parts
+from revela_hub.data.mixture.tasks import Task, parse_mixture
+from revela_hub.data.row_cache import cached_rows, rows_fingerprint
 from revela_hub.data.sources.report import counted, skips
 from revela_hub.errors import UserError
-from revela_hub.files import scratch_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -56,14 +56,17 @@ class TaskReport:
     negatives: Counter[str] = field(default_factory=Counter)
     """Negatives: `given` by the source, `drawn` at random, `wrong` (given, but a known positive; removed)."""
 
+    def __post_init__(self) -> None:
+        """Restore the counters from dictionaries, and drop zeros."""
+        self.dropped, self.negatives = +Counter(self.dropped), +Counter(self.negatives)
+
     def __str__(self) -> str:
         """For example `scifact (retrieval): 919 rows; negatives: 919 drawn; dropped: 2 repeated`."""
         used = "" if self.used == self.rows else f" ({self.used:,} in the mixture)"
         parts = [f"{self.name} ({self.type}): {counted(self.rows, 'row')}{used}"]
-        if negatives := +self.negatives:
-            parts.append(f"negatives: {skips(negatives)}")
-        if self.dropped:
-            parts.append(f"dropped: {skips(self.dropped)}")
+        for name in ("negatives", "dropped"):
+            if counts := getattr(self, name):
+                parts.append(f"{name}: {skips(counts)}")
         return "; ".join(parts)
 
 
@@ -129,40 +132,29 @@ def load_mixture(
     if num_negatives < 1:
         raise UserError(f"num_negatives is {num_negatives}; it must be at least 1")
     described = parse_mixture(mixture, root)
-    tasks = _in_stage(described, stage)
-    made_of = {
-        task.name: _task_rows(task, num_negatives, seed, cache_dir)
-        for task in described.tasks
-        if task in tasks or task.is_retrieval
-    }
-    made = [made_of[task.name] for task in tasks]
-    retrieval = [made_of[task.name][0] for task in described.tasks if task.is_retrieval]
-    counts = mixture_counts(tasks, [len(rows) for rows, _ in made], described.stopping_strategy)
-    rng = np.random.default_rng(seed)
-    chosen, offset = [], 0
-    for (rows, report), count in zip(made, counts, strict=True):
-        report.used = count
-        repeats = [rng.permutation(len(rows)) for _ in range(math.ceil(count / len(rows)))]
-        chosen.append(offset + np.concatenate(repeats)[:count])
-        offset += len(rows)
-    dataset = datasets.concatenate_datasets([rows for rows, _ in made])
-    dataset = dataset.select(rng.permutation(np.concatenate(chosen)))
-    return Mixture(
-        dataset,
-        MixtureReport([report for _, report in made]),
-        tasks,
-        datasets.concatenate_datasets(retrieval) if retrieval else None,
-    )
-
-
-def _in_stage(described: MixtureFile, stage: int | None) -> tuple[Task, ...]:
-    if stage not in (None, 1, 2):
-        raise UserError(f"stage is {stage!r}; it must be 1 or 2")
     tasks = tuple(task for task in described.tasks if stage is None or stage in task.in_stages)
     if not tasks:
         names = ", ".join(task.name for task in described.tasks)
         raise UserError(f"no task is for stage {stage} (the tasks are {names}); add stages: [{stage}] to one of them")
-    return tasks
+    of_task = {
+        task.name: _task_rows(with_beir_parts(task), num_negatives, seed, cache_dir)
+        for task in described.tasks
+        if task in tasks or task.is_retrieval
+    }
+    parts = [of_task[task.name] for task in tasks]
+    retrieval = [of_task[task.name][0] for task in described.tasks if task.is_retrieval]
+    counts = mixture_counts(tasks, [len(rows) for rows, _ in parts], described.stopping_strategy)
+    rng = np.random.default_rng(seed)
+    chosen, offset = [], 0
+    for (rows, report), count in zip(parts, counts, strict=True):
+        report.used = count
+        repeats = [rng.permutation(len(rows)) for _ in range(math.ceil(count / len(rows)))]
+        chosen.append(offset + np.concatenate(repeats)[:count])
+        offset += len(rows)
+    dataset = datasets.concatenate_datasets([rows for rows, _ in parts])
+    dataset = dataset.select(rng.permutation(np.concatenate(chosen)))
+    all_retrieval = datasets.concatenate_datasets(retrieval) if retrieval else None
+    return Mixture(dataset, MixtureReport([report for _, report in parts]), tasks, all_retrieval)
 
 
 def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_strategy: str) -> list[int]:
@@ -183,8 +175,6 @@ def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_str
 
 def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path | None) -> "tuple[Dataset, TaskReport]":
     """Return the rows of a task, from the cache if possible."""
-    import datasets
-
     report = TaskReport(task.name, task.type)
     negatives = [f"negative_{number}" for number in range(1, num_negatives + 1)]
     names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
@@ -194,89 +184,57 @@ def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path 
     sources = [source for source in (task.source, task.corpus, task.queries) if source]
     rows, counts = cached_rows(
         f"mixture-{rows_fingerprint(made_with, sources)}",
-        {name: datasets.Value("string") for name in names},
-        lambda: _made_rows(task, num_negatives, seed, report, cache_dir),
+        dict.fromkeys(names, "string"),
+        lambda: _rows(task, num_negatives, seed, report),
         lambda: vars(report),
-        cache_dir=cache_dir,
+        cache_dir,
     )
-    counters = {key: Counter(counts[key]) for key in ("dropped", "negatives")}
-    return rows, TaskReport(**(counts | counters))
+    return rows, TaskReport(**counts)
 
 
-def _made_rows(
-    task: Task, num_negatives: int, seed: int, report: TaskReport, cache_dir: str | Path | None
-) -> Iterator[dict[str, str]]:
-    # Not in /tmp, which may be too small: this is as large as the corpus.
-    with scratch_folder("rows", cache_folder(cache_dir)) as temporary:
-        read = read_task(task, temporary)
-        task_seed = int.from_bytes(hashlib.sha256(f"{seed}\0{task.name}".encode()).digest()[:8], "big")
-        for pair in _pairs(task, read, num_negatives, task_seed, report):
-            report.rows += 1
-            yield _row(task, pair)
-    report.dropped.update(read.dropped)
-    if not report.rows:
-        raise UserError(
-            f"task {task.name}: no positives for training in {task.source.path} ({skips(report.dropped) or 'no rows'})"
-        )
-
-
-def _pairs(task: Task, read: TaskRows, num_negatives: int, seed: int, report: TaskReport) -> Iterator[Pair]:
+def _rows(task: Task, num_negatives: int, seed: int, report: TaskReport) -> Iterator[dict[str, str]]:
     """Make the pairs of a task: checked, sampled, and with negatives."""
-    if task.type in ("classification", "clustering"):
-        return classification_pairs(
-            Column(read.rows, "text"),
-            Column(read.rows, "label"),
-            mode=task.mode,
-            num_negatives=num_negatives,
-            seed=seed,
-            max_pairs=task.max_samples,
-            dropped=report.dropped,
-        )
-    known = KnownPairs()
-    number, pair_at = (_scored_pairs if task.type == "sts" else _stored_pairs)(task, read, known, report)
-    order: Sequence[int] = range(number)
+    seed = int.from_bytes(hashlib.sha256(f"{seed}\0{task.name}".encode()).digest()[:8], "big")
+    pairs, pool, known = _read(task, seed, report.dropped)
     if task.max_samples is not None:
-        order = np.random.default_rng([seed, 1]).permutation(number).tolist()
+        order = np.random.default_rng([seed, 1]).permutation(len(pairs)).tolist()
+        pairs = [pairs[index] for index in order]
     filled = fill_negatives(
-        distinct_pairs(map(pair_at, order), dropped=report.dropped),
-        _pool(task, read),
+        distinct_pairs(pairs, dropped=report.dropped),
+        pool,
         known,
         num_negatives=num_negatives,
         seed=seed,
         dropped=report.dropped,
         counts=report.negatives,
     )
-    return islice(filled, task.max_samples)
+    for pair in islice(filled, task.max_samples):
+        report.rows += 1
+        yield _row(task, pair)
+    if not report.rows:
+        reasons = skips(report.dropped) or "no rows"
+        raise UserError(f"task {task.name}: no positives for training in {task.source.path} ({reasons})")
 
 
-_Pairs: TypeAlias = tuple[int, Callable[[int], Pair]]  # their number, and a function that returns one of them
-
-
-def _stored_pairs(task: Task, read: TaskRows, known: KnownPairs, report: TaskReport) -> _Pairs:
-    """Return the pairs of a task's rows, read from disk on access."""
-    columns = [Column[Any](read.rows, name) for name in ("anchor", "positive", "negatives", "instruction")]
-    for anchor, positive in zip(*columns[:2], strict=True):
-        known.add(anchor, positive)
-    return len(read.rows), lambda index: Pair(*(column[index] for column in columns))
-
-
-def _scored_pairs(task: Task, read: TaskRows, known: KnownPairs, report: TaskReport) -> _Pairs:
-    columns = [list(Column[Any](read.rows, name)) for name in ("sentence1", "sentence2", "score")]
-    for first, second in zip(*columns[:2], strict=True):
-        # Known whatever the score: what was judged and found half similar is no negative to draw at random.
-        known.add(first, second)
-        known.add(second, first)
-    pairs = list(sts_pairs(*columns, threshold=task.threshold, dropped=report.dropped))
-    return len(pairs), pairs.__getitem__
-
-
-def _pool(task: Task, read: TaskRows) -> Sequence[str]:
-    """Return the texts that negatives are drawn from: the corpus, or else the documents of the task."""
+def _read(task: Task, seed: int, dropped: Counter[str]) -> tuple[list[Pair], Sequence[str], KnownPairs | SameLabel]:
+    """Return the pairs of a task, the texts that negatives are drawn from, and the pairs whose passages are no negatives."""
+    if task.is_retrieval:
+        corpus = read_corpus(task.corpus) if task.corpus else None
+        pairs = list(read_pairs(task, corpus, dropped))
+        pool = [pair.positive for pair in pairs] if corpus is None else list(corpus.values())
+        return pairs, pool, KnownPairs((pair.anchor, pair.positive) for pair in pairs)
     if task.type == "sts":
-        return [*Column[str](read.rows, "sentence1"), *Column[str](read.rows, "sentence2")]
-    if read.corpus is None:
-        return Column(read.rows, "positive")
-    return Column(read.corpus, "text")
+        rows = list(read_scored(task, dropped))
+        pairs = list(sts_pairs(rows, threshold=task.threshold, dropped=dropped))
+        # Known whatever the score: what was judged and found half similar is no negative to draw at random.
+        known = KnownPairs(pair for first, second, _ in rows for pair in ((first, second), (second, first)))
+        return pairs, [text for first, second, _ in rows for text in (first, second)], known
+    examples = list(distinct_pairs(read_labelled(task, dropped), dropped=dropped))
+    labelled = [(example.anchor, example.positive) for example in examples]
+    if task.mode == "label":
+        return examples, list(dict.fromkeys(label for _, label in labelled)), KnownPairs(labelled)
+    pairs = list(class_pairs(labelled, seed=seed, dropped=dropped))
+    return pairs, [text for text, _ in labelled], SameLabel(labelled)
 
 
 def _row(task: Task, pair: Pair) -> dict[str, str]:

@@ -16,7 +16,6 @@ The file may also contain only the list of tasks.
 """
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -91,31 +90,24 @@ class Task:
     stages: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Checks what would make other pairs than the file describes, or none."""
-        for name in ("name", "instruction"):
-            self._check(name, isinstance(getattr(self, name), str), "a text")
-        self._check("type", self.type in ROLES, ", ".join(ROLES))
-        self._check("mode", self.mode in get_args(PairMode), ", ".join(get_args(PairMode)))
-        roles = ROLES[self.type]
-        self._check("columns", {*self.columns} <= {*roles}, f"columns for {', '.join(roles)}")
-        self._check("symmetric", self.symmetric in (None, True, False), "true or false")
-        self._check("threshold", _is_number(self.threshold), "a number")
-        self._check("weight", self.weight is None or (_is_number(self.weight) and self.weight > 0), "above 0")
-        count = self.max_samples
-        self._check("max_samples", count is None or (type(count) is int and count > 0), "a whole number above 0")
-        self._check("stages", self.stages is None or {*self.stages} in ({1}, {2}, {1, 2}), "[1], [2] or [1, 2]")
-        for name in ("corpus", "queries"):
-            self._check(
-                name, getattr(self, name) is None or self.is_retrieval, f"for {', '.join(RETRIEVAL_TYPES)} only"
-            )
-        for role in ("label", "score"):
-            self._check("columns", len(self.columns.get(role, (role,))) == 1, f"one column for {role}")
-        used = [self.columns.get(role, (role,)) for role in roles if role not in ("negatives", "instruction")]
-        self._check("columns", len({*used}) == len(used), "different for each role")
-
-    def _check(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise UserError(f"task {self.name}: {name} is {getattr(self, name)!r}; it must be {expected}")
+        """Check what would make other pairs than the file describes, without an error."""
+        roles = ROLES.get(self.type, ())
+        columns = [self.columns.get(role, (role,)) for role in roles if role not in ("negatives", "instruction")]
+        valid = {
+            "type": self.type in ROLES,
+            "mode": self.mode in get_args(PairMode),
+            "columns": {*self.columns} <= {*roles} and len({*columns}) == len(columns),
+            "symmetric": self.symmetric in (None, True, False),
+            "weight": self.weight is None or self.weight > 0,
+            "stages": self.stages is None or {*self.stages} in ({1}, {2}, {1, 2}),
+        }
+        for name, holds in valid.items():
+            if not holds:
+                expected = {
+                    "type": f" (one of {', '.join(ROLES)})",
+                    "columns": f" (a column for each of {', '.join(roles)})",
+                }
+                raise UserError(f"task {self.name}: wrong {name} {getattr(self, name)!r}{expected.get(name, '')}")
 
     @property
     def is_retrieval(self) -> bool:
@@ -153,25 +145,24 @@ def parse_mixture(
     """Parse the description of a mixture.
 
     Args:
-        mixture: A YAML file, or its content.
+        mixture: A YAML file, in which environment variables are replaced, or its content.
         root: The base folder of relative paths; overrides the file.
     """
     given: Any = mixture
     if isinstance(mixture, str | Path):
         try:
-            given = yaml.safe_load(local_path(mixture).read_text(encoding="utf-8"))
+            given = yaml.safe_load(os.path.expandvars(local_path(mixture).read_text(encoding="utf-8")))
         except yaml.YAMLError as error:  # with the line
             raise UserError(f"{mixture}: {error}") from error
     given = dict(given) if isinstance(given, Mapping) else {"tasks": given}
-    tasks, stopping = given.pop("tasks", None), given.pop("stopping_strategy", "first_exhausted")
-    folder = given.pop("root", None)
-    folder = _expanded(str(folder or "") if root is None else str(root))
+    tasks, folder = given.pop("tasks", None), given.pop("root", None)
+    stopping = given.pop("stopping_strategy", "first_exhausted")
     if given or not isinstance(tasks, list | tuple) or not tasks or stopping not in get_args(Stopping):
         raise UserError(
             f"{mixture}: a mixture has tasks (a list of mappings with name, type and source), root, and stopping_strategy"
             f" ({' or '.join(get_args(Stopping))})"
         )
-    parsed = tuple(_parse_task(task, folder) for task in tasks)
+    parsed = tuple(_parse_task(task, str(folder or "") if root is None else str(root)) for task in tasks)
     names = [task.name for task in parsed]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise UserError(f"{mixture}: several tasks have the name {', '.join(repeated)}")
@@ -181,12 +172,12 @@ def parse_mixture(
 def _parse_task(given: Any, root: str) -> Task:
     known = [item.name for item in fields(Task)]
     values = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else {}
-    mappings = all(isinstance(values.get(key, {}), Mapping) for key in ("columns", "where"))
-    if not mappings or not {"name", "type", "source"} <= values.keys() <= {*known}:
+    if not {"name", "type", "source"} <= values.keys() <= {*known}:
         raise UserError(f"task {given}: it needs a name, a type and a source; the keys are {', '.join(known)}")
     for key in ("source", "corpus", "queries"):
         if key in values:
-            values[key] = _source(values[key], root)
+            source = parse_source(values[key])
+            values[key] = source if source.is_dataset else replace(source, path=os.path.join(root, source.path))
     if "split" in values and values["source"].is_dataset:
         values["source"] = replace(values["source"], split=values.pop("split"))
     for key in ("columns", "where"):
@@ -198,29 +189,3 @@ def _parse_task(given: Any, root: str) -> Task:
 
 def _tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _source(given: Any, root: str) -> Source:
-    source = parse_source(given)
-    path = _expanded(source.path)
-    if not source.is_dataset:
-        path = os.path.join(root, path)
-    return replace(source, path=path, data_files=_expanded_files(source.data_files))
-
-
-def _expanded_files(files: Any) -> Any:
-    if isinstance(files, Mapping):
-        return {split: _expanded_files(several) for split, several in files.items()}
-    return files and tuple(map(_expanded, (files,) if isinstance(files, str) else files))
-
-
-def _expanded(path: str) -> str:
-    """Expand environment variables in a path; one that is not set would be a folder of that name."""
-    path = os.path.expandvars(os.path.expanduser(path))
-    if unset := re.search(r"\$\{?(\w+)", path):
-        raise UserError(f"the environment variable {unset[1]} is not set (in {path})")
-    return path

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from revela_hub.data.sources.report import ReadReport, counted
-from revela_hub.data.sources.rows import QRELS_HEADER, id_text, json_lines_rows, read_judgements
+from revela_hub.data.sources.rows import QRELS_HEADER, file_rows, id_text, qrels_rows
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 
@@ -47,15 +47,32 @@ class BeirFiles(NamedTuple):
 
 def beir_files(folder: str | Path, split: str) -> BeirFiles:
     """Return the files of a BEIR folder, each plain or .gz."""
-    folder = local_path(folder)
-    if not folder.is_dir():
-        raise UserError(f"no folder {folder}; a BEIR folder has corpus.jsonl, queries.jsonl and qrels/<split>.tsv")
-    corpus, queries = find_file(folder, "corpus.jsonl"), find_file(folder, "queries.jsonl")
-    if qrels := _plain_or_gzipped(folder / "qrels" / f"{split}.tsv"):
-        return BeirFiles(corpus, queries, qrels)
-    if splits := beir_splits(folder):
-        raise UserError(f"no split {split!r} in {folder / 'qrels'}; the splits are {', '.join(splits)}")
-    raise UserError(f"no qrels/{split}.tsv in {folder}: a BEIR folder keeps its judgements there")
+    if (splits := beir_splits(folder)) and split not in splits:
+        raise UserError(f"no split {split!r} in {local_path(folder) / 'qrels'}; the splits are {', '.join(splits)}")
+    return BeirFiles(*(find_file(folder, name) for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")))
+
+
+def beir_splits(folder: str | Path) -> list[str]:
+    """Return the splits of a BEIR folder; an empty list for any other folder."""
+    return sorted({path.name.split(".tsv")[0] for path in local_path(folder).glob("qrels/*.tsv*")})
+
+
+def is_beir(folder: str | Path) -> bool:
+    """Whether a folder has the queries of a BEIR folder."""
+    return _plain_or_gzipped(local_path(folder) / "queries.jsonl") is not None
+
+
+def find_file(folder: str | Path, name: str) -> Path:
+    """Return the file with this name in a BEIR folder, plain or .gz."""
+    if path := _plain_or_gzipped(local_path(folder) / name):
+        return path
+    raise UserError(
+        f"no {name} (or {name}.gz) in {folder}: a BEIR folder has corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
+    )
+
+
+def _plain_or_gzipped(path: Path) -> Path | None:
+    return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
 
 
 def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
@@ -67,22 +84,16 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
 
     Raises:
         UserError: A file is missing, a line is invalid (the message has file and line), judgements contradict each other,
-            or no grade is above 0.
+            or no document of the corpus is relevant.
     """
     files = beir_files(folder, split)
     qrels = read_qrels(files.qrels)
-    queries = {id_: text for id_, text in _texts(files.queries, with_titles=False) if id_ in qrels}
+    queries = dict(_texts(files.queries, qrels, with_titles=False))
     corpus = dict(_texts(files.corpus))
-    if not corpus:
-        raise UserError(f"{files.corpus} is empty: there is nothing to search")
     _warn(files, qrels, queries, corpus)
     qrels = {query: judged for query, judged in qrels.items() if query in queries}
-    if not queries:
-        raise UserError(f"none of the queries judged in {files.qrels} is in {files.queries}")
-    if not any(grade > 0 for judged in qrels.values() for grade in judged.values()):
-        raise UserError(f"{files.qrels}: no grade is above 0, so no document is relevant to any query")
     if not any(grade > 0 and document in corpus for judged in qrels.values() for document, grade in judged.items()):
-        raise UserError(f"none of the relevant documents in {files.qrels} is in {files.corpus}")
+        raise UserError(f"no document of {files.corpus} is relevant to a query of {files.queries} in {files.qrels}")
     return RetrievalTask(corpus=corpus, queries=queries, qrels=qrels, name=f"{Path(folder).resolve().name}/{split}")
 
 
@@ -91,24 +102,14 @@ def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]
 
     Memory holds these documents, not the whole corpus.
     """
-    corpus, queries, qrels_file = beir_files(folder, split)
-    qrels = read_qrels(qrels_file)
+    files = beir_files(folder, split)
+    qrels = read_qrels(files.qrels)
     wanted = {document for judged in qrels.values() for document, grade in judged.items() if grade > 0}
-    documents = dict(_texts(corpus, wanted))
-    if len(documents) < len(wanted):
-        logger.warning(
-            "%s: skipped %s missing from the corpus",
-            qrels_file,
-            counted(len(wanted) - len(documents), "judged document"),
-        )
-    found = False
-    for id_, query in _texts(queries, qrels, with_titles=False):
-        for document, grade in qrels[id_].items():
-            if grade > 0 and document in documents:
-                found = True
-                yield query, documents[document]
-    if not found:
-        raise UserError(f"no judgement in {qrels_file} refers to both a query in {queries} and a document in {corpus}")
+    documents = dict(_texts(files.corpus, wanted))
+    if missing := len(wanted) - len(documents):
+        logger.warning("%s: skipped %s missing from the corpus", files.qrels, counted(missing, "judged document"))
+    for id_, query in _texts(files.queries, qrels, with_titles=False):
+        yield from ((query, documents[name]) for name, grade in qrels[id_].items() if grade > 0 and name in documents)
 
 
 def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> Path:
@@ -126,59 +127,33 @@ def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> 
     return folder
 
 
-def is_beir(folder: str | Path) -> bool:
-    """Whether a folder has the queries of a BEIR folder."""
-    return _plain_or_gzipped(local_path(folder) / "queries.jsonl") is not None
-
-
-def find_file(folder: str | Path, name: str) -> Path:
-    """Return the file with this name in a BEIR folder, plain or .gz."""
-    folder = local_path(folder)
-    if path := _plain_or_gzipped(folder / name):
-        return path
-    names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "no files"
-    raise UserError(f"no {name} (or {name}.gz) in {folder}, which contains {names}")
-
-
-def _plain_or_gzipped(path: Path) -> Path | None:
-    return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
-
-
-def beir_splits(folder: str | Path) -> list[str]:
-    """Return the splits of a BEIR folder; an empty list for any other folder."""
-    return sorted({path.name.split(".tsv")[0] for path in Path(folder).glob("qrels/*.tsv*")})
-
-
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     """Read judgements: query id to document id to grade."""
     qrels: dict[str, dict[str, int]] = {}
-    for row in read_judgements(path):
+    for row in qrels_rows(path):
         query, document, grade = row.columns.values()
         before = qrels.setdefault(query, {}).setdefault(document, grade)
         if before != grade:
             raise UserError(
                 f"{row.where}: query {query}, document {document} has grade {grade} here and {before} above"
             )
-    if not qrels:
-        raise UserError(f"{path} has no judgements")
     return qrels
 
 
 def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the ids and texts of a file, or only those with a wanted id."""
     report, seen = ReadReport(), set[str]()
-    for row in json_lines_rows(path, report):
+    for row in file_rows(path, report):
         id_, text = row.columns.get("_id"), row.columns.get("text")
-        if not isinstance(id_, str | int) or isinstance(id_, bool) or not isinstance(text, str):
+        if not isinstance(id_, str | int) or not isinstance(text, str):
             raise UserError(f'{row.where}: "_id" and "text" must be strings; it has: {row.columns}')
-        title = row.columns.get("title")
         id_ = id_text(id_)
         if wanted is not None and id_ not in wanted:
             continue
         if id_ in seen:
             raise UserError(f'{row.where}: duplicate "_id" {id_!r}')
         seen.add(id_)
-        yield id_, titled(title, text) if with_titles else text
+        yield id_, titled(row.columns.get("title"), text) if with_titles else text
     if report.replaced:
         raise UserError(f"{path}: not UTF-8 text, so the texts may differ from the judged ones: save it as UTF-8")
 
@@ -189,14 +164,12 @@ def titled(title: object, text: str) -> str:
 
 
 def _warn(files: BeirFiles, qrels: dict[str, dict[str, int]], queries: dict[str, str], corpus: dict[str, str]) -> None:
-    unknown = [query for query in qrels if query not in queries]
-    missing = {document for judged in qrels.values() for document in judged if document not in corpus}
-    empty = [[id_ for id_, text in texts.items() if not text.strip()] for texts in (queries, corpus)]
-    for file, ids, noun, fault in (
-        (files.qrels, unknown, "judged query", " missing from the queries file (skipped)"),
-        (files.qrels, sorted(missing), "judged document", " missing from the corpus (counted as not retrieved)"),
-        (files.queries, empty[0], "empty query", ""),
-        (files.corpus, empty[1], "empty document", ""),
+    missing = sorted({document for judged in qrels.values() for document in judged if document not in corpus})
+    for file, ids, words in (
+        (files.qrels, [query for query in qrels if query not in queries], "missing from the queries file (skipped)"),
+        (files.qrels, missing, "missing from the corpus (counted as not retrieved)"),
+        (files.queries, [query for query, text in queries.items() if not text.strip()], "empty"),
+        (files.corpus, [document for document, text in corpus.items() if not text.strip()], "empty"),
     ):
         if ids:
-            logger.warning("%s: %s%s (first: %s)", file, counted(len(ids), noun), fault, ids[0])
+            logger.warning("%s: %s %s (first: %s)", file, counted(len(ids), "id"), words, ids[0])

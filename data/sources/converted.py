@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import io
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 SUFFIXES = frozenset({".docx", ".epub", ".htm", ".html", ".ipynb", ".pdf", ".pptx"})
@@ -23,9 +22,8 @@ def converter_version() -> str:
     return " ".join(importlib.metadata.version(name) for name in ("markitdown", "pypdfium2"))
 
 
-def as_text(content: bytes, path: Path) -> str:
+def as_text(content: bytes, suffix: str) -> str:
     """Return a file as text, in Markdown where it has a structure; a damaged or encrypted file is an exception of any type."""
-    suffix = path.suffix.lower()
     if suffix == ".pdf":
         import pypdfium2
 
@@ -36,11 +34,8 @@ def as_text(content: bytes, path: Path) -> str:
         from markitdown import StreamInfo
 
         charset = "utf-8" if suffix in (".htm", ".html", ".ipynb") else None  # else it is guessed from the beginning
-        text = (
-            _converter()
-            .convert_stream(io.BytesIO(content), stream_info=StreamInfo(extension=suffix, charset=charset))
-            .markdown
-        )
+        information = StreamInfo(extension=suffix, charset=charset)
+        text = _converter().convert_stream(io.BytesIO(content), stream_info=information).markdown
     return text.encode(errors="replace").decode().strip()
 
 

@@ -2,7 +2,7 @@
 
 For each source: list its files (`files.source_files`) or open its data set, read rows or text, make documents of them, remove
 held-out text, and skip empty documents. Everything is a generator: a file is opened when its first document is requested, and
-JSON lines, parquet files and data sets are streamed, so millions of documents never have to fit in memory.
+rows are streamed, so millions of documents never have to fit in memory.
 
 Skipped documents are counted in the report under these words: `binary` files (with a NUL byte in their first 8 KiB, as UTF-16 has),
 files that are `too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB, HTML or Jupyter` without the extra that reads them
@@ -13,7 +13,7 @@ report counts the files that contain such bytes.
 import logging
 import posixpath
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
@@ -24,18 +24,9 @@ from typing import Any
 from revela_hub.data.sources import converted
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport, skips
-from revela_hub.data.sources.rows import (
-    Row,
-    column_text,
-    column_value,
-    dataset_rows,
-    file_rows,
-    has_rows,
-    id_text,
-    json_lines_rows,
-)
+from revela_hub.data.sources.rows import Row, dataset_rows, file_rows, has_rows, id_text
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_sources
-from revela_hub.data.sources.unicode import decoded, printable_name
+from revela_hub.data.sources.unicode import printable_name
 from revela_hub.data.text.same_text import without_part
 from revela_hub.data.text.words import LETTER
 from revela_hub.errors import UserError, first_line
@@ -82,10 +73,9 @@ def read_documents(
 
 def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]:
     report = ReadReport() if given is None else given
-    whole = True
+    names = ", ".join(source.path for source in sources)
     for source in sources:
-        skipped_before, endings_before = report.skipped.copy(), report.endings.copy()
-        found = 0
+        skipped, found = report.skipped.copy(), 0
         documents = _documents(source, report)
         if source.held_out is not None:
             documents = without_held_out(documents, read_held_out(source.held_out), report)
@@ -97,26 +87,14 @@ def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]
             report.documents += 1
             yield document
             if found == source.max_documents:
-                whole = False
                 break
         if not found:
-            raise UserError(_nothing_found(source, report.skipped - skipped_before, report.endings - endings_before))
-    if whole:
-        report.patterns.update({pattern: 0 for source in sources for pattern in source.exclude})
+            reasons = skips(report.skipped - skipped, report.endings)
+            raise UserError(f"no documents in {source.path}{reasons and f': skipped {reasons}'}")
     if not report.held_out and (probes := {source.held_out for source in sources if source.held_out is not None}):
-        read = ", ".join(source.path for source in sources)
-        logger.warning(
-            "%s: no text of the probe %s is in these documents, so nothing is held out", read, ", ".join(probes)
-        )
+        logger.warning("%s: no text of the probe %s is in these documents: nothing is held out", names, *probes)
     if given is None and (remarks := report.remarks()):
-        logger.warning("%s: %s", ", ".join(source.path for source in sources), "; ".join(remarks))
-
-
-def _nothing_found(source: Source, skipped: Counter[str], endings: Counter[str]) -> str:
-    if not skipped:
-        return f"no documents in {source.path}"
-    remedy = f" (over {source.max_file_mib} MiB: set max_file_mib in a YAML file)" if skipped["too large"] else ""
-    return f"no documents in {source.path}: skipped {skips(skipped, endings)}{remedy}"
+        logger.warning("%s: %s", names, "; ".join(remarks))
 
 
 def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
@@ -125,25 +103,13 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
         return
     for path in source_files(source, report):
         if has_rows(path, source):
-            rows = file_rows(path, report)
-            if path != local_path(source.path) and (first := next(rows, None)):
-                if _is_mined(first, source):
-                    report.skipped["written by revela-hub"] += 1
-                    continue
-                rows = chain([first], rows)
-            yield from row_documents(rows, source)
+            yield from row_documents(file_rows(path, report), source)
         elif (document := _file_document(path, source, report)) is not None:
             yield document
 
 
-def _is_mined(row: Row, source: Source) -> bool:
-    """Return whether a row is of a file that `revela-hub mine` wrote, whose columns are not those of the text."""
-    return {"anchor", "positive", "negative_1"} <= row.columns.keys() and not {
-        *source.text_columns
-    } & row.columns.keys()
-
-
 def _file_document(path: Path, source: Source, report: ReadReport) -> Document | None:
+    """Return a file of text as a document; None for one that is skipped, which is counted."""
     suffix, name = path.suffix.lower(), printable_name(path.as_posix())
     is_converted = source.kind != "code" and suffix in converted.SUFFIXES
     if is_converted and not converted.converter_version():
@@ -154,32 +120,26 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
             report.skipped["too large"] += 1
             return None
         content = path.read_bytes()
-    except OSError:
+        if is_converted:
+            if text := converted.as_text(content, suffix):
+                return Document(name, text, None, "text")
+            report.skipped[_SCANNED if suffix == ".pdf" else "empty"] += 1
+            return None
+    except Exception as error:  # of any of the libraries
+        logger.warning("%s is skipped: it cannot be read (%s)", name, first_line(error))
         report.skipped["unreadable"] += 1
         return None
-    if is_converted:
-        return _converted_document(path, name, content, report)
     if b"\0" in content[:_PROBED_BYTES]:  # git's rule
         report.skipped["binary"] += 1
         report.endings[printable_name(suffix) or "no ending"] += 1
         return None
-    text, is_valid = decoded(content)
-    report.replaced += not is_valid
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("utf-8-sig", errors="replace")
+        report.replaced += 1
     is_code = suffix in CODE_EXTENSIONS or path.name in CODE_NAMES or (not suffix and text.startswith("#!"))
     return Document(name, text, name, source.kind or ("code" if is_code else "text"))
-
-
-def _converted_document(path: Path, name: str, content: bytes, report: ReadReport) -> Document | None:
-    try:
-        text = converted.as_text(content, path)
-    except Exception as error:  # of any of the libraries
-        logger.warning("%s is skipped: it cannot be converted to text (%s)", name, first_line(error))
-        report.skipped["unreadable"] += 1
-        return None
-    if not text and path.suffix.lower() == ".pdf":
-        report.skipped[_SCANNED] += 1
-        return None
-    return Document(name, text, None, "text")
 
 
 def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
@@ -189,15 +149,14 @@ def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
             yield _document(row, _text(row, source), source)
         return
     column = source.merge_column
-    for _, parts in groupby(rows, key=lambda row: column_value(row, column, "choose with merge_column")):
+    for _, parts in groupby(rows, key=lambda row: row.value(column)):
         merged = list(parts)
         text = " ".join(text for row in merged if (text := _text(row, source)))
         yield _document(merged[0], text, source)
 
 
 def _text(row: Row, source: Source) -> str:
-    texts = [column_text(row, name, "choose with text_column") for name in source.text_columns]
-    return "\n\n".join(filter(None, texts))
+    return "\n\n".join(filter(None, map(row.text, source.text_columns)))
 
 
 def _document(row: Row, text: str, source: Source) -> Document:
@@ -205,11 +164,10 @@ def _document(row: Row, text: str, source: Source) -> Document:
         title = row.columns.get("title")
         title = title if isinstance(title, str) else ""
     else:
-        title = column_text(row, source.title_column, "choose with title_column") if source.title_column else ""
+        title = row.text(source.title_column) if source.title_column else ""
+    name = row.value(source.id_column) if source.id_column else None
     if source.id_column is None:
         name = row.columns.get("_id")
-    else:
-        name = column_value(row, source.id_column, "choose with id_column") if source.id_column else None
     # An empty line, so that the title does not become part of the first sentence.
     has_title = re.match(f"{re.escape(title)}(?!{LETTER})", text)  # "Go" is not the title of "Google"
     text = f"{title}\n\n{text}" if title and text and not has_title else text
@@ -223,11 +181,8 @@ def read_held_out(path: str | Path) -> dict[str, list[str]]:
     if not file.is_file():
         raise UserError(f"no {file}: a probe's folder has one (revela-hub probe DATA --output_dir DIR)")
     held_out: dict[str, list[str]] = defaultdict(list)
-    for row in json_lines_rows(file, ReadReport()):
-        document, text = row.columns.get("document"), row.columns.get("text")
-        if not isinstance(document, str) or not isinstance(text, str) or not text:
-            raise UserError(f'{row.where}: expected an object with "document" and "text"')
-        held_out[document].append(text)
+    for row in file_rows(file, ReadReport()):
+        held_out[row.text("document")].append(row.text("text"))
     return dict(held_out)
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from revela_hub.data.sources.beir import find_file, is_beir
+from revela_hub.data.sources.beir import find_file
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import file_rows, has_rows, id_text, text_lines, warn_of_replaced
+from revela_hub.data.sources.rows import file_rows, has_rows, id_text, location, text_lines, warn_of_replaced
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
@@ -21,33 +21,24 @@ def read_queries(path: str | Path) -> dict[str, str]:
     Args:
         path: A text file with one query per line, JSON lines or a table with a column of `COLUMNS`, or a BEIR folder.
     """
-    place = local_path(path)
+    place, report = local_path(path), ReadReport()
     if place.is_dir():
-        if not is_beir(place):
-            raise UserError(
-                f"{path} is a folder without queries.jsonl: give a BEIR folder, or a file with one query per line"
-            )
         place = find_file(place, "queries.jsonl")
-    if not place.is_file():
-        raise UserError(f"no file {path}: give a file with one query per line, JSON lines, or a BEIR folder")
-    found: dict[str, str] = {}
-    seen: set[str] = set()
-    report = ReadReport()
-    for id_, text in _rows(place, report) if has_rows(place, Source(str(place))) else text_lines(place, report):
-        query = " ".join(text.split())
-        if query and (key := text_key(query)) not in seen:
-            seen.add(key)
-            found[id_] = query
+    found: dict[str, tuple[str, str]] = {}
+    for id_, text in _queries(place, report):
+        if query := " ".join(text.split()):
+            found.setdefault(text_key(query), (id_, query))
     warn_of_replaced(place, report)
     if not found:
         raise UserError(f"{path} has no queries: give a file with one query per line, JSON lines, or a BEIR folder")
-    return found
+    return dict(found.values())
 
 
-def _rows(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
+def _queries(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
+    if not has_rows(path, Source(str(path))):
+        yield from ((location(path, number), line) for number, line in text_lines(path, report))
+        return
     for row in file_rows(path, report):
-        text = next((row.columns[name] for name in COLUMNS if name in row.columns), None)
-        if not isinstance(text, str):
-            raise UserError(f"{row.where}: no text in one of the columns {', '.join(COLUMNS)}; it has: {row.columns}")
-        name = row.columns.get("_id")
+        column = next((name for name in COLUMNS if name in row.columns), " or ".join(COLUMNS))
+        text, name = row.text(column), row.columns.get("_id")
         yield (row.where if name is None else id_text(name)), text

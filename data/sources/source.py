@@ -16,7 +16,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from os import PathLike, fspath
 from pathlib import Path
@@ -34,6 +34,7 @@ Kind: TypeAlias = Literal["text", "code"]
 HUB_PREFIX = "hf:"
 HUB_ADDRESS = "hf://"
 _ADDRESS = re.compile(r"hf://datasets/([^/@:]+/[^/@:]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
+_DATASET = re.compile(r"hf:(?!//)([^:]+)(?::([^:]*))?(?::([^:]*))?")
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,15 @@ class Source:
     held_out: str | None = None
     rows: "Dataset | IterableDataset | None" = field(default=None, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        """Check what would otherwise be read in another way, without an error."""
+        if self.kind not in (None, "text", "code"):
+            raise UserError(f"source {self.path}: kind is {self.kind!r}; it must be text or code")
+        for name in ("max_documents", "max_file_mib"):
+            number = getattr(self, name)
+            if number is not None and not (type(number) is int and number > 0):
+                raise UserError(f"source {self.path}: {name} is {number!r}; it must be a whole number above 0")
+
     @property
     def is_dataset(self) -> bool:
         """Whether `datasets` reads it."""
@@ -104,15 +114,13 @@ class Source:
         """The names in `text_column`."""
         return (self.text_column,) if isinstance(self.text_column, str) else self.text_column
 
-    def excluding(self, path: Path, inside: Path) -> list[str]:
-        """Return the patterns of `exclude` that match a file or folder: its name, its path, or its path `inside` the source."""
+    def excludes(self, path: Path, inside: Path) -> bool:
+        """Return whether `exclude` matches a file or folder: its name, its path, or its path `inside` the source."""
         names = path.name, inside.as_posix(), path.as_posix()
-        return [pattern for pattern in self.exclude if any(fnmatch(name, pattern) for name in names)]
+        return any(fnmatch(name, pattern) for pattern in self.exclude for name in names)
 
 
 SourceLike: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Source
-
-_DATASET_FIELDS = ("name", "split", "revision", "data_files")
 
 
 def parse_source(source: SourceLike, **defaults: Any) -> Source:
@@ -123,67 +131,39 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
         defaults: Default values for fields of `Source`.
 
     Raises:
-        UserError: A mapping without `path` or with an unknown field, an unknown kind, or a data set's field for files.
+        UserError: A mapping without `path` or with an unknown field, a wrong value, or a data set that is not written as above.
     """
     if isinstance(source, Source):
         return source
     given = dict(source) if isinstance(source, Mapping) else {"path": fspath(source)}
     known = [each.name for each in fields(Source) if each.name != "rows"]
-    unknown = [str(key) for key in given if key not in known]
-    if unknown or not isinstance(given.get("path"), str) or not given["path"]:
-        problem = f"unknown field {', '.join(unknown)}" if unknown else "it needs a path"
-        raise UserError(f"source {given}: {problem}; the fields are {', '.join(known)}")
-    values: dict[str, Any] = {key: value for key, value in {**defaults, **given}.items() if value is not None}
-    for key, value in values.items():
-        if isinstance(value, list) or key == "exclude":
-            values[key] = (value,) if isinstance(value, str) else tuple(value)
-    values["exclude"] = tuple(map(posixpath.normpath, values.get("exclude", ())))  # `tests/` and `./tests`
-    _check_values(values)
-    parsed = Source(**values)
-    if parsed.path.startswith(HUB_ADDRESS):
-        parsed = _from_address(parsed)
-    if parsed.is_dataset:
-        return _with_dataset_parts(parsed)
-    misplaced = [name for name in _DATASET_FIELDS if name in given]
-    if misplaced:
-        remedy = f"write path: {HUB_PREFIX}{parsed.path} if it is one"
-        raise UserError(f"source {parsed.path}: {', '.join(misplaced)} is for a data set; {remedy}")
-    return parsed
+    if not given.get("path") or not given.keys() <= {*known}:
+        raise UserError(f"source {given}: it needs a path, and may have the fields {', '.join(known[1:])}")
+    values = {key: value for key, value in {**defaults, **given}.items() if value is not None}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    exclude = values.get("exclude", ())
+    patterns = (exclude,) if isinstance(exclude, str) else exclude
+    values["exclude"] = tuple(map(posixpath.normpath, patterns))  # `tests/` and `./tests`
+    if str(values["path"]).startswith(HUB_PREFIX):
+        parts = _dataset_parts(values["path"])
+        values = parts | values | {"path": parts["path"]}
+    return Source(**values)
 
 
-def _check_values(values: Mapping[str, Any]) -> None:
-    for key in ("max_documents", "max_file_mib"):
-        if key in values and not (type(values[key]) is int and values[key] > 0):
-            raise UserError(f"source {values['path']}: {key} is {values[key]!r}; it must be a whole number above 0")
-    if values.get("kind") not in (None, "text", "code"):
-        raise UserError(f"source {values['path']}: kind is {values['kind']!r}; it must be text or code")
-
-
-def _from_address(source: Source) -> Source:
-    """Turn `hf://datasets/owner/name[@revision][/path]` into `hf:owner/name` with `revision` and `data_files`."""
-    found = _ADDRESS.fullmatch(source.path)
-    if found is None:
+def _dataset_parts(path: str) -> dict[str, str]:
+    """Return path, configuration and split of `hf:owner/name:configuration:split`, or those of an address; `::split` omits one."""
+    if found := _ADDRESS.fullmatch(path):
+        name, revision, files = found.groups()
+        parts = {"path": HUB_PREFIX + name, "revision": unquote(revision or ""), "data_files": files}
+    elif found := _DATASET.fullmatch(path):
+        name, configuration, split = found.groups()
+        parts = {"path": HUB_PREFIX + os.path.expanduser(name), "name": configuration, "split": split}
+    else:
         raise UserError(
-            f"source {source.path}: the address of a data set is hf://datasets/owner/name[@revision], and of its files"
+            f"source {path}: a data set is written hf:owner/name[:configuration][:split], and its files"
             " hf://datasets/owner/name[@revision]/path, with patterns such as data/*.parquet"
         )
-    name, revision, path = found.groups()
-    return replace(
-        source,
-        path=HUB_PREFIX + name,
-        revision=unquote(revision) if revision else source.revision,
-        data_files=path or source.data_files,
-    )
-
-
-def _with_dataset_parts(source: Source) -> Source:
-    """Split `hf:owner/name:configuration:split`; `hf:owner/name::split` omits the configuration."""
-    path, *parts = source.path.removeprefix(HUB_PREFIX).split(":")
-    if not path or len(parts) > 2:
-        raise UserError(f"source {source.path}: a data set is written {HUB_PREFIX}owner/name[:configuration][:split]")
-    name, split = (*parts, "", "")[:2]
-    place = HUB_PREFIX + os.path.expanduser(path)
-    return replace(source, path=place, name=source.name or name or None, split=source.split or split or None)
+    return {key: value for key, value in parts.items() if value}
 
 
 def parse_sources(sources: SourceLike | Iterable[SourceLike], **defaults: Any) -> list[Source]:
@@ -199,11 +179,8 @@ def parse_sources(sources: SourceLike | Iterable[SourceLike], **defaults: Any) -
 def check_apart(sources: Iterable[Source], output: Path) -> None:
     """Check that the output is not inside the data, where the next run would read it."""
     for source in sources:
-        folder = local_path(source.path)
-        if source.is_dataset or not folder.is_dir() or not output.resolve().is_relative_to(folder.resolve()):
-            continue
-        inside = output.resolve().relative_to(folder.resolve())
-        if not any(source.excluding(folder / part, part) for part in (inside, *inside.parents)):
-            raise UserError(
-                f"{output} is inside the data folder {folder}: choose another one, or exclude it (--exclude)"
-            )
+        folder, place = local_path(source.path).resolve(), output.resolve()
+        if not source.is_dataset and folder.is_dir() and place.is_relative_to(folder):
+            inside = place.relative_to(folder)
+            if not any(source.excludes(folder / part, part) for part in (inside, *inside.parents)):
+                raise UserError(f"{output} is inside the data folder {folder}: choose another one, or --exclude it")

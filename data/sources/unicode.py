@@ -1,25 +1,10 @@
-"""Decoding text, and lone surrogates: characters that Python and JSON allow, but tokenizers, Arrow and UTF-8 do not."""
+"""Lone surrogates, which Python and JSON allow, but tokenizers, Arrow and UTF-8 do not; and file names that can be printed."""
 
-import codecs
 import re
 from typing import Any
 
-UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""First bytes of UTF-16 text, as Windows writes it, which is not read."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-
-def decoded(content: bytes) -> tuple[str, bool]:
-    r"""Return UTF-8 text without a byte order mark, and whether all of it is valid.
-
-    >>> decoded(b"caf\xe9") == ("caf\ufffd", False)
-    True
-    """
-    try:
-        return content.decode("utf-8-sig"), True
-    except UnicodeDecodeError:
-        return content.decode("utf-8-sig", errors="replace"), False
 
 
 def without_surrogates(value: Any) -> Any:

@@ -14,12 +14,14 @@ code. Thai and Lao have no full stop, but spaces between sentences and clauses: 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sentencex import segment
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.words import count_words, word_places
+from revela_hub.errors import UserError
 
 CHARACTERS_PER_WORD = 20
 
@@ -60,8 +62,7 @@ class Chunk:
     end_line: int
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """An indivisible piece: a sentence, a line, or a part of one that was too long."""
 
     text: str
@@ -88,13 +89,14 @@ def chunk_document(
     Returns:
         The chunks in their order; empty for a document of white space.
     """
-    if max_words < 1:
-        raise ValueError(f"max_words is {max_words}; it must be at least 1")
     report = ReadReport() if report is None else report
-    split = _code if document.kind == "code" else _prose
+    if document.kind == "code":
+        parts = _code(document.text, max_words, report)
+    else:
+        parts = _prose(document.text, max_words, language, report)
     chunks = []
     line = document.first_line
-    for text in split(document.text, max_words, language, report):
+    for text in parts:
         following = line + text.count("\n")
         kept = text if document.kind == "code" else text.strip()
         if kept and not kept.isspace():
@@ -123,8 +125,12 @@ def document_pieces(
 
 def _piece(text: str, max_words: int) -> _Piece | None:
     """Return the text as one piece, or None if it is larger than a chunk."""
-    words = count_words(text)
-    return _Piece(text, words) if words <= max_words and len(text) <= max_words * CHARACTERS_PER_WORD else None
+    piece = _Piece(text, count_words(text))
+    return piece if _fits(piece.words, len(text), max_words) else None
+
+
+def _fits(words: int, characters: int, max_words: int) -> bool:
+    return words <= max_words and characters <= max_words * CHARACTERS_PER_WORD
 
 
 def _cut(text: str, max_words: int) -> Iterator[_Piece]:
@@ -143,9 +149,7 @@ def _prose(text: str, max_words: int, language: str, report: ReadReport) -> Iter
     """Yield runs of whole sentences; concatenated, they are the text."""
     start = end = words = 0
     for piece in _sentences(text, max_words, language, report):
-        if words and (
-            words + piece.words > max_words or end + len(piece.text) - start > max_words * CHARACTERS_PER_WORD
-        ):
+        if words and not _fits(words + piece.words, end + len(piece.text) - start, max_words):
             yield text[start:end]
             start, words = end, 0
         end += len(piece.text)
@@ -203,6 +207,8 @@ def _segment_block(text: str, language: str) -> Iterator[str]:
 
 
 def _sentences(text: str, max_words: int, language: str, report: ReadReport) -> Iterator[_Piece]:
+    if not re.fullmatch("[a-z]{2,3}", language):  # sentencex takes any other string for English
+        raise UserError(f"language {language!r} is not an ISO 639 code, such as en")
     for sentence in _segment(text, language):
         if (whole := _piece(sentence, max_words)) is not None:
             yield whole
@@ -217,8 +223,8 @@ def _sentences(text: str, max_words: int, language: str, report: ReadReport) -> 
                 yield from _pieces(_QUOTED_SENTENCE.findall(part), max_words, report)
 
 
-def _code(text: str, max_words: int, language: str, report: ReadReport) -> Iterator[str]:
-    """Yield runs of whole lines; concatenated, they are the text (`language` is for prose)."""
+def _code(text: str, max_words: int, report: ReadReport) -> Iterator[str]:
+    """Yield runs of whole lines; concatenated, they are the text."""
     pieces = list(_pieces(_LINE.findall(text), max_words, report))
     start = 0
     while start < len(pieces):
@@ -227,10 +233,10 @@ def _code(text: str, max_words: int, language: str, report: ReadReport) -> Itera
             piece = pieces[end]
             words += piece.words
             characters += len(piece.text)
-            if end > start and (words > max_words or characters > max_words * CHARACTERS_PER_WORD):
+            if end > start and not _fits(words, characters, max_words):
                 break
             end += 1
-            if 2 * words <= max_words and 2 * characters <= max_words * CHARACTERS_PER_WORD:
+            if _fits(2 * words, 2 * characters, max_words):
                 half = end
         if end < len(pieces):
             end = _best_end(pieces, max(half, start + 1), end)

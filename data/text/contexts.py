@@ -16,17 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.row_cache import document_rows
+from revela_hub.data.row_cache import Types, document_rows
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
+from revela_hub.data.text.masking import Vocabulary
 from revela_hub.data.text.pseudo_queries import PseudoQueries
-from revela_hub.data.text.spans import (
-    SpanSettings,
-    check_tokenizer,
-    packed_spans,
-    tokenized_documents,
-    tokenized_with,
-)
+from revela_hub.data.text.spans import SpanSettings, packed_spans, tokenized_documents, tokenized_with
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,8 +30,6 @@ if TYPE_CHECKING:
 
 Context: TypeAlias = Literal["neighbour", "overlap", "query"]
 CONTEXTS: tuple[Context, ...] = get_args(Context)
-EXPERTS = ("query", "passage")
-"""The names of the values of `expert` in a row."""
 
 SPANS_AT_ONCE = 2048
 """Spans whose queries are generated together; the word weights of extracted queries are computed on these spans."""
@@ -73,33 +66,27 @@ def build_contexts(
     Raises:
         UserError: As `read_documents`; an unsuitable tokenizer; settings or data without any row.
     """
-    import datasets
-
     made = SpanSettings(**({"max_length": 144} | settings))
-    if not contexts or (unknown := [name for name in contexts if name not in CONTEXTS]):
-        given = unknown[0] if contexts else "none"
-        raise UserError(f"contexts must be one or more of {', '.join(CONTEXTS)}, not {given}")
-    if len(set(contexts)) < len(contexts):
-        raise UserError(f"contexts must be distinct, not {' '.join(contexts)}")
+    if not contexts or not {*contexts} <= {*CONTEXTS}:
+        raise UserError(f"contexts must be one or more of {', '.join(CONTEXTS)}, not {', '.join(contexts) or 'none'}")
     if ("query" in contexts) != (queries is not None):
         raise UserError("contexts with query need a query generator, and others do not")
-    check_tokenizer(tokenizer)
-    tokens, starts = datasets.List(datasets.Value("int32")), datasets.List(datasets.Value("uint8"))
-    features = {"row": datasets.Value("int64"), "expert": datasets.Value("uint8")}
-    features |= {"input_ids": tokens, "word_starts": starts, "context_ids": tokens, "context_word_starts": starts}
+    Vocabulary.of(tokenizer)  # it must be one that masks can be made for
+    types: Types = {"row": "int64", "expert": "uint8", "input_ids": ["int32"], "word_starts": ["uint8"]}
+    types = {**types, "context_ids": ["int32"], "context_word_starts": ["uint8"]}
     made_with = {
         **tokenized_with(tokenizer, made),
-        "contexts": sorted(contexts),
+        "contexts": sorted({*contexts}),
         "queries": None if queries is None else {"what": queries.identity, "each": vars(queries).get("queries")},
     }
-    rows = partial(_rows, tokenizer, made, tuple(contexts), queries)
-    return document_rows("contexts", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
+    rows = partial(_rows, tokenizer, made, {*contexts}, queries)
+    return document_rows("contexts", sources, types, made_with, rows, cache_dir, report, streaming=streaming)
 
 
 def _rows(
     tokenizer: "PreTrainedTokenizerBase",
     settings: SpanSettings,
-    contexts: Sequence[str],
+    contexts: set[str],
     queries: PseudoQueries | None,
     documents: Iterable[Document],
     report: ReadReport,
@@ -120,20 +107,11 @@ def _rows(
             if not pairs:
                 report.skipped["alone in its document"] += 1
             for expert, (ids, starts), (context_ids, context_starts) in pairs:
-                yield {
-                    "row": number,
-                    "expert": expert,
-                    "input_ids": ids,
-                    "word_starts": starts,
-                    "context_ids": context_ids,
-                    "context_word_starts": context_starts,
-                }
+                row = {"row": number, "expert": expert, "input_ids": ids, "word_starts": starts}
+                yield row | {"context_ids": context_ids, "context_word_starts": context_starts}
                 number += 1
     if not number:
-        raise UserError(
-            f"the data contain no text of at least {settings.min_tokens} tokens with a contextual span: use longer"
-            " documents, lower max_length or min_tokens, or add query to the contexts"
-        )
+        raise UserError(f"the data contain no text with a contextual span (read: {report}): use longer documents")
 
 
 _Text: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens and word starts
@@ -143,7 +121,7 @@ def _spans(
     documents: Iterable[Document],
     tokenizer: "PreTrainedTokenizerBase",
     settings: SpanSettings,
-    contexts: Sequence[str],
+    contexts: set[str],
     report: ReadReport,
 ) -> Iterator[dict[str, Any]]:
     """Yield the spans that are long enough, with their contexts from the same document."""
@@ -166,13 +144,9 @@ def _spans(
 
 
 def _overlap(word_starts: NDArray[np.int64], start: int, end: int, capacity: int) -> tuple[int, int]:
-    """Return the overlapping span: from the middle of a span forwards, or at the end of the document backwards.
+    """Return the overlapping span of a span: from its middle forwards, or at the end of the document backwards.
 
-    Args:
-        word_starts: The first tokens of the document's words, and its end.
-        start: The first token of the span.
-        end: The end of the span (exclusive).
-        capacity: Maximum number of tokens of the context.
+    `word_starts` are the first tokens of the document's words, and its end; the overlapping span has at most `capacity` tokens.
     """
 
     def word_at(token: int) -> int:

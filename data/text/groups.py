@@ -18,11 +18,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from revela_hub.data.row_cache import document_rows
+from revela_hub.data.row_cache import Types, cached_rows, document_rows, features, rows_fingerprint
 from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.source import Document, SourceLike
+from revela_hub.data.sources.rows import read_rows
+from revela_hub.data.sources.source import Document, Source, SourceLike
 from revela_hub.data.text.chunks import Chunk, chunk_document
-from revela_hub.data.text.languages import check_language
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ class GroupSettings:
 
     def __post_init__(self) -> None:
         """Raises UserError for invalid settings."""
-        check_language(self.language)
         if self.group_size < 2:
             raise UserError(f"group_size is {self.group_size}; a group needs at least 2 chunks")
         if self.run_length is not None and (self.run_length < 1 or self.group_size % self.run_length):
             raise UserError(f"run_length is {self.run_length}; it must divide group_size ({self.group_size})")
-        for name in ("max_words", "max_groups"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1")
+        if self.max_words < 1 or (self.max_groups is not None and self.max_groups < 1):
+            raise UserError("max_words and max_groups must be at least 1")
+
+
+COLUMNS: Types = {"group": "int64", "document": ["string"], "text": ["string"]}
 
 
 def build_groups(
@@ -92,16 +92,49 @@ def build_groups(
     Raises:
         UserError: As `read_documents`; fewer than two chunks in total.
     """
-    import datasets
-
     settings = settings or GroupSettings()
     if settings.run_length in (None, settings.group_size):
         settings = replace(settings, run_length=None, seed=0)  # nothing is drawn
-    texts = datasets.List(datasets.Value("string"))
-    features = {"group": datasets.Value("int64"), "document": texts, "text": texts}
-    made_with = {"sentencex": version("sentencex"), **asdict(settings)}
+    made_with = {"sentencex": version("sentencex")} | asdict(settings)
     rows = partial(_rows, settings)
-    return document_rows("groups", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
+    return document_rows("groups", sources, COLUMNS, made_with, rows, cache_dir, report, streaming=streaming)
+
+
+def stored_groups(
+    sources: Sequence[Source],
+    column: str,
+    group_size: int,
+    *,
+    cache_dir: str | Path | None = None,
+    streaming: bool = False,
+) -> "Dataset | IterableDataset":
+    """Read groups that were made before, such as the corpora of Revela's authors: the texts in a list of each row.
+
+    Args:
+        sources: Data sets of the Hub (`hf:owner/name`), or files of JSON lines or parquet.
+        column: The column with the list of a group's texts.
+        group_size: Longer groups are cut, shorter ones get absent chunks.
+        cache_dir: The cache folder; default: the cache of `datasets`.
+        streaming: Return an `IterableDataset`, whose rows are read during training.
+
+    Returns:
+        The columns of `build_groups`. All chunks of a group have the location of the row as their document, because the rows do
+        not name their documents.
+    """
+    import datasets
+
+    def groups() -> Iterator[dict[str, Any]]:
+        for number, row in enumerate(chain.from_iterable(map(read_rows, sources))):
+            if not isinstance(row.value(column), list):
+                raise UserError(f"{row.where}: the column {column!r} is not a list of texts")
+            texts = row.texts(column)[:group_size]
+            absent = [""] * (group_size - len(texts))
+            yield {"group": number, "document": [row.where] * len(texts) + absent, "text": texts + absent}
+
+    if streaming:
+        return datasets.IterableDataset.from_generator(groups, features=features(COLUMNS))
+    name = f"stored-groups-{rows_fingerprint({'column': column, 'size': group_size}, sources)}"
+    return cached_rows(name, COLUMNS, groups, cache_dir=cache_dir)[0]
 
 
 def mix_groups(
@@ -163,10 +196,7 @@ def _rows(settings: GroupSettings, documents: Iterable[Document], report: ReadRe
         group = list(islice(chunks, size))
         if len(group) < 2:
             if not report.groups:
-                made = "1 chunk" if group else "no chunks"
-                raise UserError(
-                    f"the data contain {made} of text, but training needs at least 2: add more text (read: {report})"
-                )
+                raise UserError(f"training needs at least 2 chunks of text: add more text (read: {report})")
             report.dropped += len(group)
             return
         absent = size - len(group)

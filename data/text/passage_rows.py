@@ -11,15 +11,13 @@ read and cut by the code of these commands, so the passages are those of the row
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from revela_hub.data.sources.documents import row_documents
 from revela_hub.data.sources.rows import Row
-from revela_hub.data.sources.source import Document, Kind, Source
-from revela_hub.data.text.chunks import Chunk, chunk_document
-
-_COLUMNS = ("text", "document", "start_line", "end_line")
+from revela_hub.data.sources.source import Kind, Source
+from revela_hub.data.text.chunks import chunk_document
 
 
 def cut_rows(
@@ -42,30 +40,21 @@ def cut_rows(
         title_column: Column with the title, which is put before the text. None: `title`, if it exists; "": no title.
 
     Returns:
-        Columns of P passages: `_id` (see `passages_with_ids`), `text`, `document`, `start_line` and `end_line`. Empty texts have
-        no passages.
+        Columns of P passages: `_id`, `text`, `document`, `start_line` and `end_line`. The id is `DOCUMENT:FIRST-LAST`, with the
+        numbers of its lines, and `#2`, `#3`, ... for more passages of the same lines. Empty texts have no passages.
 
     >>> cut_rows({"_id": [7], "text": ["Rivers carry sediment. It settles in the sea."]}, max_words=5)["text"]
     ['Rivers carry sediment.', 'It settles in the sea.']
     """
     source = Source("batch", text_column=text_column, id_column=id_column, title_column=title_column, kind=kind)
-    rows = (
-        Row("a row", dict(zip(batch, values, strict=True))) for values in zip(*map(list, batch.values()), strict=True)
-    )
-    passages = [
-        passage for document in row_documents(rows, source) for passage in passages_with_ids(document, max_words)
-    ]
-    ids = [id_ for id_, _ in passages]
-    return {"_id": ids} | {name: [getattr(chunk, name) for _, chunk in passages] for name in _COLUMNS}
-
-
-def passages_with_ids(document: Document, max_words: int) -> Iterator[tuple[str, Chunk]]:
-    """Cut a document into passages, each with a unique id.
-
-    It is `DOCUMENT:FIRST-LAST`, with the numbers of its lines, and `#2`, `#3`, ... for more passages of the same lines.
-    """
-    seen = Counter[str]()
-    for chunk in chunk_document(document, max_words):
+    rows = (Row("a row", dict(zip(batch, values, strict=True))) for values in zip(*batch.values(), strict=True))
+    chunks = [chunk for document in row_documents(rows, source) for chunk in chunk_document(document, max_words)]
+    columns = {
+        name: [getattr(chunk, name) for chunk in chunks] for name in ("text", "document", "start_line", "end_line")
+    }
+    seen, ids = Counter[str](), []
+    for chunk in chunks:
         lines = f"{chunk.document}:{chunk.start_line}-{chunk.end_line}"
         seen[lines] += 1
-        yield lines if seen[lines] == 1 else f"{lines}#{seen[lines]}", chunk
+        ids.append(lines if seen[lines] == 1 else f"{lines}#{seen[lines]}")
+    return {"_id": ids, **columns}

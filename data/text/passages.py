@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.row_cache import document_rows
-from revela_hub.data.sources.report import ReadReport, counted
+from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.data.text.words import count_words
@@ -41,16 +41,11 @@ def build_passages(
     Returns:
         A data set with one row per passage: `row` (int64, its number), `document` and `text` (strings).
     """
-    import datasets
-
-    if min_words < 1 or max_words < min_words:
-        raise UserError(f"min_words ({min_words}) must be at least 1 and at most max_words ({max_words})")
-    text = datasets.Value("string")
-    features = {"row": datasets.Value("int64"), "document": text, "text": text}
+    types = {"row": "int64", "document": "string", "text": "string"}
     settings = {"max_words": max_words, "min_words": min_words, "language": language}
-    made_with = {"sentencex": version("sentencex"), **settings}
+    made_with = {"sentencex": version("sentencex")} | settings
     rows = partial(_rows, max_words, min_words, language)
-    return document_rows("passages", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
+    return document_rows("passages", sources, types, made_with, rows, cache_dir, report, streaming=streaming)
 
 
 def _rows(
@@ -65,6 +60,4 @@ def _rows(
             yield {"row": number, "document": chunk.document, "text": chunk.text}
             number += 1
     if number < 2:
-        raise UserError(
-            f"the data contain {counted(number, 'passage')} of at least {counted(min_words, 'word')}: add more text (read: {report})"
-        )
+        raise UserError(f"the data contain fewer than 2 passages of {min_words} words: add more text (read: {report})")

@@ -10,10 +10,9 @@ Characters that change the meaning count: operators and currency (`a+b`, `C++`, 
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterator
 from functools import lru_cache
 
-from revela_hub.data.text.words import INVISIBLE, UNSPACED, normal
+from revela_hub.data.text.words import CLUSTER, INVISIBLE, UNSPACED, normal
 
 _QUOTES = dict.fromkeys(
     map(ord, "\u00b4\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f\u2032\u2033\u02b9\u02bb\u02bc"), "'"
@@ -156,32 +155,16 @@ def without_part(text: str, part: str, replacement: str = " ") -> tuple[str, int
     wanted = letters(part)
     if not wanted or wanted not in letters(text):
         return text, 0
-    clusters = list(_clusters(text))
-    found = [letters(text[start:end]) for start, end in clusters]
+    places = [cluster.span() for cluster in CLUSTER.finditer(text)]
+    found = [letters(text[start:end]) for start, end in places]
     at = [number for number, piece in enumerate(found) for _ in piece]  # each letter's cluster
     joined, cut, count, place = "".join(found), 0, 0, 0
     kept: list[str] = []
     while (place := joined.find(wanted, place)) >= 0:
-        first, last = at[place], at[place + len(wanted) - 1]
-        while (
-            not part[-1].isalnum()
-            and last + 1 < len(found)
-            and not found[last + 1]
-            and not text[clusters[last + 1][0]].isspace()
-        ):
-            last += 1  # its full stop
-        kept += [text[cut : clusters[first][0]], replacement]
-        cut, count, place = clusters[last][1], count + 1, place + len(wanted)
+        first, last = at[place], at[place + len(wanted) - 1] + 1
+        if not part[-1].isalnum():  # with its full stop
+            while last < len(found) and not found[last] and not text[places[last][0]].isspace():
+                last += 1
+        kept += [text[cut : places[first][0]], replacement]
+        cut, count, place = places[last - 1][1], count + 1, place + len(wanted)
     return "".join([*kept, text[cut:]]), count
-
-
-def _clusters(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of characters that Unicode may compose: a letter and its marks, the parts of a Hangul syllable."""
-    start = 0
-    for place in range(1, len(text) + 1):
-        if place < len(text):
-            character = text[place]
-            if unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff":
-                continue
-        yield start, place
-        start = place

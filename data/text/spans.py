@@ -9,26 +9,25 @@ WordPiece, byte-level BPE and SentencePiece alike. In scripts without spaces, wh
 token is a word.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.row_cache import document_rows
+from revela_hub.data.row_cache import Types, document_rows
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.chunks import document_pieces
-from revela_hub.data.text.languages import check_language
 from revela_hub.data.text.masking import Bools, Tokens, Vocabulary
 from revela_hub.data.text.words import UNSPACED_CHARACTER
 from revela_hub.errors import UserError
+from revela_hub.files import key_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -61,16 +60,11 @@ class SpanSettings:
 
     def __post_init__(self) -> None:
         """Raises UserError for invalid settings."""
-        check_language(self.language)
-        if self.min_tokens < 1:
-            raise UserError(f"min_tokens is {self.min_tokens}; it must be at least 1")
-        if self.max_length < self.min_tokens + 2:
+        if not 1 <= self.min_tokens <= self.max_length - 2:
             raise UserError(
-                f"max_length is {self.max_length}; it must be at least {self.min_tokens + 2} (min_tokens and two "
-                "special tokens)"
+                f"min_tokens is {self.min_tokens}; it must be at least 1 and at most max_length ({self.max_length}) without two"
+                " special tokens"
             )
-        if self.max_spans is not None and self.max_spans < 1:
-            raise UserError(f"max_spans is {self.max_spans}; it must be at least 1")
 
 
 def build_spans(
@@ -99,18 +93,11 @@ def build_spans(
     Raises:
         UserError: As `read_documents`; an unsuitable tokenizer; settings or data without any span.
     """
-    import datasets
-
     made = SpanSettings(**settings)
-    check_tokenizer(tokenizer)
-    features = {
-        "span": datasets.Value("int64"),
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "word_starts": datasets.List(datasets.Value("uint8")),
-    }
-    rows = partial(_rows, tokenizer, made)
-    made_with = tokenized_with(tokenizer, made)
-    return document_rows("spans", sources, features, made_with, rows, cache_dir, report, streaming=streaming)
+    Vocabulary.of(tokenizer)  # it must be one that masks can be made for
+    types: Types = {"span": "int64", "input_ids": ["int32"], "word_starts": ["uint8"]}
+    rows, made_with = partial(_rows, tokenizer, made), tokenized_with(tokenizer, made)
+    return document_rows("spans", sources, types, made_with, rows, cache_dir, report, streaming=streaming)
 
 
 def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> dict[str, Any]:
@@ -119,22 +106,10 @@ def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings)
     backend: Any = tokenizer
     # Without its truncation and padding, which are state.
     content = json.loads(backend.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
-    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    return {**versions, **vars(settings), "tokenizer": digest}
+    return {**versions, **vars(settings), "tokenizer": key_of(content)}
 
 
-def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raises UserError unless the tokenizer can make spans and mask them."""
-    if not tokenizer.is_fast:
-        raise UserError(
-            f"the tokenizer of {tokenizer.name_or_path or type(tokenizer).__name__} does not report the words of its "
-            "tokens; use a fast tokenizer (tokenizer.json)"
-        )
-    Vocabulary.of(tokenizer)
-
-
-@dataclass(frozen=True)
-class DocumentTokens:
+class DocumentTokens(NamedTuple):
     """A tokenised document: tokens, word starts, and the number of tokens of each piece (sentence or line)."""
 
     tokens: Tokens
@@ -159,19 +134,16 @@ def _rows(
             if report.spans == settings.max_spans:
                 return
     if not report.spans:
-        raise UserError(
-            f"the data contain no span of at least {settings.min_tokens} tokens: add more text, or lower min_tokens"
-            f" (read: {report})"
-        )
+        raise UserError(f"the data contain no span of at least {settings.min_tokens} tokens (read: {report})")
 
 
 def packed_spans(document: DocumentTokens, settings: SpanSettings, report: ReadReport) -> Iterator[tuple[int, int]]:
     """Yield the first token and the end of each span that is long enough: whole pieces; longer ones are split before a word."""
     for start, end in _packed(document, settings.max_length - 2, report):
-        if end - start < settings.min_tokens:
-            report.skipped["too short"] += 1
-        else:
+        if end - start >= settings.min_tokens:
             yield start, end
+        else:
+            report.skipped["too short"] += 1
 
 
 def _packed(document: DocumentTokens, capacity: int, report: ReadReport) -> Iterator[tuple[int, int]]:
@@ -216,15 +188,8 @@ def tokenized_documents(
         )
         numbers = iter(range(len(texts)))
         for of_document in runs:
-            parts = [
-                _run_tokens(encoding, number, texts[number], run)
-                for run, number in zip(of_document, numbers, strict=False)
-            ]
-            yield DocumentTokens(
-                np.concatenate([part.tokens for part in parts]),
-                np.concatenate([part.word_starts for part in parts]),
-                np.concatenate([part.lengths for part in parts]),
-            )
+            parts = [_run_tokens(encoding, number := next(numbers), texts[number], run) for run in of_document]
+            yield DocumentTokens(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _grouped(items: Iterable[T], length: Callable[[T], int], enough: int) -> Iterator[list[T]]:

@@ -173,17 +173,17 @@ def aligned(text: str) -> tuple[str, list[tuple[int, int]]]:
     if text.isascii():
         return text, [(place, place + 1) for place in range(len(text))]
     pieces, places = [], []
-    for cluster in _CLUSTER.finditer(text):
+    for cluster in CLUSTER.finditer(text):
         piece = normal(cluster[0])
         pieces.append(piece)
         places += [cluster.span()] * len(piece)
     return "".join(pieces), places
 
 
-# A letter with the marks that may be composed with it; the parts of a Korean syllable.
-_CLUSTER = re.compile(
+CLUSTER = re.compile(
     rf"(?:[\u1100-\u115e][\u1161-\u11a7]*|.)[\u11a8-\u11ff\u3099\u309a\uff9e\uff9f{MARKS}{INVISIBLE}]*", re.DOTALL
 )
+"""A letter with the marks that Unicode may compose with it; the parts of a Korean syllable."""
 
 
 def _divided(run: re.Match[str]) -> Iterator[tuple[int, int]]:

@@ -4,19 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from revela_hub.data.sources.beir import find_file, is_beir
-from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
+from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import SourceLike, parse_source
 from revela_hub.retrieval.mining.pairs import TitledText
 
 
 def read_pairs(source: SourceLike, anchor_column: str, positive_column: str) -> Iterator[tuple[str, str]]:
     """Read pairs; a list of positives makes one pair each, and null counts as an empty text."""
-    remedy = "choose with --positive_column"
     for row in read_rows(parse_source(source)):
-        anchor = column_text(row, anchor_column, "choose with --anchor_column")
-        value = column_value(row, positive_column, remedy)
-        for positive in value if isinstance(value, list) else [value]:
-            yield anchor, column_text(Row(row.where, {positive_column: positive}), positive_column, remedy)
+        anchor = row.text(anchor_column)
+        yield from ((anchor, positive) for positive in row.texts(positive_column))
 
 
 def read_corpus(source: SourceLike, text_column: str) -> Iterator[str]:
@@ -29,6 +26,6 @@ def read_corpus(source: SourceLike, text_column: str) -> Iterator[str]:
         parsed = replace(parsed, path=str(find_file(parsed.path, "corpus.jsonl")))
     name = "title" if parsed.title_column is None else parsed.title_column
     for row in read_rows(parsed):
-        text = column_text(row, text_column, "choose with --text_column")
-        title = column_value(row, name, "choose with title_column") if parsed.title_column else row.columns.get(name)
+        text = row.text(text_column)
+        title = row.value(name) if parsed.title_column else row.columns.get(name)
         yield TitledText(title, text) if title and text_column != name else text

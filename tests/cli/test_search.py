@@ -67,7 +67,7 @@ def test_options_of_the_text(corpus: Path, search: Search, capsys: pytest.Captur
     assert main(["search", "bm25", "sediment", "--corpus", "docs"]) == 2
     assert "calls.jsonl:1: no column 'text'" in capsys.readouterr().err
     assert main(["search", "bm25", "sediment", "--corpus", "docs", "--exclude", "./docs/calls.jsonl", "venv"]) == 0
-    assert "skipped: 1 excluded; no file or folder matches exclude: venv" in capsys.readouterr().err
+    assert "skipped: 1 excluded" in capsys.readouterr().err
 
 
 def test_an_interruption_is_one_line(

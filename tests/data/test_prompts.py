@@ -47,24 +47,16 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "Who?", "answers": []}, "data.jsonl:2: an answer is empty"),
-        ({"input": "Who?", "output": [{"answer": ""}]}, "data.jsonl:2: an answer is empty"),
-        ({"question": "Who?", "answer": "  "}, "data.jsonl:2: an answer is empty"),
-        ({"question": "Who?"}, "data.jsonl:2: no answer; it must be in answer, answers or output"),
-        ({"question": "Who?", "answer": 3}, "data.jsonl:2: answer contains int instead of text"),
-        ({"prompt": " ", "answer": "a"}, "data.jsonl:2: the prompt is empty"),
-        ({"question": " ", "answer": "a"}, "data.jsonl:2: the question is empty"),
-        ({"question": 3, "answer": "a"}, "data.jsonl:2: the question is of type int instead of text"),
-        ({"answer": "a"}, "data.jsonl:2: no prompt; it must be in prompt, question or input"),
-        (
-            {"task": "poetry", "input": "x", "answer": "a"},
-            "data.jsonl:2: unknown task 'poetry'; the tasks are question_answering",
-        ),
+        *(({"question": "Who?", **answers}, "no answer") for answers in ({}, {"answers": []}, {"answer": "  "})),
+        ({"input": "Who?", "output": [{"answer": ""}]}, "no answer"),
+        ({"question": "Who?", "answer": 3}, "no answer"),
+        *((prompt | {"answer": "a"}, "no text in prompt") for prompt in ({}, {"prompt": " "}, {"question": 3})),
+        ({"task": "poetry", "input": "x", "answer": "a"}, "poetry"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, row: dict[str, object], message: str) -> None:
     file = write(tmp_path / "data.jsonl", {"prompt": "a", "answer": "b"}, row)
-    with pytest.raises(UserError, match=message.replace(".", r"\.")):
+    with pytest.raises(UserError, match=rf"data\.jsonl:2: .*{message}"):
         read_prompts([file])
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from datasets import Dataset, IterableDataset, Value
+from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import PreTrainedTokenizerBase
 
@@ -263,17 +263,15 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> tuple[Dataset, str]:
                 skipped["without all texts"] += 1
 
     name = f"labelled-{rows_fingerprint({'columns': wanted}, [source])}"
-    features = dict.fromkeys(wanted, Value("string"))
-    whole, counts = cached_rows(name, features, read, lambda: skipped, cache_dir=arguments.cache_dir)
+    types = dict.fromkeys(wanted, "string")
+    whole, counts = cached_rows(name, types, read, lambda: skipped, arguments.cache_dir)
     if not len(whole):
         names = "anchor, positive" + (f", negative_1 to {wanted[-1]}" if wanted[2:] else "")
         raise UserError(
             f"{arguments.pairs} has no row with texts in {names}: mine it with --num_negatives {arguments.num_negatives}, or"
             " lower --num_negatives"
         )
-    known = KnownPairs()
-    for anchor, positive in zip(whole["anchor"], whole["positive"], strict=True):
-        known.add(anchor, positive)
+    known = KnownPairs(zip(whole["anchor"], whole["positive"], strict=True))
     right = (not any((row["anchor"], row[name]) in known for name in wanted[2:]) for row in whole)
     pairs = whole.select([index for index, kept in enumerate(right) if kept])
     if not len(pairs):

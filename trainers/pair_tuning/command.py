@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import Dataset, Value
+from datasets import Dataset
 
 from revela_hub.data.row_cache import cached_rows
 from revela_hub.data.sources.beir import RetrievalTask
@@ -150,8 +150,8 @@ def _with_negatives(rows: Dataset, arguments: Arguments) -> Dataset:
 
     name = f"mined-{key_of(texts, asdict(settings), model_identity(arguments.retriever, length))}"
     columns = [*texts, *(f"negative_{number + 1}" for number in range(settings.num_negatives))]
-    features = dict.fromkeys(columns, Value("string"))
+    types = dict.fromkeys(columns, "string")
     with arguments.preparing("mining negatives"):
-        dataset, report = cached_rows(name, features, mined, lambda: said, cache_dir=arguments.cache_dir)
+        dataset, report = cached_rows(name, types, mined, lambda: said, arguments.cache_dir)
     arguments.log(report["report"])
     return dataset

@@ -19,7 +19,7 @@ from revela_hub.data.row_cache import document_rows
 from revela_hub.data.sources.beir import is_beir, read_beir_pairs
 from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.sources.report import ReadReport, counted
-from revela_hub.data.sources.rows import Row, column_text, column_value, read_rows
+from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_source, parse_sources
 from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
@@ -83,9 +83,7 @@ def read_labelled_pairs(
             report.repeated += 1
         else:
             rows[keys] = texts
-    known = KnownPairs()
-    for anchor, positive, *_ in rows.values():
-        known.add(anchor, positive)
+    known = KnownPairs((anchor, positive) for anchor, positive, *_ in rows.values())
     right = [row for row in rows.values() if not any((row[0], negative) in known for negative in row[2:])]
     report.wrong, report.pairs = len(rows) - len(right), len(right)
     report.negatives = len(next(iter(rows), ("", ""))) - 2
@@ -106,7 +104,6 @@ def _texts(
     if not source.is_dataset and is_beir(source.path):
         yield from read_beir_pairs(source.path, split)
         return
-    remedy = f"a pair needs the texts {anchor_column!r} and {positive_column!r}: --anchor_column, --positive_column"
     expected: list[str] | None = None
     for row in read_rows(source):
         if row.columns.get("kind") == "other" and str(row.columns.get("task")).startswith(SYNTHETIC):
@@ -117,15 +114,12 @@ def _texts(
         if names != expected:
             number = counted(len(names), "negative")
             raise UserError(f"{row.where}: {number}, but {len(expected)} in the rows before: give each the same number")
-        negatives = [
-            column_text(row, name, "hard negatives are in columns negative_1, negative_2, ...") for name in names
-        ]
+        negatives = list(map(row.text, names))
         if empty := [name for name, text in zip(names, negatives, strict=True) if not text.strip()]:
             raise UserError(f"{row.where}: {empty[0]} is empty; remove the row, or give it a text")
-        anchor, value = column_text(row, anchor_column, remedy), column_value(row, positive_column, remedy)
-        for positive in (value or [None]) if isinstance(value, list) else [value]:
-            part = Row(row.where, {positive_column: positive})
-            yield anchor, column_text(part, positive_column, remedy), *negatives
+        anchor = row.text(anchor_column)
+        for positive in row.texts(positive_column) or [""]:
+            yield anchor, positive, *negatives
 
 
 # --- natural pairs
@@ -145,13 +139,10 @@ def build_text_pairs(
     Returns:
         One row for each passage that contains a query: `anchor`, the query, and `positive`, the passage without it.
     """
-    import datasets
-
-    text = datasets.Value("string")
-    features = {"anchor": text, "positive": text}
+    types = {"anchor": "string", "positive": "string"}
     made_with = {"sentencex": version("sentencex"), "seed": seed}
     sources = parse_sources(sources)
-    rows = document_rows("text-pairs", sources, features, made_with, partial(_rows, seed), cache_dir, report)
+    rows = document_rows("text-pairs", sources, types, made_with, partial(_rows, seed), cache_dir, report)
     probes = sorted({source.held_out for source in sources if source.held_out and is_beir(source.held_out)})
     left = without_queries(rows, (query for probe in probes for query in read_queries(probe).values()))
     if len(left) < 2:

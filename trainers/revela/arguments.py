@@ -20,8 +20,8 @@ from revela_hub.data.text.groups import (
     check_weights,
     groups_needed,
     mix_groups,
+    stored_groups,
 )
-from revela_hub.data.text.stored_groups import stored_groups
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
@@ -187,8 +187,8 @@ def _part(arguments: RevelaDataArguments, source: Source, share: float, span: st
 
 def _stored(arguments: RevelaDataArguments, sources: list[Source]) -> Any:
     """Return the groups that the sources hold, at most `max_groups`."""
-    size = arguments.group_size
-    groups: Any = stored_groups(sources, str(arguments.groups_column), size, streaming=arguments.streaming)
+    how: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
+    groups: Any = stored_groups(sources, str(arguments.groups_column), arguments.group_size, **how)
     return groups if arguments.max_groups is None else groups.take(arguments.max_groups)
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from datasets import Dataset
 
@@ -72,10 +73,10 @@ def test_queries_of_another_task_are_not_trained_on() -> None:
 
 
 def test_texts_are_removed_from_passages_but_not_from_questions() -> None:
-    held = "The Dart flows to the sea."
+    held = "The Dart flows to the caf\u00e9."
     mixed = [
         {"anchor": held, "positive": f"{held} Long", "negative_1": "No", "kind": "retrieval"},
-        {"anchor": "one", "positive": "One", "negative_1": held, "kind": "retrieval"},
+        {"anchor": "one", "positive": "One", "negative_1": normalize("NFD", held.upper()), "kind": "retrieval"},
         {"anchor": f"A river. The Dart\nflows to {held[18:]}", "positive": "Two", "negative_1": "No", "kind": "other"},
         {"anchor": "two", "positive": "Three", "negative_1": "No", "kind": "other"},
     ]

@@ -66,21 +66,22 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
     (folder / "b.docx").write_bytes(word_file())
     (folder / "c.pdf").write_bytes(pdf_file("Parking is free."))
     (folder / "d.pdf").write_bytes(b"%PDF-1.4 cut off")
-    cells = [{"cell_type": "markdown", "source": ["# Steps\n", "First:"]}, {"cell_type": "code", "source": ["x = 1"]}]
-    (folder / "e.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
+    cells = [{"cell_type": "markdown", "source": ["# Caf\u00e9\n" * 9000]}, {"cell_type": "code", "source": ["x = 1"]}]
+    notebook = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}, ensure_ascii=False)
+    (folder / "e.ipynb").write_text(notebook, encoding="utf-8")
     report = ReadReport()
 
     documents = list(read_documents(folder, report=report))
 
+    assert documents.pop().text == "# Caf\u00e9\n" * 9000 + "\n```python\nx = 1\n```"  # UTF-8 to its end
     assert [document.text for document in documents] == [
         "[Home](/)\n\n# Contracts\n\nThey are [renewed](/renew) in M\u00e4rz.\n\nImprint",
         "The canteen opens at noon.",
         "Parking is free.",
-        "# Steps\nFirst:\n\n```python\nx = 1\n```",
     ]
     assert {(document.kind, document.path) for document in documents} == {("text", None)}
     assert str(report) == "4 documents; skipped: 1 unreadable"
-    assert "d.pdf is skipped: it cannot be converted to text" in caplog.text
+    assert "d.pdf is skipped: it cannot be read" in caplog.text
     # As code, a page keeps its tags.
     (page,) = read_documents(folder / "a.HTML", kind="code")
     assert page.text.startswith("<html>")
@@ -93,15 +94,6 @@ def test_a_scanned_pdf_has_its_own_reason(tmp_path: Path) -> None:
         list(read_documents(tmp_path))
 
 
-def test_a_long_notebook_is_utf_8_to_its_end(tmp_path: Path) -> None:
-    pytest.importorskip("markitdown", reason="the extra documents is not installed")
-    cells = [{"cell_type": "markdown", "source": [text]} for text in ("x" * 70_000, "Das Caf\u00e9")]
-    notebook = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}, ensure_ascii=False)
-    (tmp_path / "plot.ipynb").write_text(notebook, encoding="utf-8")
-    [document] = read_documents(tmp_path / "plot.ipynb")
-    assert document.text.endswith("Das Caf\u00e9")
-
-
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "page.html").write_text(PAGE)
     before = rows_fingerprint({}, parse_sources(tmp_path / "page.html"))
@@ -110,9 +102,3 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path, monkey
         list(read_documents(tmp_path / "page.html"))
     monkeypatch.setattr("revela_hub.data.row_cache.converter_version", lambda: "another")
     assert rows_fingerprint({}, parse_sources(tmp_path / "page.html")) != before  # cached rows are made again
-
-
-def test_lines_in_utf_16_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_bytes('{"text": "a"}\n'.encode("utf-16"))
-    with pytest.raises(UserError, match=r"rows.jsonl: UTF-16 text"):
-        list(read_documents(tmp_path / "rows.jsonl"))

@@ -27,26 +27,19 @@ def ids(documents: Iterable[Document], root: Path) -> list[str]:
     return [Path(document.id).relative_to(root).as_posix() for document in documents]
 
 
-def test_a_pattern_reads_a_file_behind_a_link_in_a_loop_once(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("rivers")
-    (tmp_path / "docs" / "latest").symlink_to(".")
-    assert [document.text for document in read_documents(f"{tmp_path}/docs/**/*.md")] == ["rivers"]
-
-
 def test_folder_in_the_order_of_names_with_kinds(tmp_path: Path) -> None:
-    for name in ("b.txt", "a.py", "sub/c.md", "sub/Makefile", "README"):
+    for name in ("b.txt", "a.py", "sub/c.md", "sub/Makefile", "README", "script"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"text of {name}")
+        (tmp_path / name).write_text(f"#!text of {name}" if name == "script" else f"text of {name}")
     report = ReadReport()
 
     documents = list(read_documents(tmp_path, report=report))
 
-    assert ids(documents, tmp_path) == ["README", "a.py", "b.txt", "sub/Makefile", "sub/c.md"]
-    assert [document.kind for document in documents] == ["text", "code", "text", "code", "text"]
+    assert ids(documents, tmp_path) == ["README", "a.py", "b.txt", "script", "sub/Makefile", "sub/c.md"]
+    assert [document.kind for document in documents] == ["text", "code", "text", "code", "code", "text"]
     assert documents[1].text == "text of a.py"
     assert documents[1].path == documents[1].id == str(tmp_path / "a.py")
-    assert str(report) == "5 documents"
+    assert str(report) == "6 documents"
     assert {document.kind for document in read_documents(tmp_path, kind="code")} == {"code"}
 
 
@@ -99,15 +92,8 @@ def test_excluded_folders_as_shells_and_gitignore_write_them(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     for code in ("code", "./code/", "code/**/*.py"):
-        report = ReadReport()
-        documents = read_documents([code, "docs"], exclude=[pattern, "vendr", "vend*"], report=report)
+        documents = read_documents([code, "docs"], exclude=[pattern])
         assert [document.id for document in documents] == ["code/a.py", "docs/d.md"]
-        # No pattern is reported that matches in one of the sources, or only what another one excludes as well.
-        assert report.remarks()[1:] == ["no file or folder matches exclude: vendr"]
-        assert ReadReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
-    report = ReadReport()
-    assert len(list(read_documents("code", exclude=["vendr"], max_documents=1, report=report))) == 1
-    assert not any("exclude" in remark for remark in report.remarks())  # the rest was not read
 
 
 def test_report_line_in_full() -> None:
@@ -116,11 +102,10 @@ def test_report_line_in_full() -> None:
 
     assert str(report) == (
         "1,234 documents, 5,678 chunks, 355 groups; skipped: 12 binary, 3 empty; 2 files had invalid UTF-8 (replaced); "
-        "7 sentences or lines longer than a chunk (split); last group incomplete (2 rows empty); "
+        "7 sentences longer than a chunk (split); last group incomplete (2 rows empty); "
         "1 leftover chunk dropped"
     )
-    assert ReadReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
-    assert str(ReadReport(documents=1, cut=1)) == "1 document; 1 sentence or line longer than a chunk (split)"
+    assert ReadReport(**json.loads(json.dumps(vars(report)))) == report
     report.add(ReadReport(documents=1))
     assert report.documents == 1235
 
@@ -133,38 +118,10 @@ def test_files_that_are_not_utf_8_are_named_by_their_endings(tmp_path: Path) -> 
         list(read_documents(tmp_path))
 
 
-def test_linked_folder_is_read_once(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "a.txt").write_text("linked")
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root" / "first").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "root" / "second").symlink_to(tmp_path / "elsewhere")
-
-    assert ids(read_documents(tmp_path / "root"), tmp_path) == ["root/first/a.txt"]
-
-
 def test_byte_order_mark_goes_and_line_ends_stay(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\x0c\r\n")
 
     assert next(read_documents(tmp_path)).text == "one\r\ntwo\x0c\r\n"
-
-
-def test_a_script_without_a_suffix_is_code(tmp_path: Path) -> None:
-    (tmp_path / "script").write_text("#!/usr/bin/env python3\nprint(1)\n")
-    (tmp_path / "NOTES").write_text("Rivers flow.\n")
-    assert [each.kind for each in read_documents(tmp_path)] == ["text", "code"]
-
-
-def test_mined_negatives_are_not_text(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("a note")
-    row = {"anchor": "a", "positive": "p", "negative_1": "n"}
-    mined = write_json_lines(tmp_path / "mined.jsonl", [row, row])
-    report = ReadReport()
-    assert [each.text for each in read_documents(tmp_path, report=report)] == ["a note"]
-    assert report.skipped == {"written by revela-hub": 1}
-    assert [each.text for each in read_documents(f"{tmp_path}/*.jsonl", text_column="positive")] == ["p", "p"]
-    with pytest.raises(UserError, match="no column 'text'"):
-        list(read_documents(mined))
 
 
 def test_rows_of_two_splits_have_different_ids(tmp_path: Path) -> None:
@@ -226,17 +183,6 @@ def test_json_lines_fields(tmp_path: Path) -> None:
     assert several.text == "Rivers\n\nw-1\n\nThey flow."
 
 
-def test_json_lines_with_invalid_utf8_and_empty_lines(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(b'\n{"text": "caf\xe9"}\n\n{"text": "\xe9"}\n')
-    report = ReadReport()
-
-    documents = list(read_documents(tmp_path, report=report))
-
-    assert [document.id.rpartition(":")[2] for document in documents] == ["2", "4"]
-    assert documents[0].text == "caf\ufffd"
-    assert report.replaced == 1
-
-
 def test_merged_rows(tmp_path: Path) -> None:
     rows = [("Aaron", "Aaron is", "p1"), ("Aaron", "a prophet.", "p2"), ("Aar", "A river.", "p3"), ("Aaron", "x", "p4")]
     path = write_json_lines(tmp_path / "p.jsonl", ({"title": t, "text": x, "docid": d} for t, x, d in rows))
@@ -255,6 +201,7 @@ def test_patterns(tmp_path: Path) -> None:
     for name in ("a/one.md", "a/b/two.md", "a/three.txt", "a/.hidden.md", "a/[x].md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
+    (tmp_path / "a" / "z").symlink_to(".")  # a loop
 
     assert ids(read_documents(f"{tmp_path}/**/*.md"), tmp_path) == ["a/[x].md", "a/b/two.md", "a/one.md"]
     assert ids(read_documents(f"{tmp_path}/a/[x].md"), tmp_path) == ["a/[x].md"]  # there is a file of this name
@@ -320,7 +267,7 @@ def test_local_data_sets(tmp_path: Path, form: str) -> None:
 
     assert documents == [Document("a", "Alpha.", None, "code"), Document("b", "Beta.", None, "code")]
     assert next(read_documents(path, text_column="body")).id == path.removeprefix("hf:") + ":0"
-    with pytest.raises(UserError, match=r":0: no column 'missing'; the columns are 'body', 'name', 'text' \(choose"):
+    with pytest.raises(UserError, match=r":0: no column 'missing'; the columns are 'body', 'name', 'text'"):
         next(read_documents(path, text_column="missing"))
     with pytest.raises(UserError, match=r":0: column 'text' holds int, not text"):
         next(read_documents(path))
@@ -342,36 +289,6 @@ def test_loader_with_data_files(tmp_path: Path) -> None:
         assert list(local_files(parse_source({"path": "hf:json", "data_files": files}))) == [path]
 
 
-def test_data_sets_are_streamed(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "first"}\n' * 20)
-    (tmp_path / "b.jsonl").write_text("broken\n")
-
-    documents = read_documents(f"hf:{tmp_path}")
-
-    assert next(documents).text == "first"
-    with pytest.raises(UserError, match="cannot be read"):
-        list(documents)
-
-
-def unreachable(tmp_path: Path) -> Source:
-    return Source("hf:owner/no-such-data-set")
-
-
-def damaged(tmp_path: Path) -> Path:
-    path = write_json_lines(tmp_path / "rows.jsonl.gz", ({"text": str(n)} for n in range(1000)))
-    path.write_bytes(path.read_bytes()[:-20])
-    return path
-
-
-def missing_field(tmp_path: Path) -> Path:
-    return write_json_lines(tmp_path / "rows.jsonl", [{"_id": "1", "body": "x"}])
-
-
-def no_object(tmp_path: Path) -> Path:
-    (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n["text"]\n')
-    return tmp_path
-
-
 def all_skipped(tmp_path: Path) -> Source:
     (tmp_path / "a.txt").write_bytes(b"\0")
     (tmp_path / "b.txt").write_bytes(b"x" * (1024 * 1024 + 1))
@@ -386,10 +303,6 @@ def all_skipped(tmp_path: Path) -> Source:
         (lambda folder: "owner/name", "hf:owner/name"),
         (lambda folder: folder, "no documents"),
         (all_skipped, r"skipped 1 binary \(\.txt 1\), 1 too large"),
-        (no_object, r"rows\.jsonl:2: "),
-        (missing_field, r"rows\.jsonl:1: no column 'text'; the columns are '_id', 'body'"),
-        (damaged, r"rows\.jsonl\.gz: "),
-        (unreachable, "owner/no-such-data-set"),
         (lambda folder: [], "no data"),
         (lambda folder: "", "path"),
     ],
@@ -422,15 +335,14 @@ def test_sources_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"path": "x", "column": "body"}, "unknown field column; the fields are path, name, split"),
+        ({"path": "x", "column": "body"}, "the fields name, split"),
         ({"text_column": "body"}, "it needs a path"),
         ({"path": "x", "kind": "prose"}, "kind is 'prose'; it must be text or code"),
         ({"path": "x", "max_documents": "1e6"}, "max_documents is '1e6'; it must be a whole number above 0"),
         ({"path": "x", "max_file_mib": 0}, "max_file_mib is 0; it must be a whole number above 0"),
-        ({"path": "owner/name", "split": "train"}, "split is for a data set; write path: hf:owner/name"),
         ("hf:owner/name:a:b:c", "a data set is written hf:"),
         ("hf:", "a data set is written hf:"),
-        ("hf://owner/model/file.txt", "the address of a data set is hf://datasets/owner/name"),
+        ("hf://owner/model/file.txt", "hf://datasets/owner/name"),
     ],
 )
 def test_sources_that_are_not_well_written(source: Any, message: str) -> None:

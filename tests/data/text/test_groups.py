@@ -1,4 +1,3 @@
-import gzip
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups
+from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups, row_cache
 from revela_hub.data.text import groups as groups_module
 from revela_hub.data.text.groups import groups_needed
 from revela_hub.errors import UserError
@@ -50,33 +49,24 @@ def test_chunks_in_the_order_of_the_documents(tmp_path: Path) -> None:
     assert str(report) == "3 documents, 8 chunks, 2 groups; skipped: 1 empty"
 
 
-def test_last_group_that_is_not_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "groups", "remark"),
+    [
+        ({"a": 6}, [["a0", "a1", "a2", "a3"], ["a4", "a5", "", ""]], "last group incomplete (2 rows empty)"),
+        ({"a": 5}, [["a0", "a1", "a2", "a3"]], "1 leftover chunk dropped"),
+        ({"a": 1, "b": 1}, [["a0", "b0", "", ""]], "last group incomplete (2 rows empty)"),
+    ],
+)
+def test_last_group(tmp_path: Path, lengths: dict[str, int], groups: list[list[str]], remark: str) -> None:
     report = ReadReport()
-
-    groups = build(write_documents(tmp_path / "d.jsonl", {"a": 6}), tmp_path, report)
-
-    assert names(groups) == [["a0", "a1", "a2", "a3"], ["a4", "a5", "", ""]]
-    assert groups[1]["document"] == ["a", "a", "", ""]
-    assert str(report) == "1 document, 6 chunks, 2 groups; last group incomplete (2 rows empty)"
-
-
-def test_last_group_of_one_chunk(tmp_path: Path) -> None:
-    report = ReadReport()
-
-    groups = build(write_documents(tmp_path / "d.jsonl", {"a": 5}), tmp_path, report)
-
-    assert names(groups) == [["a0", "a1", "a2", "a3"]]
-    assert str(report) == "1 document, 5 chunks, 1 group; 1 leftover chunk dropped"
-
-
-def test_two_documents_of_one_chunk_are_a_group(tmp_path: Path) -> None:
-    groups = build(write_documents(tmp_path / "d.jsonl", {"a": 1, "b": 1}), tmp_path)
-
-    assert names(groups) == [["a0", "b0", "", ""]]
+    made = build(write_documents(tmp_path / "d.jsonl", lengths), tmp_path, report)
+    assert names(made) == groups
+    assert [bool(name) for row in made["document"] for name in row] == [bool(text) for row in groups for text in row]
+    assert report.remarks() == [remark]
 
 
 def test_one_chunk_is_not_enough(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="1 chunk of text, but training needs at least 2"):
+    with pytest.raises(UserError, match="at least 2 chunks"):
         build(write_documents(tmp_path / "d.jsonl", {"a": 1}), tmp_path)
 
 
@@ -103,11 +93,8 @@ def test_second_run_reads_the_cache(tmp_path: Path, readings: list[int]) -> None
 
     assert len(readings) == 1
     assert again[:] == groups[:]
-    assert (
-        str(second)
-        == str(first)
-        == ("1 document, 6 chunks, 2 groups; skipped: 1 empty; last group incomplete (2 rows empty)")
-    )
+    assert str(first) == "1 document, 6 chunks, 2 groups; skipped: 1 empty; last group incomplete (2 rows empty)"
+    assert second == first
 
 
 def test_what_changes_is_read_again(tmp_path: Path, readings: list[int]) -> None:
@@ -136,13 +123,16 @@ def test_run_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypatch: py
         yield from [Chunk("a", "x", None, 1, 1)] * 4
         raise RuntimeError("killed")
 
+    def full(*_: Any) -> None:
+        raise OSError("full")
+
     with monkeypatch.context() as patch:
         patch.setattr(groups_module, "_chunks", killed)
         with pytest.raises(Exception, match="killed"):
             build(path, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(ReadReport, "to_dict", killed)  # between the rows and their report
-        with pytest.raises(TypeError, match="cannot convert"):
+        patch.setattr(row_cache, "write_text", full)  # between the rows and their report
+        with pytest.raises(OSError, match="full"):
             build(path, tmp_path)
 
     report = ReadReport()
@@ -174,10 +164,6 @@ def test_max_groups_stops_reading(tmp_path: Path) -> None:
     assert report.documents == 4
 
 
-def runs_of(groups: Dataset, length: int) -> list[list[str]]:
-    return [row[start : start + length] for row in names(groups) for start in range(0, len(row), length)]
-
-
 @pytest.mark.parametrize("buffer", [10_000, 5])
 def test_runs_mix_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
     monkeypatch.setattr(groups_module, "SHUFFLE_BUFFER_RUNS", buffer)
@@ -185,10 +171,8 @@ def test_runs_mix_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buf
 
     groups = build(path, tmp_path, run_length=2)
 
-    runs = runs_of(groups, 2)
-    in_order = [[f"a{n}", f"a{n + 1}"] for n in range(0, 40, 2)]
-    in_order += [[f"b{n}", f"b{n + 1}"] for n in range(0, 40, 2)]
-    in_order += [[f"c{n}", f"c{n + 1}"] for n in range(0, 40, 2)]
+    runs = [row[start : start + 2] for row in names(groups) for start in (0, 2)]
+    in_order = [[f"{name}{n}", f"{name}{n + 1}"] for name in "abc" for n in range(0, 40, 2)]
     assert sorted(runs[: len(in_order)]) == sorted(in_order)  # each run once, unbroken
     assert runs[: len(in_order)] != in_order
     assert len(groups) == 30  # the 121st chunk is left over
@@ -198,17 +182,11 @@ def test_runs_mix_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buf
         assert all(runs.index(run) >= in_order.index(run) - buffer for run in in_order)
 
 
-def test_short_run_comes_last(tmp_path: Path) -> None:
-    path = write_documents(tmp_path / "d.jsonl", {"a": 15})
-    groups = build(path, tmp_path, run_length=2)
-
-    assert names(groups)[-1][2:] == ["a14", ""]
-
-
 def test_runs_depend_on_the_seed_alone(tmp_path: Path) -> None:
-    path = write_documents(tmp_path / "d.jsonl", {"a": 60})
+    path = write_documents(tmp_path / "d.jsonl", {"a": 59})
 
     first = build(path, tmp_path, run_length=2)
+    assert names(first)[-1][2:] == ["a58", ""]  # a short run comes last
     settings = GroupSettings(group_size=4, max_words=2, run_length=2)
     again = build_groups(path, settings, cache_dir=tmp_path / "other-cache")
     other = build(path, tmp_path, run_length=2, seed=1)
@@ -253,20 +231,3 @@ def test_groups_needed_is_enough_and_not_much_more() -> None:
     assert groups_needed(1.0, 1000) == 1000
     assert groups_needed(0.5, 10) == 10
     assert 100_000 < groups_needed(0.1, 1_000_000) < 102_000
-
-
-def test_wikipedia(shared_data: Path, tmp_path: Path) -> None:
-    with gzip.open(shared_data / "text" / "wikipedia" / "part-00.jsonl.gz", "rt") as file:
-        articles = [json.loads(line) for _, line in zip(range(200), file, strict=False)]
-    report = ReadReport()
-    settings = GroupSettings(run_length=4)
-
-    source = {"path": str(shared_data / "text" / "wikipedia"), "max_documents": 200, "exclude": "README.md"}
-    groups = build_groups(source, settings, cache_dir=tmp_path, report=report)
-
-    assert (report.documents, report.groups) == (200, len(groups))
-    assert all(len(row) == 16 for row in groups["text"])
-    words = Counter(word for row in groups["text"] for text in row for word in text.split())
-    expected = Counter(word for article in articles for field in ("title", "text") for word in article[field].split())
-    assert sum((expected - words).values()) < 0.001 * expected.total()  # at most the titles that texts begin with
-    assert sum(len(set(row)) > 1 for row in groups["document"]) > 0.95 * len(groups)

@@ -88,29 +88,23 @@ def test_distribution_is_that_of_the_original_algorithm(starts: list[int], size:
         assert abs(found[chosen] / draws - share) < 5 * deviation
 
 
-def test_each_mask_has_its_own_size() -> None:
-    masks = draw([1] * 50, [1] * 50, list(range(1, 51)))
-    assert masks.sum(axis=1).tolist() == list(range(1, 51))
-
-
-def test_nothing_that_fits() -> None:
-    assert not draw([0, 1, 0, 0, 0], [0, 1, 1, 1, 0], [2, 1]).any()  # one word of three tokens
-    assert draw([0, 1, 0, 0, 0], [0, 1, 1, 1, 0], [3])[0].tolist() == [False, True, True, True, False]
-    assert draw([1, 1, 1], [0, 0, 0], [1, 2]).tolist() == [[False] * 3] * 2  # special tokens alone
-    assert draw([1, 1], [1, 1], []).shape == (0, 2)
-
-
-def test_tokens_before_the_first_start_are_a_word() -> None:
-    masks = draw([0, 0, 0, 1, 0], [0, 1, 1, 1, 0], [2] * 50)
-    assert {tuple(np.flatnonzero(mask).tolist()) for mask in masks} == {(1, 2), (3,)}
-
-
-def test_word_around_a_special_token_is_one_word() -> None:
-    masks = draw([0, 1, 0, 0, 1, 0], [0, 1, 0, 1, 1, 0], [2] * 50)
-    assert {tuple(np.flatnonzero(mask).tolist()) for mask in masks} == {(1, 3), (4,)}
+@pytest.mark.parametrize(
+    ("starts", "maskable", "size", "expected"),
+    [
+        ([0, 1, 0, 0, 0], [0, 1, 1, 1, 0], 2, {()}),  # one word of three tokens does not fit
+        ([0, 1, 0, 0, 0], [0, 1, 1, 1, 0], 3, {(1, 2, 3)}),
+        ([1, 1, 1], [0, 0, 0], 2, {()}),  # special tokens alone
+        ([0, 0, 0, 1, 0], [0, 1, 1, 1, 0], 2, {(1, 2), (3,)}),  # tokens before the first start are a word
+        ([0, 1, 0, 0, 1, 0], [0, 1, 0, 1, 1, 0], 2, {(1, 3), (4,)}),  # a word around a special token is one word
+    ],
+)
+def test_words_that_can_be_masked(starts: list[int], maskable: list[int], size: int, expected: set[Any]) -> None:
+    masks = draw(starts, maskable, [size] * 50)
+    assert {tuple(np.flatnonzero(mask).tolist()) for mask in masks} == expected
 
 
 def test_size_of_a_mask() -> None:
+    assert draw([1] * 50, [1] * 50, list(range(1, 51))).sum(axis=1).tolist() == list(range(1, 51))
     assert [masked_tokens(length, 0.3) for length in (2, 3, 5, 6, 10, 128, 512)] == [1, 1, 2, 2, 3, 38, 154]
     assert masked_tokens(5, 0.5) == 2  # Python's rounding, as in the original
     assert masked_tokens(2, 0.1) == 1
@@ -128,21 +122,10 @@ def test_visibility_by_rows() -> None:
     hidden = np.array([[0, 1, 0, 0], [0, 0, 1, 0]], bool)
     visible = visibility(hidden, np.array([0, 1, 1, 0]))
     assert visible.astype(int).tolist() == [[0, 0, 1, 1], [1, 0, 0, 1], [1, 1, 0, 1], [1, 0, 1, 0]]
-    assert hidden.astype(int).tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]  # not changed
-
-
-def test_vocabulary_of_a_tokenizer(wordpiece_tokenizer: Any) -> None:
-    vocabulary = Vocabulary.of(wordpiece_tokenizer)
-    names = wordpiece_tokenizer.convert_ids_to_tokens(
-        [vocabulary.first, vocabulary.last, vocabulary.mask, vocabulary.padding]
-    )
-    assert names == ["[CLS]", "[SEP]", "[MASK]", "[PAD]"]
-    assert vocabulary.size == len(wordpiece_tokenizer)
-    assert np.flatnonzero(vocabulary.is_special).tolist() == sorted(wordpiece_tokenizer.all_special_ids)
-    assert vocabulary.ordinary.tolist() == np.flatnonzero(~vocabulary.is_special).tolist()
 
 
 def test_tokenizers_that_do_not_suit(bpe_tokenizer: Any, wordpiece_tokenizer: Any) -> None:
+    assert Vocabulary.of(wordpiece_tokenizer).size == len(wordpiece_tokenizer)
     with pytest.raises(UserError, match="has no mask token"):
         Vocabulary.of(bpe_tokenizer)
     bpe_tokenizer.add_special_tokens({"mask_token": "<mask>"})

@@ -1,13 +1,14 @@
 """One notion of the same text, and all places that hold out, deduplicate or exclude texts by it."""
 
 import unicodedata
+from collections import Counter
 from typing import Any
 
 import pytest
 from datasets import Dataset
 
-from revela_hub.data.mixture.held_out import hold_out, without_queries, without_texts
-from revela_hub.data.mixture.pairs import KnownPairs, Pair, classification_pairs, distinct_pairs, fill_negatives
+from revela_hub.data.mixture.held_out import hold_out, without_queries
+from revela_hub.data.mixture.pairs import KnownPairs, Pair, distinct_pairs, fill_negatives
 from revela_hub.data.text.same_text import letters, text_hash, text_key, without_part
 
 SAME = [
@@ -86,37 +87,22 @@ def variants(text: Any) -> Any:
     return [text + "?", text.upper(), unicodedata.normalize("NFD", f"«{text}»"), text.replace(" ", "\u200b \xa0")]
 
 
-@pytest.fixture
-def rows() -> Any:
-    """300 questions in two forms each, one of several."""
+def test_a_held_out_question_is_not_trained_on_in_another_form_nor_as_the_passage_of_a_reversed_pair() -> None:
+    """Paraphrases are often paired in both directions."""
     questions = [f"où est la rivière {number} née" for number in range(300)]
-    rows = [
-        {"anchor": form, "positive": f"passage {number} of the river"}
+    pairs = [
+        pair
         for number, question in enumerate(questions)
-        for form in (question, variants(question)[number % 4])
+        for form in [variants(question)[number % 4]]
+        for pair in [(question, f"paraphrase {number}"), (f"PARAPHRASE {number}!", form)]
     ]
-    return Dataset.from_list(rows)
-
-
-def test_a_held_out_question_is_not_trained_on_in_another_form(rows: Any) -> None:
+    rows = Dataset.from_list([{"anchor": anchor, "positive": positive} for anchor, positive in pairs])
     left, task = hold_out(rows)
-    assert len(task.queries) == 30 and len(left) == 540
-    assert not set(map(text_key, task.queries.values())) & set(map(text_key, left["anchor"]))
-    assert len(without_queries(rows, [variants("où est la rivière 7 née")[2]])) == 598
-
-
-def test_the_task_has_a_passage_once(rows: Any) -> None:
-    other = rows.map(lambda row, place: {"positive": row["positive"].title() + "." * (place % 2)}, with_indices=True)
-    _, task = hold_out(other)
-    assert len(set(map(text_key, task.corpus.values()))) == len(task.corpus)
-    assert all(len(found) == 1 for found in task.qrels.values())
-
-
-def test_held_out_text_is_removed_from_passages_in_another_form() -> None:
-    text = "La fée habite près de la forêt."
-    row = {"anchor": "a", "positive": unicodedata.normalize("NFD", f"Before. {text.upper()} After.")}
-    left, removed = without_texts(Dataset.from_list([row, {"anchor": "b", "positive": "other"}]), [text])
-    assert removed == 1 and left["positive"] == ["Before.   After.", "other"]
+    assert task is not None
+    held = set(map(text_key, task.queries.values()))
+    assert len(held) == 60 and not held & set(map(text_key, [*left["anchor"], *left["positive"]]))
+    assert len(set(map(text_key, task.corpus.values()))) == len(task.corpus)  # each passage once
+    assert len(without_queries(rows, [variants(questions[7])[2]])) == 598
 
 
 def test_known_pairs_negatives_and_repeated_pairs() -> None:
@@ -127,27 +113,7 @@ def test_known_pairs_negatives_and_repeated_pairs() -> None:
         assert (form, passage.upper()) in known
     decomposed = unicodedata.normalize("NFD", passage)
     pairs = [Pair(question, passage), Pair(question.lower(), decomposed), Pair(passage, decomposed)]
-    assert len(list(distinct_pairs(pairs))) == 1
+    assert len(list(distinct_pairs(pairs, dropped=Counter()))) == 1
     pool = [decomposed, passage.upper(), "autre", "Autre!", question.lower()]
     [filled] = fill_negatives([Pair(question, passage, [decomposed])], pool, known, num_negatives=2)
     assert {text_key(text) for text in filled.negatives} == {"autre"}
-
-
-def test_examples_of_a_class_are_distinct() -> None:
-    texts, labels = ["red fox", "Red fox.", "a sea", "a lake"], ["animal", "animal", "water", "water"]
-    assert len(list(classification_pairs(texts, labels))) == 2  # the class animal has one example
-
-
-def test_a_held_out_question_is_not_trained_on_as_the_passage_of_a_reversed_pair() -> None:
-    """Paraphrases are often paired in both directions."""
-    pairs = [
-        (f"How is paraphrase {number} written", f"paraphrase {number}: the way to write it") for number in range(300)
-    ]
-    rows = Dataset.from_list(
-        [{"anchor": a, "positive": b} for a, b in pairs]
-        + [{"anchor": b, "positive": f"{a.upper()}?"} for a, b in pairs]
-    )
-    left, task = hold_out(rows)
-    held = set(map(text_key, task.queries.values()))
-    assert len(held) == 60 and not held & set(map(text_key, [*left["anchor"], *left["positive"]]))
-    assert len(without_queries(rows, [pairs[7][0]])) == 598

@@ -398,7 +398,7 @@ def test_text_that_a_probe_holds_out_is_removed_from_the_passages(tmp_path: Path
         ([{"anchor": "a", "positive": "b", "negative_1": " "}], "pairs.jsonl:1: negative_1 is empty"),
         (
             [{"anchor": "a", "positive": "b", "negatives": ["c"]}],
-            "'negatives' holds list, .* in columns negative_1, negative_2",
+            "'negatives' holds list",
         ),
     ],
 )

@@ -64,7 +64,7 @@ def test_options_reach_the_sources(tmp_path: Path) -> None:
     assert groups["document"][:] == [["a0", "a0", "a1", "a1"], ["b0", "b0", "", ""]]
     assert groups[0]["text"][:2] == ["This is a0.", " It is short."]  # cut as code is
     assert str(report) == (
-        "3 documents, 6 chunks, 2 groups; skipped: 1 excluded; 3 sentences or lines longer than a chunk (split); "
+        "3 documents, 6 chunks, 2 groups; skipped: 1 excluded; 3 sentences longer than a chunk (split); "
         "last group incomplete (2 rows empty)"
     )
 
