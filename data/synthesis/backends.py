@@ -16,11 +16,10 @@ from revela_hub.loading import loading_dtype, pretrained, varying_shapes
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt, the sampling seed, and optionally the JSON schema of the reply."""
+    """One prompt and the sampling seed."""
 
     prompt: str
     seed: int
-    schema: Mapping[str, Any] | None = None
 
 
 RequestT = TypeVar("RequestT", bound=Request)
@@ -119,8 +118,6 @@ class LocalModel:
 class Endpoint:
     """A server with OpenAI's chat-completions API, accessed with the `openai` client, which repeats temporary failures.
 
-    The JSON schema of a request is sent as `response_format` unless the server rejects it.
-
     Attributes:
         url: The URL of the server, with or without `/v1`.
         model: The name of the model on the server.
@@ -144,7 +141,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         """Makes the client, which sends nothing yet."""
         self._client = openai_client(self.url, self.api_key, timeout=self.timeout, retries=self.retries)
-        self._answered, self._takes_schema, self._follows_schema = False, True, False
+        self._answered = False
 
     def replies(self, requests: Iterable[RequestT]) -> Iterator[tuple[RequestT, Reply]]:
         """Yield each request with its reply, in order, with up to `concurrency` concurrent requests."""
@@ -154,42 +151,29 @@ class Endpoint:
     def _ask(self, request: Request) -> Reply:
         import openai
 
-        schema = request.schema if self._takes_schema else None
-        try:
-            completion = self._client.chat.completions.create(**self._fields(request, schema))
-            [choice] = completion.choices
-            text, refusal = choice.message.content or "", choice.message.refusal
-        except openai.APIStatusError as error:
-            if error.status_code not in (400, 413, 422, 501) or not (self._answered or schema):
-                raise
-            if schema and not self._follows_schema:
-                self._takes_schema = False
-                return self._ask(request)
-            return Reply("", "refused by the endpoint")  # only this prompt: too long, or against the policy
-        except (
-            AttributeError,
-            TypeError,
-            ValueError,
-        ) as error:  # such as an HTML page of a proxy while the server restarts
-            if self._answered:
-                return Reply("", "not a chat completion")
-            raise UserError(f"{server_name(self.url)} does not answer like OpenAI's chat completions API") from error
-        self._answered, self._follows_schema = True, self._follows_schema or schema is not None
-        cut = choice.finish_reason == "length"
-        return Reply(text, CUT_OFF if cut else "refused by the endpoint" if refusal and not text else None)
-
-    def _fields(self, request: Request, schema: Mapping[str, Any] | None) -> dict[str, Any]:
-        json_schema = {"name": "example", "strict": True, "schema": schema}
         body = {
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
             "max_tokens": self.sampling.max_new_tokens,
             "seed": request.seed,
-            "response_format": {"type": "json_schema", "json_schema": json_schema} if schema else None,
             **self.extra_body,
         }
-        return {
-            "model": self.model,
-            "messages": [{"role": "user", "content": request.prompt}],
-            "extra_body": {name: value for name, value in body.items() if value is not None},
-        }
+        try:
+            completion = self._client.chat.completions.create(
+                model=self.model,
+                messages=[{"role": "user", "content": request.prompt}],
+                extra_body={name: value for name, value in body.items() if value is not None},
+            )
+            [choice] = completion.choices
+            text, refusal = choice.message.content or "", choice.message.refusal
+        except openai.APIStatusError as error:
+            if not self._answered or error.status_code not in (400, 413, 422):
+                raise
+            return Reply("", "refused by the endpoint")  # only this prompt: too long, or against the policy
+        except (AttributeError, TypeError, ValueError) as error:  # a page of a proxy while the server restarts
+            if self._answered:
+                return Reply("", "not a chat completion")
+            raise UserError(f"{server_name(self.url)} does not answer like OpenAI's chat completions API") from error
+        self._answered = True
+        cut = choice.finish_reason == "length"
+        return Reply(text, CUT_OFF if cut else "refused by the endpoint" if refusal and not text else None)

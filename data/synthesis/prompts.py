@@ -66,12 +66,6 @@ class FormPrompts:
     placeholders: dict[str, list[str]]
     called: str = ""
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema of an example, which is sent to the server."""
-        texts = {part.key: {"type": "string", "description": part.description} for part in self.parts}
-        return {"type": "object", "properties": texts, "required": [*texts], "additionalProperties": False}
-
 
 _PROMPTS: dict[str, Any] = yaml.safe_load(files(__package__).joinpath("prompts.yaml").read_text(encoding="utf-8"))
 FORMS: dict[Form, FormPrompts] = {

@@ -207,7 +207,7 @@ class _Synthesis:
 
     def _request(self, form: Form, tasks: list[str], draw: int, attempt: int) -> Request:
         seed = self._random("sampling", form, draw, attempt).getrandbits(31)
-        return Request(self._prompt(form, tasks, draw)[1], seed, FORMS[form].schema)
+        return Request(self._prompt(form, tasks, draw)[1], seed)
 
     def _example(self, form: Form, tasks: list[str], draw: int, reply: Reply) -> dict[str, Any]:
         """Return the row of a reply that is an example, and no duplicate."""

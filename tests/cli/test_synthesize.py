@@ -151,23 +151,6 @@ def test_keys_are_in_no_file_and_no_message(
 # --- the endpoint
 
 
-def test_examples_follow_a_schema_where_the_server_knows_it(server: Server, tmp_path: Path) -> None:
-    assert main(command(server, tmp_path / "a", "--count", "2", "--forms", "long-short")) == 0
-    formats = [body.get("response_format") for body in server.bodies]
-    assert formats[0] is None  # the list of tasks
-    schema = formats[1]["json_schema"]["schema"]
-    assert list(schema["properties"]) == schema["required"] == ["input_text", "label", "misleading_label"]
-    assert schema["additionalProperties"] is False and formats[1]["json_schema"]["strict"] is True
-
-    def refuses(body: dict[str, Any], number: int) -> Answer:
-        return (400, {}, {"error": "response_format?"}) if "response_format" in body else good(body, number)
-
-    server.respond, asked = refuses, len(server.bodies)
-    assert main(command(server, tmp_path / "b", "--count", "6", "--forms", "long-short", "--concurrency", "1")) == 0
-    assert ["response_format" in body for body in server.bodies[asked:]] == [False, True] + [False] * 6
-    assert len(pairs(tmp_path / "b")) == 6
-
-
 def test_replies_come_in_order_and_several_are_under_way(server: Server) -> None:
     def respond(body: dict[str, Any], number: int) -> Answer:
         if number > 1:  # the first is asked alone: it shows whether the server works

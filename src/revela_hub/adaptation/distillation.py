@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.data.synthesis.questions import question_filter, write_questions
+from revela_hub.data.synthesis.questions import QuestionFilter, write_questions
 from revela_hub.evaluation.hybrid_weight import fuse_runs
 from revela_hub.evaluation.query_shapes import in_shape
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
@@ -66,7 +66,7 @@ def distillation_rows(
     queries = [*chosen["anchor"], *in_shape("keywords", {text: text for text in passages}, passages).values()]
     if questions is not None:
         end = time.monotonic() + seconds
-        keep = question_filter(passages)
+        keep = QuestionFilter(passages)
         queries += [text for _, text in write_questions(questions, list(enumerate(passages)), seed, end, keep)]
         log(f"language model: {keep}")
     queries = random.sample(queries, min(len(queries), QUERIES_PER_PASSAGE * most))

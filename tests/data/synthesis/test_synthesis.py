@@ -14,7 +14,7 @@ import pytest
 from revela_hub.data.synthesis.backends import LocalModel, Reply, Request, RequestT, Sampling
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, brainstorm_prompt, example_prompt
-from revela_hub.data.synthesis.questions import question_filter, write_questions
+from revela_hub.data.synthesis.questions import QuestionFilter, write_questions
 from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
 from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, read_excluded
 from revela_hub.data.text.words import words
@@ -280,14 +280,7 @@ def test_sets_of_one_name_all_count(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "queries.jsonl").write_text(json.dumps({"_id": "1", "text": text}) + "\n")
     files = [str(tmp_path / folder / "queries.jsonl") for folder in texts]
-    excluded, summary = read_excluded(files)
-    assert [excluded.find(text) for text in texts.values()] == files
-    assert summary == f"excluded: 1 text of {files[0]}, 1 text of {files[1]}"
-
-    excluded = ExcludedTexts()
-    for text in texts.values():
-        excluded.add("one name", [text])
-    assert [excluded.find(text) for text in texts.values()] == ["one name"] * 2
+    assert [read_excluded(files)[0].find(text) for text in texts.values()] == files
 
 
 def test_overlap_is_what_a_loop_over_all_ngrams_finds() -> None:
@@ -321,8 +314,6 @@ def test_words_of_scripts_without_spaces_are_characters() -> None:
     excluded.add("zh", ["北京是中华人民共和国的首都。"])
     assert excluded.find("众所周知,北京是中华人民共和国的城市") == "zh"
     assert excluded.find("上海是中国最大的城市") is None
-    with pytest.raises(UserError, match="at least 2 words, not 1"):
-        ExcludedTexts(1)
 
 
 @pytest.mark.parametrize("threshold", [0.6, 0.8])
@@ -344,8 +335,6 @@ def test_near_duplicates_follow_the_jaccard_similarity(threshold: float) -> None
             total += 1
             wrong += (" ".join(changed) in seen) != (jaccard > threshold)
     assert total > 20 and wrong == 0
-    with pytest.raises(UserError, match="above 0 and at most 1"):
-        NearDuplicates(0.0)
 
 
 GOOD = {
@@ -478,7 +467,7 @@ def test_questions_that_are_not_about_their_passage_are_dropped_and_counted() ->
         Reply("What do mountains", "cut off"),
     ]
     questions = iter(replies)
-    keep = question_filter(passages)
+    keep = QuestionFilter(passages)
     found = list(write_questions(Model(lambda _: next(questions)), list(enumerate(passages)), seed=0, keep=keep))
     assert found == [(3, "what moves the dunes"), (4, "长江有多长？")]
     assert sorted(keep.dropped.values()) == [1, 1, 2] and keep.asked == 6

@@ -1,17 +1,15 @@
 """Texts with contextual spans: what is neighbour, overlap and query of what, and who writes the queries."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from transformers import BertTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from revela_hub.data import build_contexts
-from revela_hub.data.synthesis.backends import CUT_OFF, Reply, Request
-from revela_hub.data.text.pseudo_queries import ExtractiveQueries, LanguageModelQueries, Seq2SeqQueries
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries, Seq2SeqQueries
 from revela_hub.errors import UserError
 
 
@@ -106,8 +104,6 @@ def test_extracted_queries_are_what_tells_a_passage_from_the_others() -> None:
     assert queries[3] == [] and len(queries[0]) == 2
     assert queries[0][1].split()[:2] != queries[0][0].split()[:2]
     assert ExtractiveQueries(queries=2, words=4)(passages) == queries
-    with pytest.raises(UserError, match="words must be at least 1, not 0"):
-        ExtractiveQueries(words=0)
 
 
 def test_a_seq2seq_model_writes_the_same_queries_again(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
@@ -132,10 +128,9 @@ def test_queries_are_cached_for_their_generator(
     """Of two models in folders of the same name, and of one that was trained further in its folder."""
     monkeypatch.chdir(tmp_path)
     calls: list[str] = []
-    for kind in (Seq2SeqQueries, LanguageModelQueries):
-        monkeypatch.setattr(kind, "__call__", lambda self, texts: calls.append(self.name) or Echo()(texts))
+    monkeypatch.setattr(Seq2SeqQueries, "__call__", lambda self, texts: calls.append(self.name) or Echo()(texts))
 
-    def build(queries: Seq2SeqQueries | LanguageModelQueries) -> int:
+    def build(queries: Seq2SeqQueries) -> int:
         calls.clear()
         build_contexts([documents], wordpiece_tokenizer, queries=queries, max_length=26, cache_dir=tmp_path / "cache")
         return len(calls)
@@ -143,34 +138,10 @@ def test_queries_are_cached_for_their_generator(
     for parent in ("one", "two"):
         (tmp_path / parent / "model").mkdir(parents=True)
         (tmp_path / parent / "model" / "model.safetensors").write_text(f"weights {parent}")
-    for make in (Seq2SeqQueries, lambda name, **options: LanguageModelQueries(None, name, **options)):
-        names = [str(tmp_path / parent / "model") for parent in ("one", "two")]
-        assert [build(make(name)) for name in (*names, *names, "one/model")] == [1, 1, 0, 0, 0]
-        assert [build(make(names[0], seed=seed)) for seed in (0, 1)] == [0, 1]
-        (tmp_path / "one" / "model" / "model.safetensors").write_text(f"trained further {make}")
-        assert build(make(names[0])) == 1
-        assert " model (" in make(names[0]).description and " org/model (" in make("org/model").description
-
-
-def test_a_language_model_is_asked_for_each_query_with_a_seed_of_its_own() -> None:
-    class Model:
-        def __init__(self, thoughts: str = "") -> None:
-            self.asked: list[Request] = []
-            self.thoughts = thoughts
-
-        def replies(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-            for request in requests:
-                self.asked.append(request)
-                yield request, Reply(f'{self.thoughts}"what is {request.seed}"\nBecause ...')
-
-    model = Model()
-    queries = LanguageModelQueries(model, "some/model", 2, seed=5)(["one passage", "another"])
-    assert queries == [["what is 5", "what is 6"], ["what is 7", "what is 8"]]
-    assert "another" in model.asked[2].prompt
-    thinking = Model("<think>\nOkay.\n</think>\n\n")
-    assert LanguageModelQueries(thinking, "some/model", 2, seed=5)(["one passage", "another"]) == queries
-    cut = [Reply("what does a riv", CUT_OFF), Reply("what is a river\nA river is", CUT_OFF), Reply("", "refused")]
-    backend = SimpleNamespace(replies=lambda requests: zip(requests, cut, strict=True))
-    assert LanguageModelQueries(backend, "some/model")(["one", "two", "three"]) == [[], ["what is a river"], []]
-    with pytest.raises(UserError, match="its replies end before a query"):
-        LanguageModelQueries(Model("<think>\nOkay, "), "some/model")(["one passage"])
+    names = [str(tmp_path / parent / "model") for parent in ("one", "two")]
+    assert [build(Seq2SeqQueries(name)) for name in (*names, *names, "one/model")] == [1, 1, 0, 0, 0]
+    assert [build(Seq2SeqQueries(names[0], seed=seed)) for seed in (0, 1)] == [0, 1]
+    (tmp_path / "one" / "model" / "model.safetensors").write_text("trained further")
+    assert build(Seq2SeqQueries(names[0])) == 1
+    assert " model (" in Seq2SeqQueries(names[0]).description
+    assert " org/model (" in Seq2SeqQueries("org/model").description

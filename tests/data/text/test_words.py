@@ -82,6 +82,6 @@ def test_answers_in_scripts_without_spaces_are_compared_by_characters() -> None:
 
 
 def test_questions_in_korean_share_words_with_their_passage() -> None:
-    keep = QuestionFilter("Write a question.", ["강은 모래를 나른다.", "달은 밤에 뜬다."])
+    keep = QuestionFilter(["강은 모래를 나른다.", "달은 밤에 뜬다."])
     assert keep("강물이 모래가 무엇을 하나요", "강은 모래를 나른다.")
     assert not keep("하늘이 왜 파란가요", "강은 모래를 나른다.")

@@ -27,7 +27,7 @@ from revela_hub.trainers.cot_mote.checkpoint import (
     load_cot_mote_checkpoint,
     load_cot_mote_start,
 )
-from revela_hub.trainers.cot_mote.data import CoTMoTEDataArguments, load_pairs, query_generator
+from revela_hub.trainers.cot_mote.data import CoTMoTEDataArguments, load_pairs
 
 
 @pytest.fixture
@@ -269,19 +269,6 @@ def test_columns_other_than_pairs_are_not_encoded(tmp_path: Path, mlm_folder: Pa
     run.train()
     with pytest.raises(UserError, match="'negative_score'"):
         finetuner(tmp_path, load(mlm_folder), pairs.add_column("negative_score", [0.5] * 16))
-
-
-def test_language_models_of_the_same_name_write_their_own_queries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("revela_hub.data.synthesis.backends.LocalModel", lambda name, sampling: None)
-    made = []
-    for parent in ("one", "two"):
-        (tmp_path / parent / "model").mkdir(parents=True)
-        (tmp_path / parent / "model" / "model.safetensors").write_text(f"weights {parent}")
-        made.append(query_generator(CoTMoTEDataArguments(query_generator=f"lm:{tmp_path / parent / 'model'}"), 0))
-    assert made[0].identity != made[1].identity
-    assert made[0].description == made[1].description == "written by the language model model (seed 0)"
 
 
 def test_switching_exchanges_the_experts(tmp_path: Path, mlm_folder: Path, rows: Dataset) -> None:
