@@ -27,6 +27,7 @@ dimension of values (= D in most families), P pairs of chunks, T = L * R queries
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,28 +72,8 @@ def in_batch_pass(lm: nn.Module, in_batch: InBatch | StreamE) -> Iterator[InBatc
         )
 
 
-def revela_sdpa_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention function `revela_sdpa`; arguments and result as for all functions of `AttentionInterface`."""
-    if kwargs.get("softcap") is not None:
-        raise ValueError(
-            "this model caps its attention logits, which SDPA does not support: use attn_implementation='eager'"
-        )
-    return _in_batch_attention(sdpa_attention_forward, False, module, query, key, value, attention_mask, **kwargs)
-
-
-def revela_eager_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention function `revela_eager`: the model's own eager attention plus the cross-document part."""
-    own = eager_attention(module)
-    return _in_batch_attention(own, True, module, query, key, value, attention_mask, **kwargs)
-
-
 def _in_batch_attention(
-    self_attention: Callable[..., tuple[Tensor, Tensor | None]],
-    eager: bool,
+    sdpa: Callable[..., tuple[Tensor, Tensor | None]] | None,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -101,7 +82,15 @@ def _in_batch_attention(
     in_batch: InBatch | StreamE | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute self-attention for all rows, and read the other chunks in the rows of stream h."""
+    """Compute self-attention for all rows, and read the other chunks in the rows of stream h.
+
+    An attention function like those of `AttentionInterface`, after its first argument: None for the family's own eager attention.
+    """
+    if sdpa is not None and kwargs.get("softcap") is not None:
+        raise ValueError(
+            "this model caps its attention logits, which SDPA does not support: use attn_implementation='eager'"
+        )
+    self_attention = eager_attention(module) if sdpa is None else sdpa
     if in_batch is None:
         if _RUNNING:
             raise ValueError(f"{type(module).__name__} is not passed keyword arguments by its layer; {DECODER_ADVICE}")
@@ -127,7 +116,7 @@ def _in_batch_attention(
     options = Options(
         softcap=kwargs.get("softcap"),
         dropout=kwargs.get("dropout") or 0.0,
-        eager=eager,
+        eager=sdpa is None,
         v_normalization=in_batch.v_normalization,
         eps=in_batch.eps,
     )
@@ -206,7 +195,7 @@ def _read_block(
     return read.view(groups, block, *read.shape[1:]).sum(1)
 
 
-AttentionInterface.register("revela_sdpa", revela_sdpa_attention)
-AttentionInterface.register("revela_eager", revela_eager_attention)
+AttentionInterface.register("revela_sdpa", partial(_in_batch_attention, sdpa_attention_forward))
+AttentionInterface.register("revela_eager", partial(_in_batch_attention, None))
 AttentionMaskInterface.register("revela_sdpa", sdpa_mask)
 AttentionMaskInterface.register("revela_eager", eager_mask)

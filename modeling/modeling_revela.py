@@ -119,7 +119,7 @@ class RevelaForCausalLM(PreTrainedModel):
             ValueError: a checkpoint lacks weights, such as those of the LM's head; the LM is not a causal decoder; or both models
                 are the same object.
         """
-        load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
+        load: Any = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
         if isinstance(retriever, str):
             retriever = load_backbone(AutoModel, retriever, **load)
         if isinstance(lm, str):

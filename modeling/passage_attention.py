@@ -14,6 +14,7 @@ T = L + cached tokens, H heads, K key/value heads, D head dimension, E that of t
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -126,22 +127,8 @@ class Reading:
         return args, kwargs
 
 
-def imprag_sdpa_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention function `imprag_sdpa`; arguments and result as for all functions of `AttentionInterface`."""
-    return _attention(sdpa_attention_forward, module, query, key, value, attention_mask, **kwargs)
-
-
-def imprag_eager_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention function `imprag_eager`, which calls the model's own eager attention."""
-    return _attention(eager_attention(module), module, query, key, value, attention_mask, **kwargs)
-
-
 def _attention(
-    own: Callable[..., tuple[Tensor, Tensor | None]],
+    sdpa: Callable[..., tuple[Tensor, Tensor | None]] | None,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -150,7 +137,11 @@ def _attention(
     imprag: Reading | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Call the family's own attention, with passages in front if there are any for this layer."""
+    """Call the family's own attention, with passages in front if there are any for this layer.
+
+    An attention function like those of `AttentionInterface`, after its first argument: None for the family's own eager attention.
+    """
+    own = eager_attention(module) if sdpa is None else sdpa
     if imprag is None:
         return own(module, query, key, value, attention_mask, **kwargs)
     layer: int = module.layer_idx  # type: ignore[assignment]  # an int in every decoder with a cache
@@ -199,7 +190,7 @@ def _mask_over_both(own: Tensor | None, passages_RS: Tensor, query: Tensor, key:
     return torch.cat([passages, own], dim=-1)
 
 
-AttentionInterface.register("imprag_sdpa", imprag_sdpa_attention)
-AttentionInterface.register("imprag_eager", imprag_eager_attention)
+AttentionInterface.register("imprag_sdpa", partial(_attention, sdpa_attention_forward))
+AttentionInterface.register("imprag_eager", partial(_attention, None))
 AttentionMaskInterface.register("imprag_sdpa", sdpa_mask)
 AttentionMaskInterface.register("imprag_eager", eager_mask)

@@ -75,11 +75,8 @@ class ImpRAGModel(PreTrainedModel):
             ValueError: the checkpoint lacks weights, such as those of the head; it is not a causal decoder; or a field is out of
                 range. If a layer cannot read passages, the first forward pass raises one.
         """
-        if isinstance(backbone, str):
-            load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
-            loaded = load_backbone(AutoModelForCausalLM, backbone, **load)
-        else:
-            loaded = backbone
+        load: Any = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
+        loaded = load_backbone(AutoModelForCausalLM, backbone, **load) if isinstance(backbone, str) else backbone
         check_backbone(loaded)
         model = cls(ImpRAGConfig(backbone=loaded.config, **config), loaded)
         check_mask(loaded, causal=True)

@@ -1,12 +1,10 @@
 """CoT-MoTE as a user of transformers meets it: variants, routes, checkpoints, remote code, errors."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from processes import reader
 from safetensors import safe_open
 from small_models import ENCODERS, VOCABULARY, masked_lm
 from torch import Tensor
@@ -154,36 +152,6 @@ def test_bf16_autocast_and_half_weights_run() -> None:
     loss.backward()
     assert loss.dtype == torch.float32 and abs(loss - expected) < 0.1
     assert abs(model.bfloat16()(**batch, expert=MIXED).loss - expected) < 0.1
-
-
-LOADED_ELSEWHERE = """
-import sys, torch
-from transformers import AutoModel
-assert "revela_hub" not in sys.modules
-model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
-torch.manual_seed(1)
-ids = torch.randint(5, 61, (2, 8))
-out = model(ids, torch.ones_like(ids), expert="query")
-torch.save({"dense": out.pooler_output.detach(), "sparse": out.sparse.detach()}, sys.argv[1] + "/vectors")
-assert "revela_hub" not in sys.modules
-"""
-
-
-def test_the_published_folder_loads_in_a_fresh_process_by_its_own_code(tmp_path: Path) -> None:
-    model = CoTMoTEForPreTraining.from_backbone(masked_lm()).eval()
-    shake(model)
-    model.encoder.save_pretrained(tmp_path)
-    assert sorted(file.name for file in tmp_path.glob("*.py")) == [
-        "backbones.py", "configuration_base.py", "configuration_cot_mote.py", "expert_encoders.py",
-        "linear_cross_entropy.py", "masked_lm.py", "modeling_cot_mote.py",
-    ]  # fmt: skip
-    command = reader(LOADED_ELSEWHERE, str(tmp_path))
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
-    torch.manual_seed(1)
-    ids = torch.randint(5, VOCABULARY, (2, 8))
-    expected = model.encoder(ids, torch.ones_like(ids), expert="query")
-    vectors = torch.load(tmp_path / "vectors", weights_only=True)
-    assert torch.equal(vectors["dense"], expected.pooler_output) and torch.equal(vectors["sparse"], expected.sparse)
 
 
 def test_each_row_needs_an_expert() -> None:

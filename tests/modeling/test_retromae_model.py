@@ -1,13 +1,11 @@
 """RetroMAE as a user of transformers meets it: families of encoders, masks, checkpoints, precision, errors."""
 
-import subprocess
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from processes import reader
 from small_models import ENCODERS, POSITIONS, VOCABULARY, masked_lm
 from torch import Tensor
 from transformers import AutoModel, BertModel
@@ -128,27 +126,6 @@ def test_one_word_and_no_word_at_all() -> None:
     assert (output.loss, output.encoder_loss, output.decoder_loss, output.bag_of_words_loss) == (0, 0, 0, 0)
     output.loss.backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
-
-
-def test_save_load_in_a_fresh_process_with_remote_code_gives_equal_outputs(tmp_path: Path) -> None:
-    """`AutoModel` and `AutoModelForPreTraining` run the files in the folder; our package cannot be imported there."""
-    model = build(bag_of_words=True)
-    batch = inputs()
-    expected = model(**batch)
-    model.save_pretrained(tmp_path / "model")
-    torch.save({"batch": batch, "loss": expected.loss.detach()}, tmp_path / "expected.pt")
-    code = f"""
-import sys; sys.modules["revela_hub"] = None
-import torch
-from transformers import AutoModel, AutoModelForPreTraining
-saved = torch.load({str(tmp_path / "expected.pt")!r})
-for auto in (AutoModel, AutoModelForPreTraining):
-    model = auto.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).eval()
-    assert type(model).__name__ == "RetroMAEForPreTraining" and type(model).__module__.startswith("transformers_modules")
-    torch.testing.assert_close(model(**saved["batch"]).loss, saved["loss"], rtol=0, atol=0)
-"""
-    done = subprocess.run(reader(code), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_outside_of_pre_training_the_encoder_is_what_it_was(tmp_path: Path) -> None:

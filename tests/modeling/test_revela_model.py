@@ -1,11 +1,9 @@
 """Revela as a user of transformers meets it: backbones, padding, checkpoints, precision, errors."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from processes import reader
 from small_models import VOCABULARY, bert, decoder
 from torch import Tensor, nn
 from torch.distributed.utils import _apply_to_tensors
@@ -33,30 +31,6 @@ def inputs(rows: int = 8, tokens: int = 12, side: str = "right") -> dict[str, Te
         "retriever_input_ids": ids,
         "retriever_attention_mask": mask,
     }
-
-
-@pytest.mark.parametrize("reading", ["added", "joint"])
-@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
-def test_a_decoder_reads_the_other_chunks(family: str, reading: str) -> None:
-    """The similarity changes the loss, eager and SDPA agree, and without in_batch the LM is what it was."""
-    lm = decoder(family).eval()
-    plain = inputs()
-    before = lm(input_ids=plain["input_ids"], attention_mask=plain["attention_mask"]).logits
-    settings = {"group_size": 4, "temperature": 0.1, "pooling": "mean", "reading": reading}
-    model = RevelaForCausalLM.from_backbones(bert(), lm, **settings).eval()
-    output = model(**plain)
-    nothing = model(**plain, similarity=torch.zeros(2, 4, 4))
-    mask = plain["attention_mask"].bool()
-    torch.testing.assert_close(nothing.logits[mask], before[mask], rtol=1e-4, atol=1e-5)
-    assert (output.logits - nothing.logits)[mask].abs().max() > 1e-3
-    output.loss.backward()
-    assert model.retriever.embeddings.word_embeddings.weight.grad.abs().max() > 0
-    model.set_attn_implementation("eager")
-    torch.testing.assert_close(model(**plain).logits[mask], output.logits[mask], rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(
-        lm(input_ids=plain["input_ids"], attention_mask=plain["attention_mask"]).logits[mask], before[mask],
-        rtol=1e-4, atol=1e-5,
-    )  # fmt: skip
 
 
 def test_the_soft_cap_of_gemma_2_holds_in_the_cross_document_part() -> None:
@@ -213,29 +187,6 @@ def test_absent_chunks_are_read_by_no_one_and_a_group_of_one_is_plain_language_m
     torch.testing.assert_close(output.loss, alone.loss)
     output.loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
-def test_save_load_in_a_fresh_process_with_remote_code_gives_equal_outputs(tmp_path: Path) -> None:
-    """`AutoModel` and `AutoModelForCausalLM` run the files in the folder; our package cannot be imported there."""
-    model = build(v_normalization=True)
-    batch = inputs()
-    expected = model(**batch)
-    model.save_pretrained(tmp_path / "model")
-    torch.save({"batch": batch, "logits": expected.logits.detach()}, tmp_path / "expected.pt")
-    code = f"""
-import sys; sys.modules["revela_hub"] = None
-import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-saved = torch.load({str(tmp_path / "expected.pt")!r})
-for auto in (AutoModel, AutoModelForCausalLM):
-    model = auto.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).eval()
-    assert type(model).__name__ == "RevelaForCausalLM" and type(model).__module__.startswith("transformers_modules")
-    torch.testing.assert_close(model(**saved["batch"]).logits, saved["logits"])
-print(AutoConfig.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True).v_normalization)
-"""
-    done = subprocess.run(reader(code), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "True"
 
 
 def test_a_configuration_without_the_sides_is_symmetric() -> None:

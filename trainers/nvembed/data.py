@@ -124,8 +124,8 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
     | stage one | true | 2e-5 | retrieval |
     | stage two | false | 1.5e-5 | retrieval and all other tasks, blended |
 
-    A batch is `per_device_train_batch_size` rows on each device. `mini_batch_size` or `mini_batch_num_tokens` limits the texts in
-    memory at a time, without changing the result. `gradient_accumulation_steps` does change it, because batches do not share
+    A batch is `per_device_train_batch_size` rows on each device. `mini_batch_size` limits the texts in memory at a time,
+    without changing the result. `gradient_accumulation_steps` does change it, because batches do not share
     negatives.
     """
 
@@ -141,9 +141,6 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
     temperature: PositiveFloat = option(0.02, "Temperature that divides the cosine similarities.")
     mini_batch_size: PositiveInt = option(
         32, "Number of texts in memory at a time (GradCache); a whole batch at once is twice as fast."
-    )
-    mini_batch_num_tokens: PositiveInt | None = option(
-        None, "Number of tokens in memory at a time, instead of --mini_batch_size."
     )
     blend_tasks: bool = option(
         True, "Mix rows of all tasks in a batch (as in the paper) instead of one task per batch."

@@ -43,7 +43,6 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         temperature: temperature of the softmax.
         in_batch_negatives: whether the passages of other rows are negatives.
         mini_batch_size: texts embedded at a time.
-        mini_batch_num_tokens: tokens embedded at a time, without padding; replaces `mini_batch_size`.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         temperature: float,
         in_batch_negatives: bool,
         mini_batch_size: int = 32,
-        mini_batch_num_tokens: int | None = None,
     ) -> None:
         super().__init__()
         for module in model.modules():
@@ -63,7 +61,7 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         self.temperature = temperature
         self.in_batch_negatives = in_batch_negatives
         self.mini_batch_size = mini_batch_size
-        self.mini_batch_num_tokens = mini_batch_num_tokens
+        self.mini_batch_num_tokens = None  # read by the mixin
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
         """Return the loss of a batch, a scalar.
@@ -73,15 +71,10 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
             labels: (B, C, 2).
         """
         [features] = sentence_features
-        if self._fits(features["lengths"]):  # into one mini-batch, so there is nothing to cache
+        if len(features["lengths"]) <= self.mini_batch_size:  # one mini-batch, so there is nothing to cache
             return self.calculate_loss([[self._embed(features, 0, len(features["input_ids"]))]], labels)
         loss: Tensor = self.forward_cached([features], labels)
         return loss
-
-    def _fits(self, length_T: list[int]) -> bool:
-        if self.mini_batch_num_tokens is None:
-            return len(length_T) <= self.mini_batch_size
-        return sum(length_T) <= self.mini_batch_num_tokens
 
     def embed_minibatch(
         self,

@@ -146,7 +146,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             temperature=args.temperature,
             in_batch_negatives=args.in_batch_negatives,
             mini_batch_size=args.mini_batch_size,
-            mini_batch_num_tokens=args.mini_batch_num_tokens,
         )
         super().__init__(
             model=model,

@@ -15,9 +15,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast, TrainerCallback, Tr
 
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.data.mixture.instructions import query_prompt
-from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.trainers.base.rows import pair_columns
 from revela_hub.trainers.nvembed.checkpoint import load_nvembed, nvembed_encoder
 from revela_hub.trainers.nvembed.data import NVEmbedCollator, NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.trainer import TRAINED_WEIGHTS, NVEmbedTrainer
@@ -276,7 +274,7 @@ def test_a_checkpoint_of_another_run_is_rejected(tmp_path: Path, llama_folder: P
 
 @pytest.mark.parametrize(
     ("in_batch_negatives", "other"),
-    [(True, {"mini_batch_size": 5}), (False, {"mini_batch_num_tokens": 90}), (True, {"gradient_checkpointing": True})],
+    [(False, {"mini_batch_size": 5}), (True, {"gradient_checkpointing": True})],
 )
 def test_mini_batches_change_nothing(
     tmp_path: Path, llama_folder: Path, mixture: Dataset, in_batch_negatives: bool, other: dict[str, Any]
@@ -319,17 +317,6 @@ def test_accumulation_adds_up_batches_that_do_not_see_each_other(
         assert close != in_batch
 
 
-def test_retrieval_is_measured_with_the_models_prompts(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
-    corpus = {f"d{i}": text for i, text in enumerate(mixture["positive"][:10])}
-    task = RetrievalTask(corpus, {"q": corpus["d3"]}, {"q": {"d3": 1}}, "tiny")
-    run = trainer(tmp_path, llama_folder, mixture, retrieval_task=task, eval_strategy="steps", eval_steps=2)
-    run.train()
-    measured = [entry for entry in run.state.log_history if "eval_ndcg_at_10" in entry]
-    assert [entry["step"] for entry in measured] == [2, 4]
-    assert all(0 <= entry["eval_ndcg_at_10"] <= 1 for entry in measured)
-    assert run.evaluate()["eval_recall_at_100"] == 1.0
-
-
 def test_an_instruction_needs_room_for_a_token_of_the_text(llama_folder: Path, mixture: Dataset) -> None:
     model = encoder(llama_folder)
     length = len(model.tokenizer(PROMPTS["sts"])["input_ids"]) - 1
@@ -362,33 +349,10 @@ def python_trainer(folder: Path, model: Path, rows: Dataset, **options: Any) -> 
     )
 
 
-def test_hard_negatives_are_in_numbered_columns_or_in_one(tmp_path: Path, llama_folder: Path) -> None:
-    texts = ["sea"] * 4
-    for names in (["negative"], ["negative_1", "negative_2", "negative_10"]):
-        run = python_trainer(tmp_path, llama_folder, pairs(**dict.fromkeys(reversed(names), texts)))
-        assert pair_columns(run.train_dataset) == ["anchor", "positive", *names]
-    for name in ("negatives", "negative_score", "negative_1b"):
-        with pytest.raises(UserError, match=f"'{name}'"):
-            python_trainer(tmp_path, llama_folder, pairs(negative_1=texts, **{name: texts}))
-
-
 def test_pairs_without_negatives_need_in_batch_negatives(tmp_path: Path, llama_folder: Path) -> None:
     with pytest.raises(UserError, match="the rows have no negatives"):
         python_trainer(tmp_path, llama_folder, pairs(), in_batch_negatives=False)
     python_trainer(tmp_path, llama_folder, pairs(negative=["sea"] * 4), in_batch_negatives=False)
-
-
-def test_data_sets_may_have_different_numbers_of_negatives(tmp_path: Path, llama_folder: Path) -> None:
-    one, two = pairs(), pairs(negative_1=["sea"] * 4, negative_2=["river"] * 4)
-    losses = []
-    for rows, other in ((one, two), (two, one)):
-        args = NVEmbedTrainingArguments(str(tmp_path), bf16=False, report_to="none", lora_rank=2)
-        run = NVEmbedTrainer(str(llama_folder), args, train_dataset=rows, eval_dataset=other)
-        losses.append(run.evaluate()["eval_loss"])
-        assert run.evaluate(rows)["eval_loss"] != losses[-1] == run.predict(other).metrics["test_loss"]
-    assert losses[0] > losses[1]
-    with pytest.raises(UserError, match="the rows have no negatives"):
-        python_trainer(tmp_path, llama_folder, two, in_batch_negatives=False).evaluate(one)
 
 
 def test_a_loaded_decoder_of_sentence_transformers(tmp_path: Path, llama_folder: Path) -> None:
