@@ -34,6 +34,7 @@ POINTS = (7.5, 15, 30, 60, 90, 120, 180, 240)
 TEMPERATURE = 0.05
 METRIC = "ndcg_at_10"
 Record = dict[str, Any]
+Weights = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -41,7 +42,8 @@ class Arm:
     """A method and its learning rate.
 
     `paper` is added reading at the paper's temperature, `both` adds Contriever's loss to `joint`. `_query` compares the first half of
-    each chunk with the whole others, the other Revela arms whole chunks with each other.
+    each chunk with the whole others, the other Revela arms whole chunks with each other. `contriever_paper` is the baseline of Revela's
+    paper: LoRA, the last token (EOS), prompts, crops and inverse cloze, temperature 0.01.
     """
 
     method: str
@@ -71,6 +73,7 @@ ARMS = {
         Arm("both", 1e-4),
         Arm("joint_query", 1e-4),
         Arm("added_query", 1e-4),
+        Arm("contriever_paper", 1e-4),
     )
 }
 
@@ -116,20 +119,25 @@ class Judge:
     def __init__(self, given: argparse.Namespace, start: Path) -> None:
         from domains import load_domain
 
+        self.device = given.device
         self.model = SentenceTransformer(str(start), device=given.device, model_kwargs={"dtype": torch.float32})
         self.model.max_seq_length = EVALUATION_TOKENS
         size = {"queries": given.queries, "passages": given.passages}
         self.tasks = {name: load_domain(name, given.data, given.work, **size).task for name in given.domains}
 
-    def scores(self, weights: dict[str, torch.Tensor] | None = None) -> dict[str, dict[str, float]]:
-        """Return each query's nDCG@10, with the start's weights or the given ones."""
+    def scores(self, weights: Weights | Path | None = None) -> dict[str, dict[str, float]]:
+        """Return each query's nDCG@10, with the start's weights, the given ones, or of the model in a folder."""
         from revela_hub.evaluation import evaluate_retrieval
 
-        if weights is not None:
+        model = self.model
+        if isinstance(weights, Path):
+            model = SentenceTransformer(str(weights), device=self.device, model_kwargs={"dtype": torch.float32})
+            model.max_seq_length = EVALUATION_TOKENS
+        elif weights is not None:
             transformer: Any = self.model[0]
             transformer.auto_model.load_state_dict(weights)
-        self.model.eval()
-        found = {name: evaluate_retrieval(self.model, task) for name, task in self.tasks.items()}
+        model.eval()
+        found = {name: evaluate_retrieval(model, task) for name, task in self.tasks.items()}
         return {name: {q: round(s, 5) for q, s in each.per_query[METRIC].items()} for name, each in found.items()}
 
 
@@ -140,7 +148,7 @@ class Timed(TrainerCallback):
         self,
         records: Records,
         judge: Judge,
-        weights: Callable[[], dict[str, torch.Tensor]],
+        weights: Callable[[], Weights | Path],
         given: argparse.Namespace,
         spent: float,
     ) -> None:
@@ -230,10 +238,10 @@ def prepared(given: argparse.Namespace, name: str) -> Dataset:
     return load_from_disk(str(folder))
 
 
-def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, Callable[[], dict[str, torch.Tensor]]]:
+def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, Callable[[], Weights | Path]]:
     """Return the product's trainer for an arm, and a function that returns the retriever's weights."""
     start, lm = starting_point(given), smollm2(given.work)
-    rows = prepared(given, "passages" if arm.method == "contriever" else "groups")
+    rows = prepared(given, "passages" if arm.method.startswith("contriever") else "groups")
     common: dict[str, Any] = {
         "output_dir": str(folder),
         "learning_rate": arm.rate,
@@ -251,6 +259,8 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
         "bf16": given.bf16 or given.device == "cuda",
         "seed": given.seed,
     }
+    if arm.method == "contriever_paper":
+        return contriever_paper(common, folder, str(lm), rows, given)
     if arm.method not in ("contriever", "replug"):
         return revela(arm, common, str(start), str(lm), rows, given.tokens)
     retriever = SentenceTransformer(str(start), device=given.device, model_kwargs={"dtype": torch.float32})
@@ -271,9 +281,31 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
     return trainer, lambda: trainer.retriever[0].auto_model.state_dict()
 
 
+def contriever_paper(
+    common: dict[str, Any], folder: Path, lm: str, rows: Dataset, given: argparse.Namespace
+) -> tuple[Any, Callable[[], Weights | Path]]:
+    """Return the trainer of Contriever in the form of Revela's paper (appendix C.1), and a function that exports the retriever."""
+    from revela_hub.trainers.base.retriever import load_retriever
+    from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
+
+    prompts = {"query": "Query: ", "document": "Passage: "}
+    retriever = load_retriever(lm, max_length=given.tokens, pooling="last", prompts=prompts)
+    arguments = ContrieverTrainingArguments(
+        **common,
+        per_device_train_batch_size=given.batch,
+        temperature=0.01,
+        views="both",
+        lora_rank=256,
+        lora_alpha=64,
+        lora_dropout=0.1,
+    )
+    trainer: Any = ContrieverTrainer(retriever, arguments, train_dataset=rows)
+    return trainer, lambda: trainer.write_models(folder / "exported")[0]
+
+
 def revela(
     arm: Arm, common: dict[str, Any], start: str, lm: str, rows: Dataset, tokens: int
-) -> tuple[Any, Callable[[], dict[str, torch.Tensor]]]:
+) -> tuple[Any, Callable[[], Weights | Path]]:
     """Return Revela's trainer: `added` reading as in the paper, at its temperature or ours, or `joint` with a frozen language model."""
     from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
 
