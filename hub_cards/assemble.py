@@ -80,39 +80,26 @@ Assemble = Callable[[Path, Path, Assembly], Assembled]
 def assemble_part(
     method: Method, checkpoint: Path, folder: Path, assembly: Assembly, loaded: object = None
 ) -> Assembled:
-    """Write one part of a checkpoint; see `assemble_parts`."""
-    return assemble_parts(method, checkpoint, {folder: assembly.part}, assembly, loaded)[0]
-
-
-def assemble_parts(
-    method: Method, checkpoint: Path, parts: Mapping[Path, Part], assembly: Assembly, loaded: object = None
-) -> list[Assembled]:
-    """Write parts of a checkpoint with the functions of its method.
+    """Write one part of a checkpoint with the functions of its method.
 
     Args:
         method: method of the checkpoint.
         checkpoint: its folder.
-        parts: new folder -> part. If the method has no retriever, its first part takes the place of `retriever`.
-        assembly: options; its `part` is ignored.
+        folder: new folder.
+        assembly: options. If the method has no retriever, its first part takes the place of `retriever`.
         loaded: the result of `method.loader`, if the checkpoint is already loaded.
     """
-    first = method.parts[0]
-    wanted = {
-        folder: first if part == "retriever" and part not in method.parts else part for folder, part in parts.items()
-    }
-    if unknown := set(wanted.values()) - set(method.parts):
-        raise UserError(f"{method.title} has no part {min(unknown)}: its parts are {', '.join(method.parts)}")
+    part = assembly.part
+    if part == "retriever" and part not in method.parts:
+        part = method.parts[0]
+    if part not in method.parts:
+        raise UserError(f"{method.title} has no part {part}: its parts are {', '.join(method.parts)}")
     if assembly.adapter_only and not method.adapter_only:
         raise UserError(f"the adapter of {method.title} cannot be published alone")
     if loaded is None:
         loaded = resolve_name(method.loader)(str(checkpoint))
-    write = resolve_name(method.assembler)
-    assembled = []
-    for folder, part in wanted.items():
-        # The maximum length is that of the parts with a card, unless another one is written alone.
-        length = assembly.max_length if len(wanted) == 1 or part in method.folders.values() else None
-        assembled.append(write(loaded, checkpoint, folder, replace(assembly, part=part, max_length=length)))
-    return assembled
+    written: Assembled = resolve_name(method.assembler)(loaded, checkpoint, folder, replace(assembly, part=part))
+    return written
 
 
 def export_parts(
@@ -128,12 +115,17 @@ def export_parts(
 
     Each folder gets its name when all are complete: without modules.json, libraries would load the weights with other settings.
     """
+    assembly = assembly or Assembly()
+    if loaded is None:
+        loaded = resolve_name(method.loader)(str(checkpoint))
     with ExitStack() as stack:
-        wanted = {stack.enter_context(atomic(output / name)): part for name, part in folders.items()}
-        for new in wanted:
+        wanted = {name: stack.enter_context(atomic(output / name)) for name in folders}
+        for name, new in wanted.items():
             (new / METADATA_FOLDER).mkdir(parents=True)  # lets a later export replace the folder
-        assemble_parts(method, checkpoint, wanted, assembly or Assembly(), loaded)
-        for name, new in zip(folders, wanted, strict=True):
+            # The maximum length is that of the parts with a card.
+            length = assembly.max_length if name in method.folders else None
+            assemble_part(method, checkpoint, new, replace(assembly, part=folders[name], max_length=length), loaded)
+        for name, new in wanted.items():
             keep_other_files(output / name, new)
     return [output / name for name in method.folders]
 
@@ -166,13 +158,6 @@ def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembl
         keep_card=(checkpoint / "README.md").is_file() and not has_our_card(checkpoint),
         skipped=skipped,
     )
-
-
-def copy_with_metadata(source: Path, folder: Path) -> None:
-    """Copy the model files of a finished folder to a new one, with our metadata for its card and its reference vectors."""
-    copy_model(source, folder)
-    if (source / METADATA_FOLDER).is_dir():
-        shutil.copytree(source / METADATA_FOLDER, folder / METADATA_FOLDER)
 
 
 # --- for the functions of methods that write a part

@@ -117,14 +117,14 @@ def model_identity(name: str, max_seq_length: int | None = None) -> str:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    for file in ("modules.json", "config.json"):
+    for file in ("modules.json", "config.json", "adapter_config.json"):
         try:  # files in the Hub's cache are in snapshots/<commit>/
             return f"{_hub_id(name)}@{Path(hf_hub_download(_hub_id(name), file)).parent.name}{cut}"
         except EntryNotFoundError:
             continue
         except OSError as error:
             raise UserError(f"cannot determine the version of {name}: {' '.join(str(error).split())}") from error
-    raise UserError(f"cannot determine the version of {name}: it has neither modules.json nor config.json")
+    raise UserError(f"cannot determine the version of {name}: it has no configuration file")
 
 
 def document_identity(name: str, max_seq_length: int | None = None) -> str | None:

@@ -30,7 +30,7 @@ LAYERS = {
     "hub_cards": {*BASE, "data", "retrieval", "modeling", "evaluation"},
     "trainers": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards"},
     "adaptation": {*BASE, "data", "retrieval", "evaluation", "hub_cards", "trainers"},
-    "checkpoints": {*BASE, "data", "modeling", "trainers", "hub_cards", "adaptation"},
+    "checkpoints": {*BASE, "data", "retrieval", "modeling", "trainers", "hub_cards"},
     "search": {*BASE, "data", "retrieval", "hub_cards", "adaptation", "checkpoints"},
     "demo": {*BASE, "data", "retrieval", "hub_cards", "adaptation"},
     "cli": {

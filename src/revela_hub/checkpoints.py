@@ -3,23 +3,84 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from revela_hub.adaptation import REPORT
 from revela_hub.errors import UserError
-from revela_hub.files import local_path
+from revela_hub.files import atomic, cache_folder, key_of, local_path
 from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished, export_parts
 from revela_hub.hub_cards.card import METADATA_FOLDER
-from revela_hub.hub_cards.contents import read_json
 from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
-from revela_hub.loading import model_json
+from revela_hub.loading import PEFT_ADAPTER, model_json, model_kind
+from revela_hub.retrieval.encoder import model_identity, model_in
 from revela_hub.trainers.base.checkpoints import RECORD
-from revela_hub.trainers.base.retriever import RETRIEVER
 from revela_hub.trainers.methods import METHODS as METHODS
+
+
+class ModelRef(NamedTuple):
+    """The model that a name stands for.
+
+    Attributes:
+        path: Hub id or folder to load. Of an output folder of `adapt` or `train`: its only retriever, unless the folder is a
+            checkpoint, too. Of a bare PEFT adapter: the folder in the cache of the retriever that it is merged into.
+        method: method of a checkpoint or of a model with remote code, by its `model_type`; None for other models.
+    """
+
+    path: str
+    method: Method | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is a sentence-transformers folder, not a checkpoint."""
+        return (local_path(self.path) / "modules.json").is_file()
+
+
+def resolve(name: str | Path) -> ModelRef:
+    """Return the model that a folder or a Hub id stands for."""
+    if (method := _method_of(name)) is not None:
+        return ModelRef(str(name), method)
+    path = model_in(str(name))
+    return ModelRef(str(_merged_adapter(path)) if is_adapter(path) else path, None)
+
+
+def is_adapter(name: str | Path) -> bool:
+    """Return whether a model is a bare PEFT adapter, not a checkpoint with adapters."""
+    return model_kind(name) == PEFT_ADAPTER and _method_of(name) is None
+
+
+def _method_of(name: str | Path) -> Method | None:
+    folder = local_path(name)
+    folders = {folder / method.config_folder for method in METHODS.values()}
+    places = filter(Path.is_dir, folders) if folder.is_dir() else [name]
+    try:
+        types = {(model_json(place, "config.json") or {}).get("model_type") for place in places}
+    except (OSError, ValueError):  # the model does not exist: loading reports it
+        return None
+    return next((method for method in METHODS.values() if method.model_type in types), None)
+
+
+def _merged_adapter(name: str) -> Path:
+    base = model_json(name, "adapter_config.json")["base_model_name_or_path"]
+    folder = cache_folder("adapters") / key_of(model_identity(name), model_identity(base))
+    if not folder.is_dir():
+        from revela_hub.hub_cards.peft_adapters import export_adapter
+
+        with atomic(folder) as new:
+            export_adapter(name, new)
+    return folder
+
+
+def checkpoint_method(ref: ModelRef) -> Method:
+    """Return the method of a checkpoint; a finished or unknown model is a `UserError`."""
+    if ref.finished:
+        raise UserError(f"{ref.path} is a finished model, not a checkpoint: use or publish it as it is")
+    if ref.method is None:
+        raise UserError(f"{ref.path} is not a checkpoint: its config.json has none of the model types of the methods")
+    return ref.method
 
 
 def export_checkpoint(
@@ -43,7 +104,7 @@ def export_checkpoint(
         UserError: the folder is not a checkpoint or has no language model, or the export would overwrite other files.
     """
     checkpoint, output = local_path(checkpoint), local_path(output)
-    method, own = method_of(checkpoint), output.resolve() == checkpoint.resolve()
+    method, own = checkpoint_method(resolve(checkpoint)), output.resolve() == checkpoint.resolve()
     folders: dict[str, str] = ({"lm": "lm"} if lm else {}) | {**method.folders}
     for folder in [output / name for name in folders]:
         of_a_run = (output / RECORD).is_file()  # its result is not replaced by that of one of its checkpoints
@@ -79,54 +140,8 @@ def publish(
     """
     if isinstance(destination, str):
         destination = Destination(destination)
-    checkpoint = exported_retriever(local_path(checkpoint))
-    finished = (checkpoint / "modules.json").is_file()
-    assemble: Assemble = copy_finished if finished else partial(assemble_part, method_of(checkpoint))
+    model = resolve(checkpoint)
+    assemble: Assemble = copy_finished if model.finished else partial(assemble_part, checkpoint_method(model))
     return publish_assembled(
-        assemble, checkpoint, destination, assembly, dry_run=dry_run, keep=keep, methods=METHODS, log=log
-    )
-
-
-def exported_retriever(folder: Path) -> Path:
-    """Return `retriever/` of a finished run that exported nothing else, such as `train pairs` or `adapt`; else the folder."""
-    exported = folder / RETRIEVER
-    ours = (folder / RECORD).is_file() or (folder / REPORT).is_file()
-    alone = ours and not (folder / "config.json").exists()
-    return exported if alone and (exported / "modules.json").is_file() else folder
-
-
-def method_of_model(name: str | Path) -> Method | None:
-    """Return the method of a model (a folder or Hub id) by its config.json; None for other models."""
-    try:
-        model_type = (model_json(name, "config.json") or {}).get("model_type")
-    except (OSError, ValueError):  # the model does not exist
-        return None
-    return next((method for method in METHODS.values() if method.model_type == model_type), None)
-
-
-def is_checkpoint(folder: str | Path) -> bool:
-    """Return whether a folder is a training checkpoint, not an exported model."""
-    folder = local_path(folder)
-    files = ("trainer_state.json", "training_args.bin", "adapter_config.json", RECORD)
-    if (folder / "modules.json").exists() or not any((folder / name).exists() for name in files):
-        return False
-    try:
-        method_of(folder)
-    except UserError:
-        return False
-    return True
-
-
-def method_of(checkpoint: Path) -> Method:
-    """Return the method of a checkpoint by the `model_type` in its config.json."""
-    for method in METHODS.values():
-        for folder in dict.fromkeys((checkpoint, checkpoint / method.config_folder)):
-            if method.model_type and read_json(folder / "config.json", {}).get("model_type") == method.model_type:
-                return method
-    if (checkpoint / "modules.json").is_file():
-        raise UserError(f"{checkpoint} is a finished model, not a checkpoint: use or publish it as it is")
-    names = [name for method in METHODS.values() for name in method.folders]
-    exported = next((f"; did you mean {checkpoint / name}?" for name in names if (checkpoint / name).is_dir()), "")
-    raise UserError(
-        f"{checkpoint} is not a checkpoint: its config.json has none of the model types of the methods{exported}"
+        assemble, model.path, destination, assembly, dry_run=dry_run, keep=keep, methods=METHODS, log=log
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_runs import commands
 
-from revela_hub.checkpoints import is_checkpoint, publish
+from revela_hub.checkpoints import publish
 from revela_hub.cli.main import main
 from revela_hub.hub_cards import Assembly, Check, Destination, as_table, check, upload
 from revela_hub.hub_cards.clean_process import verify
@@ -41,7 +41,7 @@ def test_what_is_exported_has_the_vectors_of_the_trained_model(
     for folder in method.folders:
         card = (out / folder / "README.md").read_text()
         assert method.paper.arxiv in card and str(tmp_path) not in card
-    if not is_checkpoint(out):  # a plain model
+    if not method.assembler:  # a plain model
         for folder in method.folders:
             checks = check(out / folder, methods=METHODS)
             assert all(row.ok for row in checks), f"{folder}\n{as_table(checks)}"

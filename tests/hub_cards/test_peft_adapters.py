@@ -1,6 +1,7 @@
 """A retriever that is only a PEFT adapter on the Hub, as Revela's authors publish theirs."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
+from revela_hub.checkpoints import resolve
 from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.peft_adapters import export_adapter
@@ -53,14 +55,30 @@ def test_an_adapter_of_the_hub_becomes_a_retriever(
     hub.repositories["org/Revela-1b"].commit("main", files, "adapter")
     out = tmp_path / "revela-1b"
 
-    assert main(["search", "org/Revela-1b", "fox", "--corpus", str(tmp_path)]) == 2
-    assert "revela-hub export org/Revela-1b" in capsys.readouterr().err
     assert main(["export", "org/Revela-1b", "--output_dir", str(out)]) == 0
 
     model = SentenceTransformer(str(out), device="cpu")
     for encode, prompt in ((model.encode_query, "Query: "), (model.encode_document, "Passage: ")):
         np.testing.assert_allclose(encode("the fox"), expected(adapter, llama_folder, f"{prompt}the fox"), atol=1e-5)
     assert load_encoder(str(out)).prompts == {"query": "Query: ", "document": "Passage: "}
+
+
+def test_an_adapter_is_searched_and_evaluated_as_the_retriever_that_it_becomes(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "a.txt").write_text("A fox.\n")
+    (text / "b.txt").write_text("Rivers reach the sea.\n")
+    assert main(["export", str(adapter), "--output_dir", str(tmp_path / "merged")]) == 0
+    capsys.readouterr()
+    for name in (adapter, tmp_path / "merged", adapter):  # the second time from the cache
+        assert main(["search", str(name), "fox", "--corpus", str(text), "--json", "--device", "cpu"]) == 0
+    lines = [json.loads(line)["hits"] for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 3 and lines[0] == lines[1] == lines[2]
+    [cached] = (tmp_path / "cache" / "revela-hub" / "adapters").iterdir()
+    assert resolve(adapter).path == str(cached)
 
 
 def test_an_adapter_that_does_not_fit_is_rejected(adapter: Path, tmp_path: Path) -> None:

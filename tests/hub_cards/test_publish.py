@@ -20,11 +20,11 @@ from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from revela_hub.checkpoints import publish
+from revela_hub.checkpoints import export_checkpoint, publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, with_eos, write_card
-from revela_hub.hub_cards.assemble import assemble_part, assemble_parts
+from revela_hub.hub_cards.assemble import assemble_part
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_backbones
 from revela_hub.trainers.revela import REVELA
@@ -127,18 +127,11 @@ def test_no_part_keeps_a_local_path(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_is_loaded_once_for_all_its_parts(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the parts do not depend on the order of export."""
     module = importlib.import_module("revela_hub.trainers.revela.checkpoint")
     load, loaded = module.load_checkpoint, []
     monkeypatch.setattr(module, "load_checkpoint", lambda folder: loaded.append(folder) or load(folder))
-    together = {tmp_path / "together" / part: part for part in ("lm", "retriever", "model")}
-    assemble_parts(REVELA, checkpoint, together, Assembly())
-    assert loaded == [str(checkpoint)]
-    for folder, part in together.items():
-        alone = assemble_part(REVELA, checkpoint, tmp_path / "alone" / part, Assembly(part=part)).folder
-        written = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-        assert written == {file.relative_to(alone): file.read_bytes() for file in alone.rglob("*") if file.is_file()}
-    assert len(loaded) == 4
+    export_checkpoint(checkpoint, tmp_path / "out", lm=True)
+    assert loaded == [str(checkpoint)] and {path.name for path in (tmp_path / "out").iterdir()} == {"lm", "retriever"}
 
 
 def test_only_model_files_are_published(
@@ -381,8 +374,6 @@ def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
             assert torch.equal(model.state_dict()[name], tensor), name
     assert cli.main(["export", str(tmp_path), "--output_dir", str(output)]) == 2
     assert "is not a checkpoint" in capsys.readouterr().err
-    assert cli.main(["publish", str(output), "org/x", "--dry-run"]) == 2  # the folder with the exported models
-    assert f"did you mean {output / 'retriever'}?" in capsys.readouterr().err
 
 
 def test_export_does_not_replace_files_of_the_user(

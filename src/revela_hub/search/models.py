@@ -128,10 +128,10 @@ def load_dense(
 
     `prompt` replaces the model's own. With a server (`--endpoint`), the model's weights are not loaded.
     """
-    from revela_hub.checkpoints import method_of_model
+    from revela_hub.checkpoints import resolve
     from revela_hub.retrieval.encoder import load_encoder, similarity_of
 
-    method = method_of_model(model)
+    model, method = resolve(model)
     if method is not None and method.encoder:
         if prompt or max_seq_length or (server and server.endpoint):
             raise UserError(
@@ -176,6 +176,7 @@ class OnDevices:
 
 def encoder_identity(encoder: Any, model: str, max_seq_length: int | None) -> str:  # noqa: ANN401 (an `Encoder`)
     """Return `model_identity` of a model; that of a server's vectors also names the model there."""
+    from revela_hub.checkpoints import resolve
     from revela_hub.retrieval.encoder import model_identity
 
-    return model_identity(model, max_seq_length) + str(getattr(encoder, "served_identity", ""))
+    return model_identity(resolve(model).path, max_seq_length) + str(getattr(encoder, "served_identity", ""))

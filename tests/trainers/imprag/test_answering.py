@@ -102,7 +102,8 @@ def test_questions_that_do_not_retrieve_are_evaluated_without_passages(
     file = tmp_path / "dev.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     answerer = Recorder()
-    monkeypatch.setattr("revela_hub.checkpoints.method_of_model", lambda name: SimpleNamespace(answerer="any"))
+    method = SimpleNamespace(answerer="any")
+    monkeypatch.setattr("revela_hub.checkpoints.resolve", lambda name: SimpleNamespace(method=method))
     monkeypatch.setattr(evaluate, "resolve_name", lambda name: lambda *given, **options: answerer)
     evaluate.run(evaluate.Arguments(models=["m"], task="qa", data=str(file), index="i"))
     assert answerer.asked == [(True, ["second", "third"]), (False, ["first"])]

@@ -29,11 +29,13 @@ POSITIONALS = ("data",)
 def run(arguments: AdaptOptions) -> None:
     """Inspect the text, measure, train, select, and print the verdict."""
     from revela_hub.adaptation.adapt import WORK, Adaptation
+    from revela_hub.checkpoints import resolve
     from revela_hub.data.sources.source import check_apart
     from revela_hub.trainers.base.run import LOCK, lock_output
 
     output = arguments.output
     check_apart(arguments.sources(), output)
+    arguments = replace(arguments, retriever=resolve(arguments.retriever).path)
     if arguments.dry_run:
         with scratch_folder("adapt") as folder:
             Adaptation(replace(arguments, output_dir=str(folder)), log).prepare()

@@ -19,7 +19,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt
 from revela_hub.search.options import EndpointOptions
@@ -54,14 +53,11 @@ class Arguments(EndpointOptions):
 
 def run(arguments: Arguments) -> None:
     """Print the table of checks."""
-    from revela_hub.checkpoints import METHODS, is_checkpoint
+    from revela_hub.checkpoints import METHODS
     from revela_hub.hub_cards import as_table, check
     from revela_hub.retrieval.encoder import model_in
 
-    model = arguments.model
-    if is_checkpoint(model):
-        raise UserError(f"{model} is a training checkpoint: publish --dry_run exports it and checks the result")
-    model = model_in(model)
+    model = model_in(arguments.model)
     if arguments.endpoint:
         checks = _compare_with_server(arguments, model)
     else:

@@ -78,13 +78,13 @@ def run(arguments: Arguments) -> None:
 def demo_page(arguments: Arguments) -> "Iterator[Blocks]":
     """Return the page; its temporary files are deleted at the end."""
     require("gradio")
-    from revela_hub.checkpoints import exported_retriever
     from revela_hub.demo.collection import Report
     from revela_hub.demo.page import Shown, search_page, usage
+    from revela_hub.retrieval.encoder import model_in
     from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
     folder = local_path(arguments.model)
-    place = str(exported_retriever(folder)) if folder.is_dir() else arguments.model
+    place = model_in(arguments.model)
     file = Path(arguments.report) if arguments.report else folder / REPORT
     report = Report.read(file) if arguments.report or file.is_file() else None
     with scratch_folder("demo") as temporary:

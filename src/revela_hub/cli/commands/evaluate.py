@@ -212,7 +212,7 @@ def _evaluate_answers(arguments: Arguments) -> None:
     """Print exact match, F1 and answer recall of a model, as a table or as a JSON list, scored as in SQuAD."""
     from tqdm.auto import tqdm
 
-    from revela_hub.checkpoints import method_of_model
+    from revela_hub.checkpoints import resolve
     from revela_hub.data.prompts import read_prompts
     from revela_hub.evaluation.question_answering import score_answers
 
@@ -223,7 +223,7 @@ def _evaluate_answers(arguments: Arguments) -> None:
         )
     [model] = arguments.models
     questions = read_prompts([data])
-    method = method_of_model(model)
+    method = resolve(model).method
     if method is None or not method.answerer:
         raise UserError(f"{model} does not answer questions: --task qa needs a model that reads passages")
     answerer = resolve_name(method.answerer)(model, index, num_passages=arguments.num_passages, device=arguments.device)

@@ -18,13 +18,13 @@ Examples:
   revela-hub export my-retriever --output_dir my-retriever --format onnx
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from revela_hub.errors import UserError
-from revela_hub.files import atomic, local_path
-from revela_hub.loading import PEFT_ADAPTER, model_kind
+from revela_hub.files import local_path
 from revela_hub.options import option, required
 from revela_hub.ranges import TextLength
 
@@ -59,68 +59,47 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Write the folders and print how to load them."""
-    from revela_hub.checkpoints import is_checkpoint
-    from revela_hub.retrieval.encoder import model_in
+    from revela_hub.checkpoints import is_adapter, resolve
 
-    onnx = arguments.format == "onnx"
-    if onnx and not is_checkpoint(local_path(arguments.checkpoint)):
-        arguments.checkpoint = model_in(arguments.checkpoint)
-    if onnx and (Path(arguments.checkpoint) / "modules.json").is_file():
-        _add_onnx_to_copy(Path(arguments.checkpoint), Path(arguments.output_dir))
-        return
-    folders = _export(arguments)
-    for folder in folders if onnx else ():
-        _add_onnx(folder)
+    adapter = is_adapter(arguments.checkpoint)
+    model = None if adapter else resolve(arguments.checkpoint)
+    output = local_path(arguments.output_dir)
+    if arguments.format == "onnx" and model is not None and model.finished:
+        if Path(model.path).resolve() != output.resolve():
+            shutil.copytree(model.path, output)
+        folders = [output]
+    else:
+        folders = _export(arguments, output, adapter=adapter)
+    for folder in folders if arguments.format == "onnx" else ():
+        from revela_hub.hub_cards.onnx_export import export_onnx
 
-
-def _add_onnx_to_copy(source: Path, output: Path) -> None:
-    """Copy a finished model, unless the output is its own folder, and add the file."""
-    from revela_hub.hub_cards.assemble import copy_with_metadata
-
-    if source.resolve() == output.resolve():
-        _add_onnx(output)
-        return
-    _check_empty(output, f"a new folder, or {source} itself")
-    with atomic(output) as new:
-        copy_with_metadata(source, new)
-        _add_onnx(new, shown=output)
+        file = export_onnx(folder)
+        print(f"{file.path}: {file.bytes / 1e6:,.1f} MB, vectors differ from the model's by {file.difference:.0e}")
 
 
-def _add_onnx(folder: Path, shown: Path | None = None) -> None:
-    from revela_hub.hub_cards.onnx_export import export_onnx
-
-    file = export_onnx(folder)
-    path = (shown or folder) / file.path.relative_to(folder)
-    print(f"{path}: {file.bytes / 1e6:,.1f} MB, vectors differ from the model's by {file.difference:.0e}")
-
-
-def _check_empty(folder: Path, choice: str) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--output_dir {folder} is not empty: choose {choice}")
-
-
-def _export(arguments: Arguments) -> list[Path]:
+def _export(arguments: Arguments, output: Path, *, adapter: bool) -> list[Path]:
     """Write the folders of a checkpoint or an adapter, and return them without that of the language model."""
     import torch
 
-    from revela_hub.checkpoints import export_checkpoint, is_checkpoint, method_of
+    from revela_hub.checkpoints import checkpoint_method, export_checkpoint, resolve
     from revela_hub.hub_cards.metadata import describe
-    from revela_hub.hub_cards.peft_adapters import export_adapter
 
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
-    checkpoint, output = local_path(arguments.checkpoint), local_path(arguments.output_dir)
-    names = {"retriever": output}
-    if model_kind(arguments.checkpoint) == PEFT_ADAPTER and not is_checkpoint(checkpoint):
-        _check_empty(output, "a new folder")
+    if adapter:
+        from revela_hub.hub_cards.peft_adapters import export_adapter
+
+        if output.exists():
+            raise UserError(f"--output_dir {output} exists: choose a new folder")
         prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
         length = arguments.max_length or 2048
         export_adapter(
             arguments.checkpoint, output, pooling=arguments.pooling, prompts=prompts, max_length=length, dtype=dtype
         )
+        folders = {"retriever": output}
     else:
-        export_checkpoint(checkpoint, output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype)
-        wanted = [*method_of(checkpoint).folders, *(["lm"] if arguments.lm else [])]
-        names = {name: output / name for name in wanted}
-    for name, folder in names.items():
+        export_checkpoint(arguments.checkpoint, output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype)
+        wanted = [*checkpoint_method(resolve(arguments.checkpoint)).folders, *(["lm"] if arguments.lm else [])]
+        folders = {name: output / name for name in wanted}
+    for name, folder in folders.items():
         print(f"{'language model' if name == 'lm' else name}: {describe(folder).loading_code(str(folder))}")
-    return [folder for name, folder in names.items() if name != "lm"]
+    return [folder for name, folder in folders.items() if name != "lm"]

@@ -84,12 +84,12 @@ class Loaded(NamedTuple):
 
 def run(arguments: Arguments) -> None:
     """Write the index and print its size."""
-    from revela_hub.checkpoints import method_of_model
+    from revela_hub.checkpoints import resolve
     from revela_hub.data.sources.report import counted
     from revela_hub.hub_cards.hub_index import index_repository, push_index
     from revela_hub.retrieval import build_store
 
-    method = method_of_model(arguments.model)
+    method = resolve(arguments.model).method
     shared = {"private": arguments.private, "update": arguments.update}
     if arguments.push_to_hub is not None:
         index_repository(arguments.push_to_hub, **shared)
