@@ -23,9 +23,6 @@ from revela_hub.hub_cards.contents import code_files, listed_modules, read_json
 from revela_hub.hub_cards.method import Method
 
 METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
-# Model types that the documentation of these servers lists; models with remote code are not supported.
-SERVED_BY_TEI = {"bert", "camembert", "gemma3_text", "mistral", "modernbert", "mpnet", "qwen2", "qwen3", "xlm-roberta"}
-SERVED_BY_VLLM = SERVED_BY_TEI - {"camembert", "mpnet"} | {"gemma2", "llama", "roberta"}
 # What sentence-transformers uses if a model was saved without a similarity.
 DEFAULT_SIMILARITY = {"SentenceTransformer": "cosine", "SparseEncoder": "dot"}
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -58,9 +55,9 @@ class Result:
         """Build a result from its fields, or from the output of `revela-hub evaluate --json`."""
         if "metrics" not in values:
             metrics = {name: values[name] for name in METRIC_NAMES if values.get(name) is not None}
-            known = {entry.name: values.get(entry.name) for entry in fields(cls)}
-            values = known | {"task": values.get("name"), "metrics": metrics}
-        result = cls(**{"task": "", "metrics": {}} | _known(cls, values))
+            own = {entry.name: values.get(entry.name) for entry in fields(cls)}
+            values = own | {"task": values["name"], "metrics": metrics}
+        result = cls(**_without_none(values))
         _check_types(result)
         if not result.task or not result.metrics:
             raise ValueError(f"a result needs `task` and `metrics`, or `name` and one of {', '.join(METRIC_NAMES)}")
@@ -121,10 +118,10 @@ class ModelCardMetadata:
 
     @classmethod
     def from_file(cls, path: str | Path, methods: Mapping[str, Method]) -> "ModelCardMetadata":
-        """Read the metadata from a YAML or JSON file; the paths of figures are relative to it.
+        """Read the metadata from a YAML or JSON file.
 
         Args:
-            path: the file.
+            path: the file; paths of figures are relative to it.
             methods: the known methods by name.
 
         Raises:
@@ -133,11 +130,11 @@ class ModelCardMetadata:
         path = local_path(path)
         text = path.read_text(encoding="utf-8")
         try:
-            values = _known(cls, json.loads(json.dumps(yaml.safe_load(text) or {}, default=str)))  # dates become texts
-            if (name := values.pop("method", None)) is not None:
-                if name not in methods:
-                    raise ValueError(f"unknown method {name!r}: choose one of {', '.join(methods)}")
-                values["method"] = methods[name]
+            values = _without_none(
+                json.loads(json.dumps(yaml.safe_load(text) or {}, default=str))
+            )  # dates become texts
+            if "method" in values:
+                values["method"] = methods[values["method"]]
             values["results"] = tuple(map(Result.from_dict, values.get("results", ())))
             figures = values.get("figures", ())
             values["figures"] = tuple(Figure(str(path.parent / one["path"]), one["caption"]) for one in figures)
@@ -173,11 +170,7 @@ def _check_types(record: Any) -> None:
             raise TypeError(f"{name} has a value of the wrong type, {getattr(record, name)!r}") from error
 
 
-def _known(kind: type, values: Any) -> dict[str, Any]:
-    """Return the values that are not None, if all keys are fields of a dataclass."""
-    names = [entry.name for entry in fields(kind)]
-    if unknown := [name for name in dict(values) if name not in names]:
-        raise ValueError(f"unknown key {unknown[0]!r}; use one of {', '.join(names)}")
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -239,15 +232,6 @@ class ModelDescription:
 
     def _arguments(self, name: str) -> str:
         return json.dumps(name, ensure_ascii=False) + (", trust_remote_code=True" if self.remote_code else "")
-
-    @property
-    def servers(self) -> list[str]:
-        """The servers that can serve the folder without changes."""
-        usual = self.is_encoder and self.loader == "SentenceTransformer"
-        if not usual or self.remote_code or self.adapter_of or self.routes:
-            return []
-        known = {"text-embeddings-inference": SERVED_BY_TEI, "vLLM": SERVED_BY_VLLM}
-        return [name for name, types in known.items() if self.model_type in types]
 
 
 def describe(folder: str | Path) -> ModelDescription:

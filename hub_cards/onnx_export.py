@@ -70,8 +70,15 @@ def export_onnx(folder: str | Path) -> OnnxFile:
         )
     with scratch_folder("onnx", folder) as new:  # an interrupted export leaves the earlier files
         _write(model, new / "model.onnx")
-        found = _difference(model, new / "model.onnx")
-        if not found <= TOLERANCE:
+        # The last text is truncated, and all in its batch would be padded to it. The folder's settings cut the vectors of the file.
+        texts, onnx = (
+            probe_texts(model.max_seq_length),
+            OnnxModel(new / "model.onnx", model.tokenizer, model.max_seq_length),
+        )
+        parts = ([text for text in texts[:-1] if text], texts[-1:])
+        got = np.concatenate([onnx.encode(part) for part in parts])[:, : model.truncate_dim]
+        expected = np.concatenate([model.encode(part, prompt="", show_progress_bar=False) for part in parts])
+        if not (found := difference(got, expected)) <= TOLERANCE:
             raise UserError(f"{folder} cannot be exported to ONNX: the vectors differ from the model's by {found:.1e}")
         size = sum(file.stat().st_size for file in new.iterdir())
         (folder / MODEL).parent.mkdir(exist_ok=True)
@@ -116,12 +123,3 @@ def _write(model: Any, file: Path) -> None:
     ClearMetadataAndDocStringPass()(exported)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     onnx_ir.save(exported, file, external_data="model.onnx_data" if size > LARGEST_FILE else None)
-
-
-def _difference(model: Any, file: Path) -> float:
-    onnx = OnnxModel(file, model.tokenizer, model.max_seq_length)
-    texts = [text for text in probe_texts(model.max_seq_length) if text]
-    parts = (texts[:-1], texts[-1:])  # the last text is truncated, and all in its batch would be padded to it
-    # The file has the whole vectors; the folder's settings cut them.
-    got = np.concatenate([onnx.encode(part) for part in parts])[:, : model.truncate_dim]
-    return difference(got, np.concatenate([model.encode(part, prompt="", show_progress_bar=False) for part in parts]))

@@ -69,7 +69,6 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
         "| Pooling | last token (EOS) |",
         "| Maximum length | 64 tokens |",
         '`"Query: "` (query)',
-        "vLLM can serve the model as it is",
     ):
         assert line in text
     assert (folder / "figures" / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -134,7 +133,6 @@ def test_describe(folder: Path, minilm_folder: Path) -> None:
     model = describe(minilm_folder)
     assert (model.dimensions, model.max_length, model.pooling, model.dtype) == (384, 256, "mean", "float32")
     assert model.parameters == 22_713_216
-    assert model.servers == ["text-embeddings-inference", "vLLM"]
     # the format of sentence-transformers 6
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "cls"}))
     (folder / "handler.py").write_text("")
@@ -143,10 +141,9 @@ def test_describe(folder: Path, minilm_folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_x.Model"}}))
     model = describe(folder)
-    assert (model.dimensions, model.pooling, model.remote_code, model.servers) == (32, "first token", True, [])
+    assert (model.dimensions, model.pooling, model.remote_code) == (32, "first token", True)
     text = write_card(folder, ModelCardMetadata(), repo_id="org/name").read_text()
     assert 'SentenceTransformer("org/name", trust_remote_code=True)' in text
-    assert "cannot serve it as it is" in text
 
 
 def test_a_card_never_asks_to_run_code(folder: Path) -> None:

@@ -100,8 +100,7 @@ def test_the_snippet_of_the_card_runs(own: Path, monkeypatch: pytest.MonkeyPatch
     model = load_encoder(str(own), device="cpu")
     np.testing.assert_allclose(names["queries"], model.encode_query(["What is the capital of France?"]), atol=1e-5)
 
-    file = own / "config_sentence_transformers.json"
-    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"truncate_dim": 8}), encoding="utf-8")
+    edit(own / "config_sentence_transformers.json", {"truncate_dim": 8})
     write_card(own, ModelCardMetadata(), repo_id=str(own))
     card = (own / "README.md").read_text(encoding="utf-8")
     assert "| Dimensions | 8 |" in card and "8-dimensional vectors" in card
@@ -120,26 +119,26 @@ def test_the_identity_of_the_model_is_that_of_its_weights(retriever_folder: Path
     assert model_identity(str(exported)) == model_identity(str(retriever_folder))
 
 
-def test_models_that_pool_without_the_prompt_and_sparse_ones_cannot_be_exported(
-    own: Path, tiny_sparse_folder: Path
-) -> None:
-    config = json.loads((own / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
-    (own / "1_Pooling" / "config.json").write_text(json.dumps(config | {"include_prompt": False}), encoding="utf-8")
-    for folder in (own, tiny_sparse_folder):
-        with pytest.raises(UserError):
-            export_onnx(folder)
-
-
-def test_models_with_a_chat_template_cannot_be_exported(own: Path) -> None:
-    """Programs that load the file do not apply it, so their vectors would be others."""
-    (own / "chat_template.jinja").write_text("{% for m in messages %}user: {{ m['content'] }}{% endfor %}")
-    config = json.loads((own / "sentence_bert_config.json").read_text())
+def chat(folder: Path) -> None:
+    """Programs that load the file do not apply a chat template, so their vectors would be others."""
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}user: {{ m['content'] }}{% endfor %}")
     method = {"method": "forward", "method_output_name": "last_hidden_state"}
     modalities = {"text": method, "message": method | {"format": "flat"}}
-    config |= {"module_output_name": "token_embeddings", "modality_config": modalities}
-    (own / "sentence_bert_config.json").write_text(json.dumps(config | {"transformer_task": "feature-extraction"}))
-    with pytest.raises(UserError, match="chat template"):
-        export_onnx(own)
+    change = {"module_output_name": "token_embeddings", "modality_config": modalities}
+    edit(folder / "sentence_bert_config.json", change | {"transformer_task": "feature-extraction"})
+
+
+def edit(file: Path, change: dict[str, object]) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | change), encoding="utf-8")
+
+
+def test_what_gives_other_vectors_is_not_exported(own: Path, tmp_path: Path, tiny_sparse_folder: Path) -> None:
+    without_prompt, with_chat = (shutil.copytree(own, tmp_path / name) for name in ("prompt", "chat"))
+    edit(without_prompt / "1_Pooling" / "config.json", {"include_prompt": False})
+    chat(with_chat)
+    for folder in (without_prompt, with_chat, tiny_sparse_folder):
+        with pytest.raises(UserError):
+            export_onnx(folder)
 
 
 def test_an_interrupted_export_leaves_the_earlier_files(
@@ -160,8 +159,7 @@ def test_the_command_copies_a_model_with_its_card_and_compares_shortened_vectors
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(own / "onnx")
-    file = own / "config_sentence_transformers.json"
-    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"truncate_dim": 8}), encoding="utf-8")
+    edit(own / "config_sentence_transformers.json", {"truncate_dim": 8})
     new = tmp_path / "new"
     assert cli.main(["export", str(own), "--output_dir", str(new), "--format", "onnx"]) == 0
     assert re.search(
