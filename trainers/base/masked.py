@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.masking import (
@@ -21,6 +21,7 @@ from revela_hub.errors import UserError
 from revela_hub.trainers.base.adapters import merged_copy
 from revela_hub.trainers.base.arguments import RunArguments
 from revela_hub.trainers.base.callbacks import SharedEpoch
+from revela_hub.trainers.base.models import default_arguments, tokenizer_of
 from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
 from revela_hub.trainers.base.trainer import MethodTrainer
 
@@ -129,44 +130,61 @@ class MaskedCollator(SharedEpoch):
 
 
 class MaskedTrainer(MethodTrainer):
-    """Base of the trainers of models that return several losses; logs each of them.
+    """Base of the trainers of masked auto-encoders, whose models return several losses; logs each of them.
 
-    Raw text is prepared with `build(source, tokenizer, max_length=..., streaming=...)`; `collating` are further arguments of the
-    collator.
+    The arguments are described in the method's trainer.
 
     Attributes:
+        models: class of the model.
+        load: loads what its `from_encoder` or `from_backbone` does: `load(name_or_model, tokenizer=..., **model_init_kwargs)`.
+        checkpoint: what `load` returns, made of a model and a tokenizer.
+        arguments: class of the training arguments.
+        build: prepares raw text: `build(source, tokenizer, max_length=..., streaming=...)`.
         collators: class of the collator.
+        collated: training arguments that the collator gets.
         losses: names of the losses in the model's output.
-        checkpoint: what the method's loader returns, made of a model and a tokenizer.
-        forward_options: further arguments of the model in training and evaluation.
     """
 
-    collators: ClassVar[type[MaskedCollator]]
-    losses: ClassVar[tuple[str, ...]] = ()
+    models: ClassVar[type[Any]]
+    load: ClassVar[Callable[..., Any]]
     checkpoint: ClassVar[Callable[..., Any]]
-    forward_options: ClassVar[dict[str, Any]] = {}
+    arguments: ClassVar[type[RunArguments]]
+    build: ClassVar[Callable[..., Any]]
+    collators: ClassVar[type[MaskedCollator]]
+    collated: ClassVar[tuple[str, ...]] = ()
+    losses: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
         model: Any,
-        args: RunArguments,
-        tokenizer: PreTrainedTokenizerBase,
-        build: Callable[..., Any],
+        args: RunArguments | None = None,
         *,
-        max_length: int | None,
-        collating: dict[str, Any],
+        processing_class: PreTrainedTokenizerBase | None = None,
+        max_length: int | None = None,
+        encoder_mask_ratio: float | None = None,
+        decoder_mask_ratio: float | None = None,
+        model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        args = args or default_arguments(self.arguments, model, self.method)
+        if not isinstance(model, self.models):
+            set_seed(args.seed)  # as the Trainer does, but before the decoder is initialised
+            start = self.load(model, **{"tokenizer": processing_class} | (model_init_kwargs or {}))
+            model, processing_class = start.model, start.tokenizer
+        tokenizer = tokenizer_of(model, processing_class)
         config = model.config
         length = min(max_length or config.max_seq_length, model.max_length)
 
         def built(source: Source, *, streaming: bool = False) -> Any:
             config.max_seq_length = length  # the published encoder reads texts as long as those in training
-            return build(source, tokenizer, max_length=length, streaming=streaming)
+            return self.build(source, tokenizer, max_length=length, streaming=streaming)
 
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, self.collators.columns, args, built))
         common = {"decoder": config.decoder, "max_length": model.max_length, "seed": args.seed, "pad_to_multiple_of": 8}
-        self.collator = self.collators(tokenizer, **common, **collating)
+        ratios = {"encoder_mask_ratio": encoder_mask_ratio, "decoder_mask_ratio": decoder_mask_ratio}
+        given: dict[str, Any] = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+        given |= {name: getattr(args, name) for name in self.collated}
+        self.collator = self.collators(tokenizer, **common, **given)
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.label_names = []  # a batch has those of some decoders only; an evaluation computes the loss anyway
 
@@ -174,7 +192,7 @@ class MaskedTrainer(MethodTrainer):
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the sum of the losses, and keep each of them for the next log."""
-        loss, outputs = super().compute_loss(model, inputs | self.forward_options, True, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
             for name in self.losses:
                 if outputs.get(name) is not None:

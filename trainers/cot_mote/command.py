@@ -22,11 +22,8 @@ Examples:
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-
-from datasets import Dataset, IterableDataset
 
 from revela_hub.options import option, required
 from revela_hub.output import command_line
@@ -89,12 +86,18 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if run.finished:
             return run.output
         start = _load(arguments)
+        given: dict[str, Any] = {"args": arguments, "processing_class": start.tokenizer, **trainer_options}
+        trainer: CoTMoTETrainer | CoTMoTEFinetuner
         if arguments.stage == "pretrain":
-            read = partial(load_contexts, arguments, start.tokenizer, arguments.seed)
+            rows, summary = run.read(
+                "reading the text", lambda: load_contexts(arguments, start.tokenizer, arguments.seed)
+            )
+            given |= {name: getattr(arguments, name) for name in ("encoder_mask_ratio", "decoder_mask_ratio")}
+            trainer = CoTMoTETrainer(start.model, train_dataset=rows, **given)
         else:
-            read = partial(load_pairs, arguments)
-        rows, summary = run.read("reading the data", read)
-        trainer = _trainer(arguments, start, rows, **trainer_options)
+            rows, summary = run.read("reading the pairs", lambda: load_pairs(arguments))
+            given |= {name: getattr(arguments, name) for name in ("query_max_length", "max_length")}
+            trainer = CoTMoTEFinetuner(start.encoder, train_dataset=rows, **given)
         run.train(trainer)
         run.export(trainer, summary=summary, sources=[*arguments.data, arguments.pairs or ""])
         return run.output
@@ -120,29 +123,3 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     # The published model keeps the length that it was trained with.
     start.model.config.max_seq_length = arguments.max_length
     return start
-
-
-def _trainer(
-    arguments: Arguments, start: CoTMoTECheckpoint, rows: Dataset | IterableDataset, **options: Any
-) -> CoTMoTETrainer | CoTMoTEFinetuner:
-    if arguments.stage == "finetune":
-        return CoTMoTEFinetuner(
-            start.encoder,
-            arguments,
-            processing_class=start.tokenizer,
-            train_dataset=rows,
-            query_max_length=arguments.query_max_length,
-            max_length=arguments.max_length,
-            **options,
-        )
-    model: Any = start.model
-    return CoTMoTETrainer(
-        model,
-        arguments,
-        processing_class=start.tokenizer,
-        encoder_mask_ratio=arguments.encoder_mask_ratio,
-        decoder_mask_ratio=arguments.decoder_mask_ratio,
-        switch_experts=arguments.switch_experts,
-        train_dataset=rows,
-        **options,
-    )

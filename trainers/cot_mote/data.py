@@ -182,6 +182,10 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
         for name, value in STAGES[self.stage].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+        if self.ddp_find_unused_parameters is None:
+            # In pre-training, a batch may contain texts of one expert only. In fine-tuning, columns are encoded one after another:
+            # each of them uses one expert, but all together use all weights.
+            self.ddp_find_unused_parameters = self.stage == "pretrain"
         super().__post_init__()
         if self.prompts:
             raise ValueError("prompts would be missing in the exported model, which has experts instead of prompts")

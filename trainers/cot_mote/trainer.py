@@ -47,9 +47,8 @@ class CoTMoTETrainer(MaskedTrainer):
         processing_class: tokenizer of the encoder, by default its own; saved with every checkpoint.
         max_length: maximum tokens of a text made from raw text, special tokens included; by default 144, or the number of
             the encoder's positions if that is lower.
-        encoder_mask_ratio: fraction of a text's tokens to predict.
-        decoder_mask_ratio: fraction of a span's tokens to predict, with an "ae" decoder.
-        switch_experts: ablation that encodes queries with the passage expert and passages with the query expert.
+        encoder_mask_ratio: fraction of a text's tokens to predict; by default 0.3.
+        decoder_mask_ratio: fraction of a span's tokens to predict, with an "ae" decoder; by default 0.45.
         model_init_kwargs: arguments of `load_cot_mote_start`: `variant`, `decoder`, `bottlenecks`, ...
         **kwargs: arguments of `Trainer`: `train_dataset` (raw text in a column `text`, from which pseudo-queries are
             extracted, or rows of `build_contexts`), `callbacks`, ...
@@ -59,37 +58,14 @@ class CoTMoTETrainer(MaskedTrainer):
     """
 
     method = COT_MOTE
+    models = CoTMoTEForPreTraining
+    load = staticmethod(partial(load_cot_mote_start, pre_training=True))
     checkpoint = CoTMoTECheckpoint
+    arguments = CoTMoTETrainingArguments
+    build = staticmethod(partial(build_contexts, queries=ExtractiveQueries()))
     collators = CoTMoTECollator
+    collated = ("switch_experts",)
     losses = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
-
-    def __init__(
-        self,
-        model: ModelLike | CoTMoTEForPreTraining,
-        args: CoTMoTETrainingArguments | None = None,
-        *,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        max_length: int | None = None,
-        encoder_mask_ratio: float = 0.3,
-        decoder_mask_ratio: float = 0.45,
-        switch_experts: bool = False,
-        model_init_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        args = args or default_arguments(CoTMoTETrainingArguments, model, self.method)
-        if not isinstance(model, CoTMoTEForPreTraining):
-            set_seed(args.seed)  # as the Trainer does, but before the decoder is initialised
-            own = {"tokenizer": processing_class} | (model_init_kwargs or {})
-            start = load_cot_mote_start(model, pre_training=True, **own)
-            assert isinstance(start.model, CoTMoTEForPreTraining)
-            model, processing_class = start.model, start.tokenizer
-        if args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = True  # a batch may contain texts of one expert only
-        tokenizer = tokenizer_of(model, processing_class)
-        build = partial(build_contexts, queries=ExtractiveQueries())
-        collating = {"encoder_mask_ratio": encoder_mask_ratio, "decoder_mask_ratio": decoder_mask_ratio}
-        collating["switch_experts"] = switch_experts
-        super().__init__(model, args, tokenizer, build, max_length=max_length, collating=collating, **kwargs)
 
     def retriever_now(self) -> SentenceTransformer:
         """Return the current encoder, which returns the dense and the sparse vector as one."""
@@ -169,9 +145,6 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
             scores=args.scores,
             switch_experts=args.switch_experts,
         )
-        if args.ddp_find_unused_parameters is None:
-            # Columns are encoded one after another. Each of them uses one expert only, but all columns together use all weights.
-            args.ddp_find_unused_parameters = False
         similarity = MaskedSimilarity(dot_score)
         loss: nn.Module = MultipleNegativesRankingLoss(
             encoder, scale=1.0, similarity_fct=similarity, gather_across_devices=args.world_size > 1

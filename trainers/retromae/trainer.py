@@ -3,13 +3,11 @@
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
 from revela_hub.trainers.base.masked import MaskedTrainer
-from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, encoder_settings, load_retromae_encoder
 from revela_hub.trainers.retromae.data import RetroMAECollator, RetroMAETrainingArguments
@@ -30,8 +28,8 @@ class RetroMAETrainer(MaskedTrainer):
         processing_class: tokenizer of the encoder, by default its own; saved with every checkpoint.
         max_length: maximum tokens of a span made from raw text, special tokens included; by default 512, or the number of
             the encoder's positions if that is lower.
-        encoder_mask_ratio: fraction of tokens masked for the encoder.
-        decoder_mask_ratio: fraction of tokens hidden from each position of the decoder.
+        encoder_mask_ratio: fraction of tokens masked for the encoder; by default 0.3.
+        decoder_mask_ratio: fraction of tokens hidden from each position of the decoder; by default 0.5.
         model_init_kwargs: arguments of `load_retromae_encoder`: `decoder`, `bag_of_words`, `attn_implementation`, ...
         **kwargs: arguments of `Trainer`: `train_dataset` (raw text in a column `text`, or rows of `build_spans`),
             `callbacks`, ...
@@ -41,30 +39,13 @@ class RetroMAETrainer(MaskedTrainer):
     """
 
     method = RETROMAE
+    models = RetroMAEForPreTraining
+    load = staticmethod(load_retromae_encoder)
     checkpoint = RetroMAECheckpoint
+    arguments = RetroMAETrainingArguments
+    build = staticmethod(build_spans)
     collators = RetroMAECollator
     losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
-
-    def __init__(
-        self,
-        model: ModelLike | RetroMAEForPreTraining,
-        args: RetroMAETrainingArguments | None = None,
-        *,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        max_length: int | None = None,
-        encoder_mask_ratio: float = 0.3,
-        decoder_mask_ratio: float = 0.5,
-        model_init_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        args = args or default_arguments(RetroMAETrainingArguments, model, self.method)
-        if not isinstance(model, RetroMAEForPreTraining):
-            set_seed(args.seed)  # as the Trainer does, but before the decoder is initialised
-            loaded = load_retromae_encoder(model, tokenizer=processing_class, **(model_init_kwargs or {}))
-            model, processing_class = loaded.model, loaded.tokenizer
-        tokenizer = tokenizer_of(model, processing_class)
-        collating = {"encoder_mask_ratio": encoder_mask_ratio, "decoder_mask_ratio": decoder_mask_ratio}
-        super().__init__(model, args, tokenizer, build_spans, max_length=max_length, collating=collating, **kwargs)
 
     def retriever_now(self) -> EncoderInTraining:
         """Return the current encoder, which embeds texts with the state of the first token, as the published one does."""

@@ -108,7 +108,6 @@ def pre_trainer(
     start: CoTMoTECheckpoint,
     rows: Dataset,
     callbacks: tuple = (),
-    switch: bool = False,
     **options: object,
 ) -> CoTMoTETrainer:
     return CoTMoTETrainer(
@@ -116,7 +115,6 @@ def pre_trainer(
         arguments(folder, **options),
         processing_class=start.tokenizer,
         train_dataset=rows,
-        switch_experts=switch,
         callbacks=list(callbacks),
     )
 
