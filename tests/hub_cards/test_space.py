@@ -90,7 +90,7 @@ def test_a_dry_run_prints_the_files(
 ) -> None:
     assert cli.main(["publish", str(adapted), "org/x", "--space", "--space_corpus", text, "--dry_run"]) == 0
     out = capsys.readouterr().out
-    assert "files of the Space:" in out and "requirements.txt" in out and 'model="org/x"' in out
+    assert "files of the Space:" in out and "requirements.txt" in out and "model='org/x'" in out
     assert hub.repositories == {}
 
 
