@@ -17,7 +17,6 @@ from revela_hub.data.text.groups import (
     GroupSettings,
     StoppingStrategy,
     build_groups,
-    check_weights,
     groups_needed,
     mix_groups,
     stored_groups,
@@ -148,9 +147,8 @@ def load_groups(
         if arguments.groups_column is not None:
             return _stored(arguments, sources), report
         return text_rows(arguments, build_groups, held_out, settings=_settings(arguments))
-    check_weights(arguments.weights, len(sources))
-    if len(sources) == 1:
-        raise UserError("--weights needs two or more sources, but there is only one: leave it out")
+    if len(arguments.weights) != len(sources):
+        raise UserError(f"--weights has {len(arguments.weights)} values for {len(sources)} sources")
     spans = arguments.spans * (len(sources) if len(arguments.spans) == 1 else 1)
     shares = [weight / sum(arguments.weights) for weight in arguments.weights]
     parts = [_part(arguments, *given, report) for given in zip(sources, shares, spans, strict=True)]
