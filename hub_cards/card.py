@@ -125,7 +125,6 @@ def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescriptio
         datasets=list(metadata.datasets) or None,
         model_name=name.rpartition("/")[2] if results else None,
         eval_results=results or None,
-        co2_eq_emissions=dict(metadata.co2_eq_emissions) or None,
     )
 
 

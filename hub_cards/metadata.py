@@ -85,7 +85,6 @@ class ModelCardMetadata:
         datasets: Hub ids of the training data.
         training_data: description of the training data.
         training_run: steps, duration and hardware of the training.
-        co2_eq_emissions: grams of CO2 and their source, as the Hub expects them.
         command: the command that trained the model.
         config: the configuration file of that command, as YAML text.
         results: evaluation results.
@@ -102,7 +101,6 @@ class ModelCardMetadata:
     datasets: Sequence[str] = ()
     training_data: str = ""
     training_run: str = ""
-    co2_eq_emissions: dict[str, Any] = field(default_factory=dict)
     command: str = ""
     config: str = ""
     results: Sequence[Result] = ()
@@ -130,8 +128,9 @@ class ModelCardMetadata:
         path = local_path(path)
         text = path.read_text(encoding="utf-8")
         try:
-            plain = json.loads(json.dumps(yaml.safe_load(text) or {}, default=str))  # dates become texts
-            values = _without_none(plain)
+            values = _without_none(
+                json.loads(json.dumps(yaml.safe_load(text) or {}, default=str))
+            )  # dates become texts
             if "method" in values:
                 values["method"] = methods[values["method"]]
             values["results"] = tuple(map(Result.from_dict, values.get("results", ())))
@@ -194,6 +193,7 @@ def hub_model_id(name: str | None) -> str | None:
 class ModelDescription:
     """The part of a card that is read from the model folder."""
 
+    model_type: str
     architecture: str
     parameters: int
     bytes: int
@@ -247,6 +247,7 @@ def describe(folder: str | Path) -> ModelDescription:
                     parameters += math.prod(stored.get_shape())
     encoder = _describe_encoder(folder)
     return ModelDescription(
+        model_type=encoder.pop("model_type", config.get("model_type", "")),
         architecture=next(iter(config.get("architectures") or ()), ""),
         parameters=parameters,
         bytes=sum(file.stat().st_size for file in files),
@@ -284,6 +285,7 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     width = width or pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
     truncated, loader = config.get("truncate_dim"), config.get("model_type") or "SentenceTransformer"
     return {
+        "model_type": read_json(transformer / "config.json", {}).get("model_type", ""),
         "dimensions": min(filter(None, (truncated, width)), default=None),
         "truncate_dim": truncated,
         "max_length": length,

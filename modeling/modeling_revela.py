@@ -17,7 +17,6 @@ V vocabulary, P pairs. A row with an attention mask of zeros is an absent chunk:
 """
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -68,11 +67,6 @@ class RevelaForCausalLM(PreTrainedModel):
     _supports_sdpa = True
     _supports_attention_backend = True
     _can_set_attn_implementation = classmethod(lambda cls: True)
-
-    # Set while only the language model is trained. Not requires_grad, which must not change during a run with DDP.
-    freeze_retriever: bool = False
-    # In training, the loss is the mean of those with the first d components of the embeddings, for these d (Matryoshka).
-    matryoshka_dims: Sequence[int] = ()
 
     def __init__(
         self, config: RevelaConfig, retriever: PreTrainedModel | None = None, lm: PreTrainedModel | None = None
@@ -242,9 +236,6 @@ class RevelaForCausalLM(PreTrainedModel):
             if query_embeddings is None and retriever_query_input_ids is not None:
                 query_embeddings = self._embed_in_training(retriever_query_input_ids, retriever_query_attention_mask)
             present_GB = attention_mask.any(-1).view(-1, size)
-            if self.training and labels is not None and len(self.matryoshka_dims):
-                given = (input_ids, attention_mask, labels, num_items_in_batch, return_logits)
-                return self._mean_over_dims(embeddings, query_embeddings, present_GB, *given)
             similarity = self.similarity(embeddings, present_GB, query_embeddings)
             lowest = self._resolution(similarity)
         else:  # may be a leaf, whose zeros need a gradient, too
@@ -254,24 +245,10 @@ class RevelaForCausalLM(PreTrainedModel):
         return output
 
     def _embed_in_training(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-        """Return the embeddings of (N, M) retriever tokens, without gradients while the retriever is frozen."""
+        """Return the embeddings of (N, M) retriever tokens."""
         if input_ids is None or attention_mask is None:
             raise ValueError("give the retriever's input ids and attention mask, or embeddings, or similarity")
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_retriever):
-            return self.embed(input_ids, attention_mask)
-
-    def _mean_over_dims(
-        self, embeddings: Tensor, query_embeddings: Tensor | None, present_GB: Tensor, *given: Any
-    ) -> RevelaOutput:
-        """Return the mean loss over `matryoshka_dims`; the rest of the output belongs to the first of them."""
-        outputs = []
-        for dims in self.matryoshka_dims:
-            queries = None if query_embeddings is None else query_embeddings[:, :dims]
-            similarity = self.similarity(embeddings[:, :dims], present_GB, queries)
-            outputs.append(self._predict(similarity, self._resolution(similarity), *given))
-        outputs[0].loss = torch.stack([output.loss for output in outputs if output.loss is not None]).mean()
-        outputs[0].embeddings, outputs[0].query_embeddings = embeddings, query_embeddings
-        return outputs[0]
+        return self.embed(input_ids, attention_mask)
 
     def _predict(
         self,

@@ -199,7 +199,7 @@ def by_pretrained_lm(reading: str) -> Method:
                 **given.common,
                 quiet=True,
                 lora_rank=0,
-                lm_training="frozen" if joint else "full",
+                lm_training="frozen" if joint else None,
                 gradient_accumulation_steps=1,
             ),
             lm=str(given.lm),

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from processes import launch
 from sentence_transformers import SentenceTransformer
 
 from revela_hub.cli.main import main
@@ -77,11 +76,11 @@ def labelled(number: int) -> str:
 
 
 @pytest.mark.slow
-def test_labelled_pairs_are_held_out_mined_for_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labelled_pairs_are_held_out_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, output = tmp_path / "pairs.jsonl", tmp_path / "out"
     file.write_text(labelled(220))
     options = ["--pairs", str(file), "--retriever", str(QUICKSTART), "--output_dir", str(output), *SHORT]
-    options += ["--mined_negatives", "1", "--eval_steps", "2", "--learning_rate", "1e-3"]
+    options += ["--eval_steps", "2", "--learning_rate", "1e-3"]
     assert main(["train", "pairs", *options]) == 0
     out = capsys.readouterr().out
     assert "220 pairs" in out and "held out for evaluation: 22 queries" in out and "Training " in out
@@ -92,33 +91,6 @@ def test_labelled_pairs_are_held_out_mined_for_and_exported(tmp_path: Path, caps
     assert "me/tuned" in capsys.readouterr().out
     assert "2101.06983" in card and str(tmp_path) not in card
     assert SentenceTransformer(str(output / "retriever"), device="cpu").encode_query(["a river"]).shape[0] == 1
-
-
-_MINING = """
-import os, sys, time
-from pathlib import Path
-from revela_hub.cli.main import main
-from revela_hub.retrieval.mining import mining
-mine = mining.mine_negatives
-def slowly(*given):
-    time.sleep(2)
-    Path(sys.argv[1], "mined-" + os.environ["RANK"]).touch()
-    return mine(*given)
-mining.mine_negatives = slowly
-status = main(sys.argv[2:])
-assert status == 0, status
-"""
-
-
-@pytest.mark.slow
-def test_one_of_two_processes_mines(tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_text(labelled(40))
-    (tmp_path / "run.py").write_text(_MINING)
-    words = ["--pairs", str(tmp_path / "pairs.jsonl"), "--retriever", str(QUICKSTART), "--mined_negatives", "1"]
-    words += ["--output_dir", str(tmp_path / "out"), "--bf16", "false", *SHORT]
-    launch(str(tmp_path / "run.py"), str(tmp_path), "train", "pairs", *words, processes=2)
-    assert len(list(tmp_path.glob("mined-*"))) == 1  # the other process waits at a lock, not in a collective
-    assert (tmp_path / "out" / "retriever" / "modules.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_it_is_exported_checked_and_published(
     files = hub.repositories["org/toy"].files("main")
     assert files is not None and {"modules.json", "model.safetensors", "README.md"} <= set(files)
     assert b"2101.00001" in files["README.md"] and b"SentenceTransformer" in files["README.md"]
-    assert main(["publish", checkpoint, "org/toy", "--part", "lm"]) == 2
+    assert main(["publish", checkpoint, "org/lm", "--part", "lm"]) == 2
     assert "SimToy has no part lm" in capsys.readouterr().err
 
 

@@ -121,40 +121,6 @@ def compare(
         assert expected.abs().max() > 1e-6, f"{name}: the test would pass with a gradient of zero"
 
 
-def cut_vectors(vectors: Tensor, dims: int) -> Tensor:
-    """The first components of each vector, normalised again."""
-    return torch.tensor(
-        [[x / sum(y * y for y in v[:dims]) ** 0.5 for x in v[:dims]] for v in vectors.tolist()]
-    ).double()
-
-
-@pytest.mark.parametrize("queries", [False, True])
-def test_the_matryoshka_loss_is_the_mean_over_truncated_embeddings(queries: bool) -> None:
-    model = build(False, "sdpa").train()
-    chunks, ids, mask = batch("right")
-    model.matryoshka_dims = (16, 7, 3)
-    halves = mask.clone()
-    halves[:, 3:] = 0
-    inputs = {"retriever_input_ids": ids, "retriever_attention_mask": mask}
-    if queries:
-        inputs |= {"retriever_query_input_ids": ids.flip(0), "retriever_query_attention_mask": halves.flip(0)}
-    inputs |= {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-    output = model(**inputs)
-    vectors = model.embed(ids, mask).detach()
-    of_queries = model.embed(ids, halves).detach().flip(0)
-    losses = []
-    for dims in model.matryoshka_dims:
-        cut = cut_vectors(of_queries, dims) if queries else None
-        similarity = reference_similarity(cut_vectors(vectors, dims), SIZE, 0.3, cut)
-        logits = reference_logits(model.lm, chunks, similarity, v_normalization=False)
-        losses.append(float(reference_loss(logits, chunks).detach()))
-    assert float(output.loss.detach()) == pytest.approx(sum(losses) / 3, abs=1e-6)
-    output.loss.backward()
-    assert all(p.grad is not None and p.grad.any() for n, p in model.retriever.named_parameters() if "layers" in n)
-    whole = model.eval()(**inputs).loss
-    assert float(whole.detach()) == pytest.approx(losses[0], abs=1e-6)  # evaluation uses the whole embeddings
-
-
 @pytest.mark.parametrize("queries", [False, True])
 def test_the_retriever_gets_the_gradient_of_its_embeddings(queries: bool) -> None:
     """With queries that of both sides, whose widths differ."""

@@ -13,32 +13,30 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
-from transformers import BertForMaskedLM, BertModel, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import BertForMaskedLM, BertModel, PreTrainedTokenizerBase
 
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.errors import UserError, explain
-from revela_hub.hub_cards.tokenizers import text_length, with_eos
-from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining, RevelaForCausalLM
+from revela_hub.hub_cards.tokenizers import with_eos
+from revela_hub.modeling import RetroMAEForPreTraining, RevelaForCausalLM
 from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.trainers import ImpRAGTrainer, ImpRAGTrainingArguments, load_backbones
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, RADITTrainingArguments
 from revela_hub.trainers.baselines.ra_it import RAITTrainer, RAITTrainingArguments
-from revela_hub.trainers.nvembed.checkpoint import export_nvembed
 
 
 @pytest.fixture
 def checkpoints(
     tmp_path: Path,
-    tiny_llama: LlamaForCausalLM,
     llama_folder: Path,
     bpe_tokenizer: PreTrainedTokenizerBase,
     tiny_bert: BertModel,
     wordpiece_tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Path]:
     """One of each kind that can be exported."""
-    folders = {name: tmp_path / name for name in ("revela", "adapters", "retromae", "nvembed")}
+    folders = {name: tmp_path / name for name in ("revela", "adapters", "retromae")}
     revela = RevelaForCausalLM.from_backbones(str(llama_folder), str(llama_folder), group_size=2, max_seq_length=40)
     revela.save_pretrained(folders["revela"])
     adapted = get_peft_model(revela, LoraConfig(r=2, target_modules=r"retriever.*q_proj", init_lora_weights=False))
@@ -50,17 +48,15 @@ def checkpoints(
     retromae = RetroMAEForPreTraining.from_encoder(BertForMaskedLM(tiny_bert.config), max_seq_length=41)
     retromae.save_pretrained(folders["retromae"])
     wordpiece_tokenizer.save_pretrained(folders["retromae"])
-    nvembed = NVEmbedModel.from_backbone(tiny_llama, num_latents=4)
-    export_nvembed(nvembed, bpe_tokenizer, folders["nvembed"], max_length=42, prompts={})
     return folders
 
 
-@pytest.mark.parametrize("name", ["revela", "adapters", "retromae", "nvembed"])
+@pytest.mark.parametrize("name", ["revela", "adapters", "retromae"])
 def test_a_checkpoint_without_a_weight_is_not_exported(name: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     folder = checkpoints[name]
     output = export_checkpoint(folder, tmp_path / "whole")
     (settings,) = output.glob("*/sentence_bert_config.json")
-    length = {"revela": 40, "adapters": 40, "retromae": 41, "nvembed": 42}[name]
+    length = {"revela": 40, "adapters": 40, "retromae": 41}[name]
     assert json.loads(settings.read_text())["max_seq_length"] == length, "the checkpoint's own"
     file = next(file for file in folder.glob("*.safetensors"))
     weights = load_file(file)
@@ -96,17 +92,10 @@ def test_pickled_weights_are_not_read(checkpoints: dict[str, Path], retriever_fo
     for load in (load_encoder, lambda name: load_backbones(name, str(retriever_folder))):
         with pytest.raises(UserError, match=r"2_Dense/pytorch_model.bin is a pickle"):
             load(str(tmp_path / "dense"))
-    for name in ("revela", "retromae", "nvembed"):
+    for name in ("revela", "retromae"):
         pickled(checkpoints[name])
         with pytest.raises(UserError, match="cannot load"):
             export_checkpoint(checkpoints[name], tmp_path / "out")
-
-
-def test_the_length_has_room_in_a_table_that_begins_after_padding(wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
-    from transformers import RobertaConfig
-
-    wordpiece_tokenizer.model_max_length = 10**9
-    assert text_length(RobertaConfig(max_position_embeddings=514, pad_token_id=1), wordpiece_tokenizer, 600) == 512
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """LoRA adapters: added to a model in place, and merged into a copy of it for the export."""
 
+from collections import Counter
 from copy import copy, deepcopy
 from dataclasses import fields
 from functools import partial
@@ -41,7 +42,7 @@ def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
         r=args.lora_rank,
         lora_alpha=args.lora_alpha or args.lora_rank,
         lora_dropout=args.lora_dropout,
-        target_modules=list(linear_layers(model)),
+        target_modules=linear_layers(model),
     )
 
 
@@ -51,15 +52,23 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     The model keeps its structure and parameter names, and `save_pretrained` saves it with merged adapters (`saving_merged`). The
     returned wrapper is for saving and merging. A LoRA configuration without `target_modules` applies to the layers that
     `linear_layers` lists.
+
+    Raises:
+        UserError: the model has adapters, or the configuration adapts tied weights, whose merged copies would differ.
     """
     refuse_adapters(type(model).__name__, model)
+    holders = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
     config = copy(config)
     if isinstance(config, LoraConfig) and config.target_modules is None:
-        config.target_modules = list(linear_layers(model))
+        config.target_modules = linear_layers(model)
     # The task would only choose the methods of the wrapper; the configuration of a saved adapter is for inference.
     config.task_type, config.inference_mode = None, False
     given: Any = model
     adapted: Any = get_peft_model(given, config)
+    for layer in adapted.modules():
+        if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            if any(holders[id(weight)] > 1 for weight in layer.parameters()):
+                raise UserError("peft_config adapts weights that are tied (token embeddings and output projection)")
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
@@ -71,18 +80,18 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     return wrapped
 
 
-def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+def linear_layers(model: nn.Module) -> list[str]:
     """Return the layers that get adapters: all linear layers that are not frozen, without output projections and BERT's pooler.
 
     They are listed by name because PEFT's "all-linear" skips the output projections of the models it knows.
     """
-    return {
-        name: module
+    return [
+        name
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
         and module.weight.requires_grad
         and not {"lm_head", "pooler"} & set(name.split("."))
-    }
+    ]
 
 
 def freeze_pooler(model: nn.Module) -> None:
@@ -125,52 +134,17 @@ def merged_copy(model: Model, adapters: object = None, dtype: torch.dtype | None
     if dtype is not None:
         copied.to(dtype)
     if wrapper is not None:
-        merge(wrapper, copied)
+        merge(wrapper)
     return copied.cpu().eval()
 
 
-def merge(adapters: PeftModel, model: nn.Module | None = None) -> Any:
-    """Merge adapters into their model, which may be a part of `model`, and return it.
-
-    Weights that are tied (token embeddings and the output projection) and that adapters change differently are not tied in the
-    merged model, as they are not in training. Its configuration says so, and `save_pretrained` writes both.
-    """
-    wrapped: Any = adapters
-    holders: dict[int, int] = {}
-    for module in wrapped.modules():
-        for weight in module._parameters.values():
-            holders[id(weight)] = holders.get(id(weight), 0) + 1
-    layers: list[Any] = [
-        layer for layer in wrapped.modules() if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper)
-    ]
-    for layer in layers:
-        for module in layer.modules():
-            for name, weight in module._parameters.items():
-                if weight is not None and holders.get(id(weight), 0) > 1:
-                    module._parameters[name] = nn.Parameter(weight.detach().clone(), requires_grad=False)
-    whole = wrapped.get_base_model() if model is None else model
-    parts = [part for part in whole.modules() if isinstance(part, PreTrainedModel)]
+def merge(adapters: PeftModel) -> Any:
+    """Merge adapters into their model, and return it."""
+    parts = [part for part in adapters.modules() if isinstance(part, PreTrainedModel)]
     ties = [getattr(part.config, "tie_word_embeddings", None) for part in parts]
-    merged = wrapped.merge_and_unload(safe_merge=True)  # otherwise the merge would change the shared weights
+    wrapped: Any = adapters
+    merged = wrapped.merge_and_unload(safe_merge=True)  # otherwise the merge would change the weights that copies share
     for part, tie in zip(parts, ties, strict=True):
         if tie is not None:
             part.config.tie_word_embeddings = tie  # PEFT compares the storage of weights, not their values
-    for part in parts:
-        _untie(part)
     return merged
-
-
-def _untie(model: PreTrainedModel) -> None:
-    """Tie equal weights again, and let the model and its configuration forget the ties of others."""
-    untied = []
-    for name, first in model.all_tied_weights_keys.items():
-        own, source = model.get_parameter(name), model.get_parameter(first)
-        if own is not source and torch.equal(own, source):
-            parent, _, leaf = name.rpartition(".")
-            model.get_submodule(parent)._parameters[leaf] = source
-        elif own is not source:
-            untied.append(name)
-    for name in untied:
-        del model.all_tied_weights_keys[name]
-    if untied:
-        model.config.tie_word_embeddings = False

@@ -10,12 +10,11 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from filelock import FileLock, Timeout
-from transformers import IntervalStrategy, TrainingArguments
+from transformers import TrainingArguments
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.errors import UserError
-from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.files import local_path
 from revela_hub.loading import bf16_is_fast
 from revela_hub.options import option
@@ -24,8 +23,6 @@ from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probab
 Rows = TypeVar("Rows")
 METRIC = "ndcg_at_10"
 """Metric that selects the best checkpoint."""
-METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that depend on the evaluation metric."""
 WARMUP = "Linear warm-up: number of steps, or a fraction below 1 of all steps."
 WEIGHT_DECAY = "Weight decay of AdamW, applied to all weights except biases and norms."
 
@@ -51,6 +48,7 @@ class RunArguments(TrainingArguments):
         check_ranges(type(self), vars(self))
         self.logging_nan_inf_filter = False  # a run stops at a NaN loss
         self.remove_unused_columns = False  # the collators read all columns
+        self.hub_token = None  # nothing is uploaded, and checkpoints contain the arguments
         if self.bf16 is None:
             self.bf16 = not self.fp16 and bf16_is_fast()
         if not torch.accelerator.is_available():
@@ -65,6 +63,10 @@ class RunArguments(TrainingArguments):
             raise ValueError("all nodes write to the same --output_dir: remove --save_on_each_node")
         if checkpointing.get("use_reentrant"):
             raise ValueError("reentrant gradient checkpointing would lose a part of the gradient: remove use_reentrant")
+        if self.label_smoothing_factor:
+            raise ValueError("the methods have their own losses: remove label_smoothing_factor")
+        if self.push_to_hub:
+            raise ValueError("the Trainer would upload checkpoints: use revela-hub publish instead of push_to_hub")
 
     def card_settings(self) -> dict[str, str]:
         """Return settings that a model card lists even if they have their default values."""
@@ -216,19 +218,4 @@ class ProbeArguments:
         if self.eval_strategy == "steps" and self.eval_steps is None:
             self.eval_steps = 0.25
         self.export = self.export or "best"
-        of: Any = self
-        if self.eval_strategy != "no":
-            # Select the best checkpoint by a retrieval metric instead of the loss, transformers' default.
-            if of.load_best_model_at_end or of.save_strategy == "best" or of.lr_scheduler_type in METRIC_SCHEDULES:
-                name = METRIC if of.metric_for_best_model is None else of.metric_for_best_model.removeprefix("eval_")
-                if name not in METRICS:
-                    raise ValueError(
-                        f"metric_for_best_model {name} is not a metric: choose one of {', '.join(METRICS)}"
-                    )
-                of.metric_for_best_model, of.greater_is_better = name, True
         super().__post_init__()  # type: ignore[misc] # of the training arguments
-
-    def disable_evaluation(self) -> None:
-        """Do not evaluate during training, because there is no task."""
-        of: Any = self
-        of.eval_strategy, of.load_best_model_at_end = IntervalStrategy.NO, False

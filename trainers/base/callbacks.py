@@ -1,4 +1,4 @@
-"""Callbacks of every run: stop on a signal, log progress, set the collator's epoch, count the time."""
+"""Callbacks of every run: stop on a signal, log progress, set the collator's epoch."""
 
 import signal
 import sys
@@ -6,12 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
 
 from revela_hub.trainers.base.arguments import RunArguments
 
@@ -94,76 +93,31 @@ class NewEpoch(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """Log the run and the remaining time and, without a progress bar, one line per log entry."""
+    """Log the run and, without a progress bar, one line per log entry with the remaining time."""
 
     def __init__(self, arguments: RunArguments, describe: Callable[[], str]) -> None:
         self.arguments, self.describe = arguments, describe
-        self._first: tuple[int, float] | None = None  # after the first step, which is slower
+        self._began = (0, 0.0)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Log the description of the run."""
-        self._first = None
+        self._began = (state.global_step, time.monotonic())
         if state.global_step < state.max_steps:
             self.arguments.log(self.describe())
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Log the remaining time after two steps."""
-        if self._first is None:
-            self._first = (state.global_step, time.monotonic())
-        elif state.global_step == self._first[0] + 1:
-            seconds = time.monotonic() - self._first[1]
-            self.arguments.log(f"{seconds:.2f} s per step: about {self._left(state)} left")
-
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
     ) -> None:
         """Log the metrics in one line."""
-        if not args.disable_tqdm or not logs or not state.is_world_process_zero:
+        if not args.disable_tqdm or not state.is_world_process_zero:
             return
         line = [f"step {state.global_step}/{state.max_steps}" if state.max_steps else "before training"]
         line += [f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, (int, float))]
-        if "loss" in logs and self._first is not None and state.global_step > self._first[0]:
-            line.append(f"{self._left(state)} left")
+        step, since = self._began
+        if "loss" in logs and state.global_step > step:
+            per_step = (time.monotonic() - since) / (state.global_step - step)
+            line.append(f"{clock(per_step * (state.max_steps - state.global_step))} left")
         self.arguments.log("  ".join(line))
-
-    def _left(self, state: TrainerState) -> str:
-        assert self._first is not None
-        step, since = self._first
-        per_step = (time.monotonic() - since) / (state.global_step - step)
-        return clock(per_step * (state.max_steps - state.global_step))
-
-
-class WallTime(TrainerCallback, ExportableState):
-    """Count the seconds of training and evaluation, over all parts of a resumed run."""
-
-    def __init__(self) -> None:
-        self.earlier = 0.0
-        self._began: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Seconds so far."""
-        return self.earlier + (time.monotonic() - self._began if self._began is not None else 0)
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return {"args": {}, "attributes": {"earlier": round(self.seconds, 1)}}
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Start with the checkpoint's seconds."""
-        kept = cast(dict[str, Any], state.stateful_callbacks)
-        self.earlier = kept.get(type(self).__name__, self.state())["attributes"]["earlier"]
-        self._began = time.monotonic()
-        kept[type(self).__name__] = self.state()
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Stop counting."""
-        self.earlier, self._began = self.seconds, None
 
 
 def clock(seconds: float) -> str:

@@ -5,11 +5,11 @@ The Trainer writes `trainer_state.json` last, so a checkpoint with that file is 
 
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from enum import Enum
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 RECORD = "run.json"
@@ -17,11 +17,12 @@ RECORD = "run.json"
 _WITHOUT_EFFECT = re.compile(
     "output_dir|overwrite|quiet|resume_from_checkpoint|cache_dir|trust_remote_code|disable_tqdm|use_cpu|local_rank|debug"
     "|report_to|run_name|project|trackio_.*|log_.*|logging_.*|save_.*|hub_.*|push_to_hub|dataloader_(num_|pin_|persist|prefetch|multi).*|dataset_num_proc"
-    "|ddp_.*|fsdp.*|deepspeed.*|distributed_state|parallelism_config|do_(train|eval|predict)|per_device_eval_batch_size"
+    "|accelerator_config|ddp_.*|fsdp.*|deepspeed.*|distributed_state|parallelism_config|do_(train|eval|predict)"
     "|eval_accumulation_steps|eval_do_concat_batches|eval_use_gather_object|eval_on_start|router_mapping"
     "|gradient_checkpointing.*|activation_.*|torch_compile.*|attn_implementation|include_.*|skip_memory_metrics"
     "|prediction_loss_only|batch_eval_metrics|torch_empty_cache_steps|use_liger_kernel|liger_kernel_config"
     "|enable_jit_checkpoint|always_save|mini_batch_size|mini_batch_num_tokens|likelihood_batch_size|encode_batch_size"
+    "|per_device_eval_batch_size"
 )
 
 
@@ -31,12 +32,12 @@ class RunRecord:
 
     Attributes:
         settings: options of the run that can change its result.
-        changes: options that changed when the run was resumed: `{"step": 20, "learning_rate": [before, after]}`.
+        changes: options that changed when the run was resumed: `from step 20 on: learning_rate 0.1 (before: 0.2)`.
         finished: whether the run was exported.
     """
 
     settings: dict[str, Any]
-    changes: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
     finished: bool = False
 
     @classmethod
@@ -52,27 +53,11 @@ class RunRecord:
         (output / RECORD).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
-def run_settings(arguments: Any) -> dict[str, Any]:
+def run_settings(arguments: TrainingArguments) -> dict[str, Any]:
     """Return the options that can change the result of a run, as JSON values."""
-    return {
-        entry.name: to_json(getattr(arguments, entry.name))
-        for entry in fields(arguments)
-        if not _WITHOUT_EFFECT.fullmatch(entry.name)
-    }
-
-
-def to_json(value: Any) -> Any:
-    """Return a value as JSON types; of a dataclass, the fields that differ from their defaults, or None."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, (list, tuple)):
-        return [to_json(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        values = {entry.name: (getattr(value, entry.name, None), entry.default) for entry in fields(value)}
-        return {name: to_json(own) for name, (own, default) in values.items() if own != default} or None
-    return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
+    values = {name: value for name, value in arguments.to_dict().items() if not _WITHOUT_EFFECT.fullmatch(name)}
+    settings: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return settings
 
 
 def step_of(checkpoint: Path) -> int:
@@ -99,3 +84,11 @@ def is_complete(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     return "global_step" in state and any(checkpoint.glob("rng_state*"))
+
+
+def how_to_resume(output: Path) -> str:
+    """Return what an interrupted run has saved and how to continue."""
+    checkpoint = last_checkpoint(output)
+    if checkpoint is None:
+        return "no checkpoint was saved: run the same command again to start over"
+    return f"{checkpoint} was saved: resume with --resume_from_checkpoint last"

@@ -14,7 +14,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.retrieval import Rankings, retrieval_run
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.encoding import batches, divided, encode_batches, token_budget
-from revela_hub.trainers.base.distributed import from_main, reshard
+from revela_hub.trainers.base.distributed import from_main
 
 
 class EncoderInTraining:
@@ -74,5 +74,7 @@ def rank_together(encoder: Encoder, task: RetrievalTask, model: nn.Module) -> Ra
         model.unshard()
     with divided():
         found = retrieval_run(encoder, task)
-    reshard(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
     return from_main(lambda: found)

@@ -74,18 +74,12 @@ class MaskedCollator(SharedEpoch):
         self.max_length, self.pad_to_multiple_of = max_length, pad_to_multiple_of
         self.seed = seed
 
-    def width(self, features: Sequence[dict[str, Any]], ids: str, number: str) -> int:
+    def width(self, features: Sequence[dict[str, Any]], ids: str) -> int:
         """Return the number of tokens of the longest text of a batch, special tokens included, rounded up.
 
-        `ids` is the column with the tokens, and `number` that with the number of a row, for the message.
+        `ids` is the column with the tokens.
         """
-        longest = max(features, key=lambda row: len(row[ids]))
-        length = len(longest[ids]) + SPECIAL_TOKENS
-        if self.max_length is not None and length > self.max_length:
-            raise UserError(
-                f"{number} {longest[number]} has {length} tokens including special tokens, but the encoder has only"
-                f" {self.max_length} positions: prepare the {number}s with a smaller max_length"
-            )
+        length = max(len(row[ids]) for row in features) + SPECIAL_TOKENS
         width = -(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of
         return width if self.max_length is None else min(width, self.max_length)
 
@@ -97,15 +91,9 @@ class MaskedCollator(SharedEpoch):
         }
         return batch | ({f"{prefix}labels": np.full((rows, width), IGNORED, dtype=np.int64)} if labels else {})
 
-    def tokens(self, row: dict[str, Any], ids: str, number: str) -> Tokens:
-        """Return the tokens of a text with the first and last special token; arguments as in `width`."""
-        tokens_L: Tokens = np.array([self.vocabulary.first, *row[ids], self.vocabulary.last], dtype=np.int64)
-        if tokens_L.max() >= self.vocabulary.size:
-            raise UserError(
-                f"{number} {row[number]} has token {tokens_L.max()}, but the tokenizer has {self.vocabulary.size} tokens: make"
-                f" the {number}s with the tokenizer of the model"
-            )
-        return tokens_L
+    def tokens(self, ids: Sequence[int]) -> Tokens:
+        """Return the tokens of a text with the first and last special token."""
+        return np.array([self.vocabulary.first, *ids, self.vocabulary.last], dtype=np.int64)
 
     def mask_words(
         self, tokens_L: Tokens, word_starts: Sequence[int], ratios: Sequence[float], generator: np.random.Generator

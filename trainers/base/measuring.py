@@ -9,21 +9,20 @@ With `--export last`, evaluations do not select: the last step is exported, and 
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
 from revela_hub.evaluation.significance import compare_queries
+from revela_hub.files import atomic, write_text
 from revela_hub.trainers.base.arguments import METRIC
-from revela_hub.trainers.base.distributed import copy_from_main, from_main, full_weight, reshard
+from revela_hub.trainers.base.distributed import from_main, is_distributed
 from revela_hub.trainers.base.encoder_in_training import rank_together
 from revela_hub.trainers.base.outcome import Outcome
 
@@ -39,6 +38,26 @@ PATIENCE = 3
 """Number of consecutive evaluations not above the best one that stop the run."""
 
 PerQuery = dict[str, dict[str, float]]  # metric -> query -> score
+
+
+def train_and_select(trainer: "MethodTrainer", output: Path, checkpoint: Path | None) -> Outcome | None:
+    """Train, load the weights to export into the model, and return the results; None without a comparison with the base model."""
+    best, resume = None, None if checkpoint is None else str(checkpoint)
+    if trainer.retrieval_task is not None and len(trainer.retrieval_task.queries) >= MIN_QUERIES:
+        best = BestWeights(trainer, output, resumed=checkpoint is not None)
+        best.store("base")  # a resumed run, too, is built from the base model
+        trainer.add_callback(best)
+    if trainer.retrieval_task is not None and checkpoint is None:
+        trainer.evaluate()
+    trainer.train(resume_from_checkpoint=resume)
+    if best is None:
+        return None
+    if trainer.state.global_step not in best.scores:
+        trainer.evaluate()
+    if 0 in best.scores:
+        return best.finish(trainer.state.global_step)
+    trainer.args.log("no comparison with the base model, which was not evaluated on this task")
+    return None
 
 
 class BestWeights(TrainerCallback):
@@ -61,28 +80,6 @@ class BestWeights(TrainerCallback):
         self.scores: dict[int, PerQuery] = from_main(self._read) if resumed else {}
         self.rankings: dict[int, Rankings] = {}  # of the base model and the best step, if evaluated by this process
 
-    @classmethod
-    def of_trainer(cls, trainer: "MethodTrainer", output: Path, *, resumed: bool) -> "BestWeights | None":
-        """Return the callback for a trainer; None without a retrieval task, or if it has too few queries for a comparison."""
-        if trainer.retrieval_task is None or len(trainer.retrieval_task.queries) < MIN_QUERIES:
-            return None
-        return cls(trainer, output, resumed=resumed)
-
-    def train(self, trainer: "MethodTrainer", checkpoint: str | None) -> Outcome | None:
-        """Train, load the weights to export into the model, and return the results; None if the base model was not evaluated."""
-        trainer.add_callback(self)
-        self._store("base")  # a resumed run, too, is built from the base model
-        if checkpoint is None:
-            trainer.evaluate()
-        trainer.train(resume_from_checkpoint=checkpoint)
-        step = trainer.state.global_step
-        if step not in self.scores:
-            trainer.evaluate()
-        if 0 in self.scores:
-            return self.finish(step)
-        trainer.args.log("no comparison with the base model, which was not evaluated on this task")
-        return None
-
     # --- during training
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -94,7 +91,7 @@ class BestWeights(TrainerCallback):
         if best > state.global_step:  # its weights replaced those of earlier steps
             self.scores = {step: scores for step, scores in self.scores.items() if step in (0, state.global_step)}
         if self.best_step == state.global_step:
-            self._store("best")
+            self.store("best")
         self._write()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -106,11 +103,9 @@ class BestWeights(TrainerCallback):
         self.rankings = {kept: found for kept, found in self.rankings.items() if kept in (0, self.best_step)}
         self._write()  # before the weights: a resumed run forgets the scores of later steps
         if step and step == self.best_step:
-            self._store("best")
-        if self.last:
-            return
+            self.store("best")
         later = [known for known in self.scores if known > max(self.scores, key=self._dev_mean)]
-        if len(later) >= PATIENCE and step < state.max_steps:
+        if len(later) >= PATIENCE and step < state.max_steps and not self.last:
             self.trainer.args.log(f"stopped at step {step}: the last {PATIENCE} evaluations are not above the best one")
             control.should_training_stop = True
 
@@ -129,13 +124,13 @@ class BestWeights(TrainerCallback):
     def finish(self, last_step: int) -> Outcome:
         """Load the weights to export into the model and return the results of the run."""
         base, trained = self._scores(0), self._scores(self.best_step)
-        difference = compare_queries(self._test_scores(base), self._test_scores(trained))
+        on_test = [{query: scores.per_query[METRIC][query] for query in self.test} for scores in (base, trained)]
+        difference = compare_queries(*on_test)
         # If the test half shows no significant difference, the mean over all queries decides.
         higher = difference.verdict == "no significant difference" and trained.ndcg_at_10 > base.ndcg_at_10
         step = self.best_step if self.last or higher or difference.verdict == "better" else 0
-        self._load("best" if step else "base")
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        dense = self.rankings.get(step) or rank_together(self.trainer.retriever_now(), self.task, model)
+        self.load("best" if step else "base")
+        dense = self.rankings.get(step) or rank_together(self.trainer.retriever_now(), self.task, self._model)
         bm25 = bm25_run(self.task)
         return Outcome(
             task=self.task.name,
@@ -152,17 +147,9 @@ class BestWeights(TrainerCallback):
 
     def _scores(self, step: int) -> RetrievalScores:
         per_query = self.scores[step]
-        return RetrievalScores(
-            self.task.name,
-            **{metric: sum(values.values()) / len(values) for metric, values in per_query.items()},
-            queries=len(self.task.queries),
-            documents=len(self.task.corpus),
-            unanswered=0,  # dense search always returns results
-            per_query=per_query,
-        )
-
-    def _test_scores(self, scores: RetrievalScores) -> Mapping[str, float]:
-        return {query: scores.per_query[METRIC][query] for query in self.test}
+        means = {metric: sum(values.values()) / len(values) for metric, values in per_query.items()}
+        sizes = {"queries": len(self.task.queries), "documents": len(self.task.corpus)}
+        return RetrievalScores(self.task.name, **means, **sizes, per_query=per_query)  # type: ignore[arg-type]
 
     # --- files
 
@@ -178,34 +165,25 @@ class BestWeights(TrainerCallback):
 
     def _write(self) -> None:
         if self.main:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part = self.folder / f"{SCORES}.part"
-            part.write_text(
-                json.dumps({"task": self.identity, "last": self.last, "scores": self.scores}), encoding="utf-8"
-            )
-            os.replace(part, self.folder / SCORES)
+            content = {"task": self.identity, "last": self.last, "scores": self.scores}
+            write_text(self.folder / SCORES, json.dumps(content))
 
-    def _store(self, name: str) -> None:
-        """Store the trainable weights, gathered one by one if they are sharded."""
-        weights = {}
-        for parameter_name, parameter in self._trainable():
-            value = full_weight(parameter)
-            if self.main:
-                weights[parameter_name] = value.cpu().contiguous().clone()
+    @property
+    def _model(self) -> nn.Module:
+        model: nn.Module = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return model
+
+    def store(self, name: str) -> None:
+        """Store the trainable weights, which FSDP2 may have sharded. All processes must call it."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+        weights = get_model_state_dict(self._model, options=options)  # empty except on the main process
         if self.main:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part = self.folder / f"{name}.part"
-            save_file(weights, part)
-            os.replace(part, self.folder / f"{name}.safetensors")
+            trained = [key for key, weight in self._model.named_parameters() if weight.requires_grad]  # ties once
+            with atomic(self.folder / f"{name}.safetensors") as part:
+                save_file({key: weights[key].contiguous().clone() for key in trained}, part)
 
-    def _load(self, name: str) -> None:
+    def load(self, name: str) -> None:
         """Load stored weights into the model, on all processes from the main process's files."""
-        stored: dict[str, torch.Tensor] = {}
-        from_main(lambda: stored.update(load_file(self.folder / f"{name}.safetensors")))
-        for parameter_name, parameter in self._trainable():
-            copy_from_main(parameter, stored.get(parameter_name))
-
-    def _trainable(self) -> list[tuple[str, nn.Parameter]]:
-        model: Any = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        reshard(model)
-        return [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        weights = load_file(self.folder / f"{name}.safetensors") if self.main else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=is_distributed(), strict=False)
+        set_model_state_dict(self._model, weights, options=options)  # type: ignore[arg-type]

@@ -51,15 +51,17 @@ class Outcome:
     def sentence(self) -> str:
         """Summarise the run in one sentence, with its 95% confidence interval."""
         d = self.difference
-        named = {PROBE: "queries of the probe", HELD_OUT: "held-out queries"}.get(self.task, f"queries of {self.task}")
+        made = "titles, docstrings and sentences removed from the text"
+        named = {PROBE: f"queries of the probe: {made}", HELD_OUT: "held-out queries"}.get(
+            self.task, f"queries of {self.task}"
+        )
         interval = f"(95% interval {d.low:+.3f} to {d.high:+.3f}, on {self.queries[0]} {named})"
-        exported = f"Exported: {self._weights()}."
-        if d.verdict == "better":
-            return f"Training improved nDCG@10 by {d.difference:.3f} {interval}. {exported}"
-        if d.verdict == "no significant difference":
-            return f"Training made no significant difference in nDCG@10: {d.difference:+.3f} {interval}. {exported}"
-        requested = " (--export last)" if self.step else ""
-        return f"Training lowered nDCG@10 by {-d.difference:.3f} {interval}. {exported[:-1]}{requested}."
+        found = {
+            "better": f"Training improved nDCG@10 by {d.difference:.3f}",
+            "worse": f"Training lowered nDCG@10 by {-d.difference:.3f}",
+        }.get(d.verdict, f"Training made no significant difference in nDCG@10: {d.difference:+.3f}")
+        requested = " (--export last)" if self.step and d.verdict == "worse" else ""
+        return f"{found} {interval}. Exported: {self._weights()}{requested}."
 
     def _weights(self) -> str:
         """Return the name of the exported weights."""
@@ -71,21 +73,14 @@ class Outcome:
         d = compare_queries(self.chosen.per_query[METRIC], self.hybrid.scores.per_query[METRIC])
         if not weight or d.verdict != "better":
             return ""
-        what = (
-            "BM25 alone (search bm25)"
-            if weight == 1
-            else f"A hybrid with BM25 (search --mode hybrid --weights {1 - weight:.1f} {weight:.1f})"
-        )
         return (
-            f"{what} improves nDCG@10 by another"
+            f"A hybrid with BM25 (search --mode hybrid --weights {1 - weight:.1f} {weight:.1f}) improves nDCG@10 by another"
             f" {d.difference:.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, on all {d.queries} queries)."
         )
 
-    def explained(self) -> str:
-        """Return the summary for the model card, with an explanation of probes."""
-        if self.task != PROBE:
-            return self.sentence()
-        return f"{self.sentence()} The probe's queries are titles, docstrings and sentences removed from the training text."
+    def report(self) -> str:
+        """Return the table, the summary and the recommendation."""
+        return "\n".join(filter(None, [self.table(), self.sentence(), self.advice()]))
 
     def table(self) -> str:
         """Format the scores of the base model, the exported weights, BM25 and the hybrid, over all queries."""

@@ -1,10 +1,8 @@
 """Load and train a retriever without a second model: any sentence-transformers model, saved in its own format."""
 
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -17,10 +15,9 @@ from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from revela_hub.errors import UserError, first_line, loading
+from revela_hub.errors import UserError, loading
 from revela_hub.files import atomic, local_path
-from revela_hub.hub_cards.assemble import Assembled, Assembly, copy_finished, keep_other_files
-from revela_hub.hub_cards.card import METADATA_FOLDER
+from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token, with_eos
 from revela_hub.loading import encoder
@@ -43,6 +40,7 @@ TRAINING_WEIGHTS = "training_only.safetensors"
 """File in a checkpoint with the weights of a run that are not part of the retriever."""
 RETRIEVER = "retriever"
 PlainPooling: TypeAlias = Literal["last", "mean", "cls"]
+_MODES: dict[str | None, str] = {None: "mean", "last": "lasttoken"}  # names of sentence-transformers
 
 
 def load_retriever(
@@ -68,13 +66,11 @@ def load_retriever(
     """
     retriever = retriever_in(retriever)
     name = name_of(retriever)
-    model = (
-        retriever if isinstance(retriever, SentenceTransformer) else _open(retriever, name, trust_remote_code, pooling)
-    )
-    if pooling is not None and pooling_of(model) != pooling:
-        raise UserError(
-            f"the retriever {name} has another pooling than --pooling {pooling}, and keeps it: leave it out"
-        )
+    loaded = isinstance(retriever, SentenceTransformer)
+    model: Any = retriever if loaded else _open(retriever, name, trust_remote_code, pooling)  # type: ignore[arg-type]
+    modes = [str(module.pooling_mode) for module in model if isinstance(module, Pooling)]
+    if pooling is not None and modes[:1] != [_MODES.get(pooling, pooling)]:
+        raise UserError(f"the retriever {name} keeps its own pooling, not --pooling {pooling}: leave it out")
     if prompts is not None:
         model.prompts = dict(model.prompts) | dict(prompts)
     similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
@@ -86,13 +82,7 @@ def load_retriever(
     limit_to_positions(model, name)
     if max_length is not None:
         limit_length(model, max_length, name)
-    return model.float()
-
-
-def pooling_of(model: SentenceTransformer) -> str | None:
-    """Return the pooling of a model by the name of the option; None without a pooling module."""
-    modes = [module.pooling_mode for module in model if isinstance(module, Pooling)]
-    return str(modes[0]).replace("lasttoken", "last") if modes else None
+    return model.float()  # type: ignore[no-any-return]
 
 
 def _open(
@@ -113,45 +103,35 @@ def _open(
         own = {"processor_kwargs": dict(code), "config_kwargs": dict(code)}
         transformer = encoder(Transformer, name, model_kwargs=weights | code, **own)
         if isinstance(transformer.processor, PreTrainedTokenizerBase):
-            transformer.processor = ensure_empty_text_has_token(
-                transformer.processor
-            )  # an empty text has a vector, too
+            transformer.processor = ensure_empty_text_has_token(transformer.processor)
         without_chat_template(transformer)
         if pooling == "last":
             transformer.processor = with_eos(transformer.processor)
-        mode = {None: "mean", "last": "lasttoken"}.get(pooling, pooling)
-        return SentenceTransformer(
-            modules=[transformer, Pooling(transformer.get_embedding_dimension(), mode)], device="cpu"
-        )
-
-
-def adapted_backbone(retriever: SentenceTransformer, *, query_only: bool = False) -> PreTrainedModel:
-    """Return the transformers model that gets adapters; raise a `UserError` without one, or if another route is trained, too."""
-    backbone = trained_backbone(retriever)
-    if backbone is None:
-        kind = type(trained_transformer(retriever)).__name__
-        raise UserError(
-            f"LoRA adapters need a transformer, but {kind} has no linear layers: train all weights (--lora_rank 0, no"
-            " peft_config)"
-        )
-    if isinstance(retriever[0], Router) and not query_only:
-        raise UserError(
-            "LoRA would adapt only the query route: pass --query_only true (train pairs), or train all weights (--lora_rank 0,"
-            " no peft_config)"
-        )
-    return backbone
+        pooled = Pooling(transformer.get_embedding_dimension(), _MODES.get(pooling, pooling))
+        return SentenceTransformer(modules=[transformer, pooled], device="cpu")
 
 
 def with_adapters(
-    model: nn.Module, config: PeftConfig | None, seed: int, args: AdapterArguments | None = None
+    model: nn.Module,
+    config: PeftConfig | None,
+    seed: int,
+    args: AdapterArguments | None = None,
+    *,
+    query_only: bool = False,
 ) -> PeftModel | None:
     """Add adapters to a retriever or a transformers model in place, drawn with a seed.
 
-    Without a configuration, they are those of the arguments; return None if there are none.
+    Without a configuration, they are those of the arguments; return None if there are none. `query_only`: only the query route
+    of a retriever is trained.
     """
     if config is None and (args is None or not args.lora_rank):
         return None
-    backbone = adapted_backbone(model) if isinstance(model, SentenceTransformer) else model
+    backbone: Any = model
+    if isinstance(model, SentenceTransformer):
+        backbone = trained_backbone(model)
+        if backbone is None or (isinstance(model[0], Router) and not query_only):
+            kind = type(trained_transformer(model)).__name__ if backbone is None else "model with two routes"
+            raise UserError(f"LoRA adapters need one transformer, not a {kind}: train all weights (--lora_rank 0)")
     if config is None and args is not None:
         config = lora_config(args, backbone)
     assert config is not None
@@ -243,18 +223,6 @@ class RetrieverTrainer(MethodTrainer):
         self.retriever.save_pretrained(str(folder), create_model_card=False)
         make_readable(folder)
 
-    def assemble(self, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-        """Write the retriever with the card of the exported folder, which stays as it is, for `push_to_hub`."""
-        exported = checkpoint / RETRIEVER
-        with TemporaryDirectory() as scratch:
-            written = self.export(Path(scratch))
-            for name in ("README.md", "figures", METADATA_FOLDER):
-                if (exported / name).is_dir():
-                    shutil.copytree(exported / name, written / name, dirs_exist_ok=True)
-                elif (exported / name).is_file():
-                    shutil.copyfile(exported / name, written / name)
-            return copy_finished(written, folder, assembly)
-
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save a sentence-transformers folder, unless adapters are trained, and the weights that are not part of it."""
         folder = Path(output_dir or self.args.output_dir or ".")
@@ -268,15 +236,12 @@ class RetrieverTrainer(MethodTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the weights that `_save` wrote."""
         folder = Path(resume_from_checkpoint)
-        try:
-            if self.adapters is None:
-                self.retriever.load_state_dict(self.saved_retriever(folder).state_dict())
-            if extra := self._training_weights():
-                weights = load_file(folder / TRAINING_WEIGHTS)
-                for name, value in extra.items():
-                    value.data.copy_(weights[name])
-        except (KeyError, OSError, RuntimeError) as error:
-            raise UserError(f"{folder} is not a checkpoint of this run ({first_line(error)})") from error
+        if self.adapters is None:
+            self.retriever.load_state_dict(self.saved_retriever(folder).state_dict())
+        if extra := self._training_weights():
+            weights = load_file(folder / TRAINING_WEIGHTS)
+            for name, value in extra.items():
+                value.data.copy_(weights[name])
 
     def saved_retriever(self, folder: Path) -> nn.Module:
         """Load what `write_retriever` wrote."""

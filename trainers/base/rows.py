@@ -7,7 +7,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import pyarrow.compute as pc
 from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.source import HUB_PREFIX, Source
@@ -18,19 +17,11 @@ NEGATIVE = re.compile(r"negative(_[0-9]+)?")
 
 
 def prepare_datasets(given: dict[str, Any], prepare: Callable[[Any], Any]) -> None:
-    """Prepare the `train_dataset` and the `eval_dataset` of a trainer, which also uses `prepare` in `evaluate` and `predict`."""
+    """Prepare the `train_dataset` and the `eval_dataset` (or each of a dict of them) in the arguments of a trainer."""
     given["train_dataset"] = prepare(given.get("train_dataset"))
-    if given.get("eval_dataset") is not None:
-        given["eval_dataset"] = prepare_eval_dataset(given["eval_dataset"], prepare)
-    given["prepare"] = prepare
-
-
-def prepare_eval_dataset(rows: Any, prepare: Callable[[Any], Any]) -> Any:
-    """Prepare an `eval_dataset`, or each of a dict of them."""
-    try:
-        return {name: prepare(part) for name, part in rows.items()} if isinstance(rows, dict) else prepare(rows)
-    except UserError as error:
-        raise UserError(str(error).replace("train_dataset", "eval_dataset")) from error
+    if (rows := given.get("eval_dataset")) is not None:
+        several = isinstance(rows, dict)
+        given["eval_dataset"] = {name: prepare(part) for name, part in rows.items()} if several else prepare(rows)
 
 
 def prepared_rows(
@@ -58,10 +49,8 @@ def training_rows(rows: Any, args: RunArguments) -> Any:
         return as_dataset(rows)
     if rows.features is None:
         features = Dataset.from_list(list(rows.take(1))).features
-        if other := [name for name, kind in features.items() if getattr(kind, "dtype", None) != "string"]:
-            raise UserError(
-                f"train_dataset is a stream without features, and {other[0]!r} is not text: give it features"
-            )
+        if any(getattr(kind, "dtype", None) != "string" for kind in features.values()):
+            raise UserError("train_dataset is a stream without features, and not all of its columns are text")
         rows = rows.cast(features)
     # Every process reads the whole stream and trains on its own rows. By default, the first process would send batches to the
     # others, which have to be of the same length.
@@ -110,40 +99,23 @@ def endless(rows: IterableDataset, seed: int, buffer_size: int) -> IterableDatas
 
 
 def pair_columns(rows: Dataset | IterableDataset) -> list[str]:
-    """Return the text columns of labelled pairs in order: anchor, positive, and negative, negative_1, ... if there are any."""
-    if rows is None:
-        raise UserError("train_dataset is missing: give a data set with the columns anchor and positive")
+    """Return the text columns of labelled pairs in order: anchor, positive, and negative, negative_1, ... if there are any.
+
+    Each row of a data set must have a text in all of them; that a row of a stream has none is an error of the tokenizer.
+    """
     if not {"anchor", "positive"} <= set(rows.column_names):
         raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
     if other := [name for name in rows.column_names if name.startswith("negative") and not NEGATIVE.fullmatch(name)]:
         raise UserError(
             f"train_dataset: hard negatives are in columns negative_1, negative_2, ...: rename {other[0]!r}"
         )
-    columns = in_order(rows.column_names)
-    for name in columns:
-        if getattr(rows.features[name], "dtype", None) not in ("string", "large_string"):
-            raise UserError(f"train_dataset: the column {name!r} has the type {rows.features[name]}, not text")
-    if isinstance(rows, Dataset):
-        number = 0
-        for batch in rows.select_columns(columns).with_format("arrow").iter(batch_size=1024):
-            trimmed = [pc.utf8_trim_whitespace(batch[name]) for name in columns]
-            if any(column.null_count or pc.any(pc.equal(column, "")).as_py() for column in trimmed):
-                for place, row in enumerate(batch.to_pylist(), start=number):
-                    _check_pair(columns, row, place)
-            number += len(batch)
+    columns, number = in_order(rows.column_names), 0
+    for batch in rows.select_columns(columns).iter(batch_size=1024) if isinstance(rows, Dataset) else ():
+        for texts in zip(*batch.values(), strict=True):
+            if not all(isinstance(text, str) and text.strip() for text in texts):
+                raise UserError(f"train_dataset:{number}: a text is missing or empty, or is no text: {texts}")
+            number += 1
     return columns
-
-
-def checked_stream(rows: IterableDataset, columns: Sequence[str]) -> IterableDataset:
-    """Return a stream of pairs that raises a `UserError` at a row with a text that is null or empty."""
-    return rows.map(partial(_check_pair, columns), with_indices=True, features=rows.features)
-
-
-def _check_pair(columns: Sequence[str], row: dict[str, Any], number: int) -> dict[str, Any]:
-    for name in columns:
-        if row[name] is None or not row[name].strip():
-            raise UserError(f"train_dataset:{number}: {name!r} is {'null' if row[name] is None else 'empty'}")
-    return row
 
 
 def refuse_single_pair(rows: Dataset | IterableDataset) -> None:

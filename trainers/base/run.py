@@ -24,33 +24,29 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 from transformers import Trainer, set_seed
-from transformers.integrations import CodeCarbonCallback, unset_hf_deepspeed_config
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import HUB_ADDRESS, check_apart, parse_source
 from revela_hub.data.sources.unicode import printable_name
 from revela_hub.errors import UserError
-from revela_hub.evaluation.retrieval import METRICS
 from revela_hub.files import local_path
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
 from revela_hub.interrupts import if_interrupted
 from revela_hub.trainers.base.arguments import RunArguments
-from revela_hub.trainers.base.callbacks import WallTime, clock
+from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.checkpoints import (
-    RECORD,
     RunRecord,
     checkpoints_in,
+    how_to_resume,
     is_complete,
     last_checkpoint,
     run_settings,
     step_of,
-    to_json,
 )
 from revela_hub.trainers.base.distributed import from_main
-from revela_hub.trainers.base.measuring import MEASUREMENTS_FOLDER, BestWeights
+from revela_hub.trainers.base.measuring import MEASUREMENTS_FOLDER, train_and_select
 from revela_hub.trainers.base.outcome import OUTCOME_FILE, Outcome
 from revela_hub.trainers.base.run_probe import remove_run_probe
 from revela_hub.trainers.base.trainer import MethodTrainer
@@ -87,11 +83,6 @@ class Run:
         """Output folder."""
         return Path(self.arguments.output_dir or ".")
 
-    @property
-    def resumed(self) -> bool:
-        """Whether the run resumes from a checkpoint."""
-        return self.checkpoint is not None
-
     def read(self, what: str, load: Callable[[], tuple[Rows, object]]) -> tuple[Rows, str]:
         """Read the training data and log the report. One process prepares and caches the data before the others read them."""
         with self.arguments.preparing(what):
@@ -101,51 +92,33 @@ class Run:
         return rows, summary
 
     def train(self, trainer: MethodTrainer) -> None:
-        """Train, and keep the best weights; with too few queries to compare, evaluate before and after training."""
-        checkpoint = str(self.checkpoint) if self.checkpoint else None
-        best = BestWeights.of_trainer(trainer, self.output, resumed=self.resumed)
-        if best is not None:
-            self.outcome = best.train(trainer, checkpoint)
-            return
-        if trainer.retrieval_task is not None and not self.resumed:
-            self._log_metrics("before", trainer.evaluate())
-        trainer.train(resume_from_checkpoint=checkpoint)
-        if trainer.retrieval_task is not None:
-            self._log_metrics("after", trainer.evaluate())
-
-    def _log_metrics(self, when: str, metrics: dict[str, float]) -> None:
-        values = ", ".join(f"{name} {metrics[f'eval_{name}']:.4f}" for name in METRICS)
-        self.arguments.log(f"{when} training: {values} (too few queries for a comparison)")
+        """Train; with an evaluation task, the model gets the weights to export (`measuring`)."""
+        self.outcome = train_and_select(trainer, self.output, self.checkpoint)
 
     def export(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
-        """Write the exported models with their cards, publish them if requested, and report; arguments as in `card_metadata`."""
+        """Write the exported models with their cards, and report; arguments as in `card_metadata`."""
         from revela_hub.hub_cards import write_card
         from revela_hub.hub_cards.card import CARD_METADATA, training_curve
 
         folders = trainer.write_models(self.output)
         trainer.save_state()
-        if self.arguments.should_save:
-            metadata = card_metadata(
-                self.arguments, method=self.method, summary=summary, sources=map(str, sources), record=self.record
-            )
-            cost = describe_cost(trainer, resumed=self.resumed)
-            metadata = replace(metadata, training_run=cost, co2_eq_emissions=co2_emissions(trainer))
-            if self.outcome is not None:
-                figures = (self.outcome.figure(self.output),)
-                results, verdict = self.outcome.results(), self.outcome.explained()
-                metadata = replace(metadata, results=results, verdict=verdict, figures=figures)
-                self.outcome.write(self.output / OUTCOME_FILE)
-            metadata.to_file(self.output / CARD_METADATA)  # read by `revela-hub publish`
-            for folder in folders:
-                write_card(folder, metadata, repo_id=self.arguments.hub_model_id)
-            training_curve(trainer.state.log_history, self.output / TRAINING_CURVE)
-        if self.arguments.push_to_hub:
-            trainer.push_to_hub()
-        if self.arguments.should_save:
-            replace(self.record, finished=True).write(self.output)
-        if self.outcome is not None and self.arguments.should_log:
-            lines = [self.outcome.table(), self.outcome.sentence(), self.outcome.advice()]
-            sys.stdout.write("\n" + "".join(f"{line}\n" for line in lines if line))
+        if not self.arguments.should_save:
+            return
+        metadata = card_metadata(
+            self.arguments, method=self.method, summary=summary, sources=map(str, sources), changes=self.record.changes
+        )
+        metadata = replace(metadata, training_run=describe_cost(trainer, resumed=self.checkpoint is not None))
+        if self.outcome is not None:
+            figures, results = (self.outcome.figure(self.output),), self.outcome.results()
+            metadata = replace(metadata, results=results, verdict=self.outcome.sentence(), figures=figures)
+            self.outcome.write(self.output / OUTCOME_FILE)
+        metadata.to_file(self.output / CARD_METADATA)  # read by `revela-hub publish`
+        for folder in folders:
+            write_card(folder, metadata, repo_id=self.arguments.hub_model_id)
+        training_curve(trainer.state.log_history, self.output / TRAINING_CURVE)
+        replace(self.record, finished=True).write(self.output)
+        if self.outcome is not None:
+            sys.stdout.write(f"\n{self.outcome.report()}\n")
 
 
 @contextmanager
@@ -169,8 +142,7 @@ def open_run(method: Method, arguments: RunArguments) -> Iterator[Run]:
             logging.disable_progress_bar()
             datasets.disable_progress_bars()
         set_seed(arguments.seed)  # before fresh decoders, pooling layers and adapters are initialised
-        unset_hf_deepspeed_config()  # load whole models; they are sharded when training starts
-        stack.enter_context(if_interrupted(lambda: _saved(output)))
+        stack.enter_context(if_interrupted(lambda: how_to_resume(output)))
         yield run
 
 
@@ -197,111 +169,95 @@ def _refuse_foreign(output: Path, method: Method) -> None:
 def _opened(arguments: RunArguments, output: Path) -> tuple[RunRecord, Path | None, bool]:
     """Return the record, the checkpoint to resume from, if any, and whether there is nothing to do."""
     record, before = RunRecord(run_settings(arguments)), RunRecord.read(output)
+    wanted = arguments.resume_from_checkpoint
+    checkpoint = last_checkpoint(output) if wanted in ("last", "true", "True") else Path(wanted) if wanted else None
+    if checkpoint is not None and not is_complete(checkpoint):
+        raise UserError(f"--resume_from_checkpoint {wanted} is not a complete checkpoint")
     if arguments.max_steps == 0 or (arguments.max_steps < 0 and arguments.num_train_epochs == 0):
         arguments.log("nothing to train: --max_steps or --num_train_epochs is 0")
         return record, None, True
-    checkpoint = None
-    if not arguments.resume_from_checkpoint:
-        _start_from_scratch(arguments, output)
-        remove_run_probe(output)
+    if not wanted:
+        _start_from_scratch(arguments, output, before)
+    elif before is not None and before.finished and before.settings == record.settings:
+        arguments.log(f"nothing to do: the run in {output} finished")
+        return before, None, True
     else:
-        checkpoint = _checkpoint(arguments.resume_from_checkpoint, output)
-        if before is not None and before.finished and before.settings == record.settings:
-            arguments.log(f"nothing to do: the run in {output} finished")
-            return before, None, True
-        arguments.log(
-            f"resuming from {checkpoint}"
-            if checkpoint
-            else f"{output} has no complete checkpoint: training from scratch"
-        )
+        scratch = f"{output} has no complete checkpoint: training from scratch"
+        arguments.log(f"resuming from {checkpoint}" if checkpoint else scratch)
     if checkpoint is not None and before is not None:
         record.changes = _changes(before, record, checkpoint)
     record.write(output)
     return record, checkpoint, False
 
 
-def _checkpoint(wanted: str, output: Path) -> Path | None:
-    if wanted in ("last", "true", "True"):
-        return last_checkpoint(output)
-    if not is_complete(Path(wanted)):
-        raise UserError(f"--resume_from_checkpoint {wanted} is not a complete checkpoint")
-    return Path(wanted)
-
-
-def _changes(before: RunRecord, record: RunRecord, checkpoint: Path) -> list[dict[str, Any]]:
-    """Warn of changed options once, and return all changes of the run."""
+def _changes(before: RunRecord, record: RunRecord, checkpoint: Path) -> list[str]:
+    """Warn of changed options once, and return all changes of the run, as lines for the card."""
     changed = {
         name: [before.settings[name], value]
         for name, value in record.settings.items()
         if name in before.settings and before.settings[name] != value
     }
-    if not changed:
-        return before.changes
-    listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))
-    sys.stderr.write(f"warning: the run is resumed with other options: {listed}\n")
-    return [*before.changes, {"step": step_of(checkpoint)} | changed]
+    if changed:
+        listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))
+        sys.stderr.write(f"warning: the run is resumed with other options: {listed}\n")
+    lines = (f"{name} {for_card(name, new)} (before: {for_card(name, old)})" for name, (old, new) in changed.items())
+    return [*before.changes, *(f"from step {step_of(checkpoint)} on: {line}" for line in lines)]
 
 
-def _start_from_scratch(arguments: RunArguments, output: Path) -> None:
-    """Delete an earlier run's checkpoints, or raise an error if that was not requested."""
-    record, checkpoints = RunRecord.read(output), checkpoints_in(output)
-    if not checkpoints and (record is None or not record.finished):
-        return
-    if not arguments.overwrite:
+def _start_from_scratch(arguments: RunArguments, output: Path, before: RunRecord | None) -> None:
+    """Delete an earlier run's checkpoints and probe, or raise an error if that was not requested."""
+    checkpoints = checkpoints_in(output)
+    if (checkpoints or (before is not None and before.finished)) and not arguments.overwrite:
         raise UserError(
             f"--output_dir {output} already contains a run: resume it with --resume_from_checkpoint last, start over with"
             " --overwrite true, or choose another folder"
         )
     for path in (*checkpoints, output / MEASUREMENTS_FOLDER):
         shutil.rmtree(path, ignore_errors=True)
-    for name in (TRAINER_STATE_NAME, RECORD):
-        (output / name).unlink(missing_ok=True)
-
-
-def _saved(output: Path) -> str:
-    """Return what an interrupted run has saved and how to continue."""
-    checkpoint = last_checkpoint(output)
-    if checkpoint is None:
-        return "no checkpoint was saved: run the same command again to start over"
-    return f"{checkpoint} was saved: resume with --resume_from_checkpoint last"
+    remove_run_probe(output)
 
 
 def card_metadata(
-    arguments: Any, *, method: Method, summary: str, sources: Iterable[str], record: RunRecord | None = None
+    arguments: RunArguments,
+    *,
+    method: Method,
+    summary: str,
+    sources: Iterable[str],
+    changes: Iterable[str] = (),
 ) -> ModelCardMetadata:
     """Return the card's metadata for a run of `revela-hub train METHOD`, without any path of this machine.
 
     `summary` describes the training data in one line. `sources` are their paths and ids; those that start with `hf:` are data
-    sets on the Hub. `record` has the settings that changed when the run was resumed.
+    sets on the Hub. `changes` describe options that changed when the run was resumed.
     """
-    defaults = {
-        entry.name: to_json(entry.default if entry.default_factory is MISSING else entry.default_factory())
-        for entry in fields(arguments)
-    }
     models = {name: value for name in method.models if (value := getattr(arguments, name)) is not None}
-    always = arguments.card_settings()
-    settings = {
-        name: for_card(name, value)
-        for name, value in (run_settings(arguments) | always).items()
-        if name not in {"data", *models} and (name in always or value != defaults[name])
+    always, defaults = arguments.card_settings(), _defaults(arguments)
+    changed = {
+        name: value
+        for name, value in run_settings(arguments).items()
+        if name not in {"data", *models} and value != defaults[name]
     }
-    names = {name: path.name if (path := _local(value)) else value for name, value in models.items()}
+    settings = {name: for_card(name, value) for name, value in (models | changed | always).items()}
     hub_data = {parse_source(source).path.removeprefix("hf:") for source in sources if source.startswith("hf:")}
     base = next(iter(models.values()))
-    resumed = [
-        f"# from step {change['step']} on: {name} {for_card(name, values[1])} (before: {for_card(name, values[0])})\n"
-        for change in (record.changes if record else ())
-        for name, values in change.items()
-        if name not in ("step", "max_steps", "num_train_epochs")
-    ]
     return ModelCardMetadata(
         method=method,
-        base_model=None if _local(base) else base,
-        datasets=sorted(name for name in hub_data if "/" in name and not _local(name)),
+        base_model=None if _is_local(base) else base,
+        datasets=sorted(name for name in hub_data if "/" in name and not _is_local(name)),
         training_data=summary,
         command=f"revela-hub {next(iter(method.commands))} --config config.yaml",
-        config=yaml.safe_dump(names | settings, sort_keys=False, allow_unicode=True) + "".join(resumed),
+        config=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        + "".join(f"# {line}\n" for line in changes),
     )
+
+
+def _defaults(arguments: RunArguments) -> dict[str, Any]:
+    """Return the default of each option, as `run_settings` would."""
+    values = {
+        entry.name: entry.default if entry.default_factory is MISSING else entry.default_factory()
+        for entry in fields(arguments)
+    }
+    return {name: getattr(value, "value", value) for name, value in values.items()}
 
 
 def for_card(name: str, value: Any) -> Any:
@@ -313,16 +269,14 @@ def for_card(name: str, value: Any) -> Any:
     if not isinstance(value, str) or not value or value.startswith(HUB_ADDRESS) or "prompt" in name:
         return value
     prefix = next((kind for kind in ("lm:", "hf:") if value.startswith(kind)), "")
-    path = local_path(value.removeprefix(prefix))
-    if path.is_absolute() or os.path.exists(path):
-        return prefix + printable_name(path.resolve().name)
-    return value
+    rest = value.removeprefix(prefix)
+    return prefix + printable_name(local_path(rest).resolve().name) if _is_local(rest) else value
 
 
-def _local(name: str) -> Path | None:
-    """Return the path of a model or data set on this machine, which may be gone; None for one on the Hub."""
+def _is_local(name: str) -> bool:
+    """Return whether this is a path of this machine, which may be gone, and not a model or data set on the Hub."""
     path = local_path(name)
-    return path if path.is_absolute() or path.exists() else None
+    return path.is_absolute() or os.path.exists(path)
 
 
 def hardware(device: torch.device, processes: int = 1) -> str:
@@ -338,34 +292,8 @@ def hardware(device: torch.device, processes: int = 1) -> str:
 
 
 def describe_cost(trainer: Trainer, *, resumed: bool = False) -> str:
-    """Return the steps, duration, hardware and energy of a run as sentences; codecarbon knows only the part since it was resumed."""
-    processes = trainer.args.world_size * max(trainer.args.n_gpu, 1)
-    took = next((each.seconds for each in trainer.callback_handler.callbacks if isinstance(each, WallTime)), 0.0)
-    where = hardware(trainer.args.device, processes)
-    text = f"Trained for {counted(trainer.state.global_step, 'step')} in {clock(took)} on {where}."
-    if emissions := co2_emissions(trainer):
-        text += (
-            f" codecarbon estimates {emissions['energy_consumed'] * 1000:.3g} Wh of energy and"
-            f" {emissions['emissions']:.3g} g of CO2"
-        )
-        text += " since the run was last resumed." if resumed else "."
-    return text
-
-
-def co2_emissions(trainer: Trainer) -> dict[str, Any]:
-    """Return the Hub's `co2_eq_emissions` as codecarbon measured them (`--report_to codecarbon`): grams and kWh; empty without it.
-
-    The place of the machine, which codecarbon also finds out, is left out.
-    """
-    trackers = [each.tracker for each in trainer.callback_handler.callbacks if isinstance(each, CodeCarbonCallback)]
-    found = getattr(trackers[0], "final_emissions_data", None) if trackers else None
-    if found is None:
-        return {}
-    used = found.gpu_model or found.cpu_model
-    return {
-        "emissions": float(f"{found.emissions * 1000:.4g}"),
-        "energy_consumed": float(f"{found.energy_consumed:.4g}"),
-        "source": "codecarbon",
-        "training_type": "fine-tuning",
-        **({"hardware_used": used} if used else {}),
-    }
+    """Return the steps, duration and hardware of a run as a sentence; the duration of a run that was resumed is unknown."""
+    took = next((log["train_runtime"] for log in reversed(trainer.state.log_history) if "train_runtime" in log), None)
+    duration = "" if took is None or resumed else f" in {clock(took)}"
+    machine = hardware(trainer.args.device, trainer.args.world_size * max(trainer.args.n_gpu, 1))
+    return f"Trained for {counted(trainer.state.global_step, 'step')}{duration} on {machine}."

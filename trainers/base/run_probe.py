@@ -13,8 +13,7 @@ from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.data.sources.documents import HELD_OUT, read_held_out
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.files import claim, local_path, names_in
-from revela_hub.trainers.base.arguments import ProbeArguments
+from revela_hub.files import atomic, claim, local_path, names_in
 from revela_hub.trainers.base.distributed import from_main
 
 if TYPE_CHECKING:
@@ -35,18 +34,17 @@ class HeldOutText(NamedTuple):
     folder: Path | None = None
 
 
-def hold_out_text(arguments: ProbeArguments, *, max_queries: int | None = None) -> HeldOutText:
+def hold_out_text(arguments: Any, *, max_queries: int | None = None) -> HeldOutText:
     """Return the evaluation task of a run on raw text: `--eval_corpus`, an existing probe, or a new one.
 
-    A new probe has at most `max_queries` queries. There is no task if evaluation is disabled or the text is too short for a
-    probe. A resumed run reuses its probe.
+    `arguments` are `ProbeArguments` of a run. A new probe has at most `max_queries` queries. There is no task if evaluation is
+    disabled or the text is too short for a probe. A resumed run reuses its probe.
     """
     from revela_hub.evaluation.probe_folder import read_probe_task
 
     if arguments.eval_corpus or arguments.probe == "none":
         return HeldOutText(_given_task(arguments))
-    new = arguments.probe == "auto"
-    folder = _run_probe(arguments, max_queries) if new else Path(arguments.probe)
+    folder = _run_probe(arguments, max_queries) if arguments.probe == "auto" else Path(arguments.probe)
     if folder is None:
         return HeldOutText()
     task = read_probe_task(folder)
@@ -58,58 +56,56 @@ def hold_out_text(arguments: ProbeArguments, *, max_queries: int | None = None) 
     return HeldOutText(task, folder)
 
 
-def hold_out_rows(arguments: ProbeArguments, rows: "Dataset", among: "Dataset | None" = None) -> "HeldOut":
+def hold_out_rows(arguments: Any, rows: "Dataset", among: "Dataset | None" = None) -> "HeldOut":
     """Split labelled rows into training rows and an evaluation task, whose questions are chosen among other rows, if given."""
-    from revela_hub.data.mixture.held_out import HeldOut, hold_out, without_queries
+    from revela_hub.data.mixture.held_out import hold_out
     from revela_hub.data.sources.beir import write_beir
-    from revela_hub.data.sources.queries import read_queries
-    from revela_hub.evaluation.probe_folder import read_probe_task
 
-    run: Any = arguments
     if arguments.eval_corpus or arguments.probe != "auto":
-        is_folder = not arguments.eval_corpus and arguments.probe != "none"
-        given = read_probe_task(arguments.probe) if is_folder else _given_task(arguments)
-        asked = read_queries(arguments.probe) if is_folder else given.queries if given else {}
-        left = without_queries(rows, asked.values())
-        name = "--eval_corpus" if arguments.eval_corpus else "--probe"
-        if len(left) < min(2, len(rows)):
-            raise UserError(
-                f"{name} asks {len(rows) - len(left)} of the {len(rows)} training queries: too few are left to train on"
-            )
-        if len(left) < len(rows):
-            run.log(f"{len(rows) - len(left):,} of {len(rows):,} training rows are left out: {name} asks their queries")
-        return HeldOut(_without_held_out(left, arguments) if is_folder else left, given)
+        return _without_evaluated(arguments, rows)
     found = hold_out(rows, arguments.probe_queries, arguments.probe_passages, among)
     if (task := found.task) is None:
-        run.log("no evaluation: the data has fewer than 200 queries or 20 passages (set --eval_corpus or --probe)")
+        arguments.log(
+            "no evaluation: the data has fewer than 200 queries or 20 passages (set --eval_corpus or --probe)"
+        )
         return found
-    folder = Path(run.output_dir or ".") / PROBE_FOLDER
-    from_main(lambda: _write(folder, lambda part: write_beir(task, part)))
-    run.log(
+    from_main(lambda: _write(Path(arguments.output_dir) / PROBE_FOLDER, lambda part: write_beir(task, part)))
+    arguments.log(
         f"held out for evaluation: {len(task.queries)} queries with {len(task.corpus)} passages, in {PROBE_FOLDER}/"
     )
     return found
 
 
-def _without_held_out(rows: "Dataset", arguments: ProbeArguments) -> "Dataset":
-    """Return the rows without the text that an existing probe holds out, as it is removed from raw text."""
-    from revela_hub.data.mixture.held_out import without_texts
+def _without_evaluated(arguments: Any, rows: "Dataset") -> "HeldOut":
+    """Return the task that the options name, and the rows without its queries and the text that a probe holds out."""
+    from revela_hub.data.mixture.held_out import HeldOut, without_queries, without_texts
+    from revela_hub.data.sources.queries import read_queries
+    from revela_hub.evaluation.probe_folder import read_probe_task
 
-    run: Any = arguments
-    probe = local_path(arguments.probe)
-    if not (probe / HELD_OUT).is_file():
-        return rows
-    left, removed = without_texts(rows, chain.from_iterable(read_held_out(probe).values()))
+    name, probe = "--eval_corpus", None
+    if arguments.eval_corpus or arguments.probe == "none":
+        task = _given_task(arguments)
+        asked = task.queries if task else {}
+    else:
+        name, probe = "--probe", local_path(arguments.probe)
+        task, asked = read_probe_task(probe), read_queries(probe)
+    left = without_queries(rows, asked.values())
+    if len(left) < len(rows):
+        arguments.log(
+            f"{len(rows) - len(left):,} of {len(rows):,} training rows are left out: {name} asks their queries"
+        )
+    if probe is not None and (probe / HELD_OUT).is_file():
+        left, removed = without_texts(left, chain.from_iterable(read_held_out(probe).values()))
+        if removed:
+            arguments.log(f"{counted(removed, 'text')} of the probe held out of the training rows")
     if len(left) < min(2, len(rows)):
         raise UserError(
-            f"--probe holds out the passages of all but {counted(len(left), 'training row')}: too few to train on"
+            f"{name} asks or holds out all but {len(left)} of the {len(rows)} training rows: too few are left"
         )
-    if removed:
-        run.log(f"{counted(removed, 'text')} of the probe held out of the training rows")
-    return left
+    return HeldOut(left, task)
 
 
-def _given_task(arguments: ProbeArguments) -> RetrievalTask | None:
+def _given_task(arguments: Any) -> RetrievalTask | None:
     """Return the task of `--eval_corpus`, if given."""
     if arguments.eval_corpus:
         return read_beir(arguments.eval_corpus, arguments.eval_split)
@@ -122,7 +118,7 @@ def _run_probe(arguments: Any, max_queries: int | None) -> Path | None:
     """Return the folder of the run's probe, which one process writes; None if the text is too short for a probe."""
     from revela_hub.evaluation.probe_folder import write_probe
 
-    folder = Path(arguments.output_dir or ".") / PROBE_FOLDER
+    folder = Path(arguments.output_dir) / PROBE_FOLDER
     with arguments.preparing("making the probe"):
         if (folder / RUN_MARKER).is_file():
             return folder
@@ -137,9 +133,8 @@ def _make_probe(arguments: Any, max_queries: int | None) -> "Probe | None":
     from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe
 
     queries = min(arguments.probe_queries, max_queries or arguments.probe_queries)
-    settings = ProbeSettings(queries, arguments.probe_passages, seed=0)
     try:
-        probe = build_probe(arguments.sources(), settings)
+        probe = build_probe(arguments.sources(), ProbeSettings(queries, arguments.probe_passages, seed=0))
     except NoProbe as error:
         arguments.log(f"no evaluation: {error}")
         return None
@@ -157,9 +152,6 @@ def _write(folder: Path, write: Callable[[Path], object]) -> None:
     """Write a run's probe as a whole, in place of an earlier run's; raise a `UserError` if the folder has the user's files."""
     if folder.exists() and names_in(folder) and not (folder / RUN_MARKER).is_file():
         raise UserError(f"{folder} was not written by a training run: choose another --output_dir")
-    part = folder.parent / ".probe"
-    for path in (part, folder):
-        shutil.rmtree(path, ignore_errors=True)
-    write(claim(part))
-    (part / RUN_MARKER).touch()
-    part.rename(folder)
+    with atomic(folder) as part:
+        write(claim(part))
+        (part / RUN_MARKER).touch()

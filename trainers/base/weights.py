@@ -19,11 +19,10 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 def checkpoint_config(folder: str | Path, model_type: str, title: str) -> dict[str, Any]:
     """Return the fields of a checkpoint's config.json; raise a `UserError` if it is missing or of another model type."""
-    if not (Path(folder) / "config.json").is_file():
-        raise UserError(f"{folder} is not a checkpoint: it has no config.json")
-    fields: dict[str, Any] = PreTrainedConfig.get_config_dict(folder)[0]
+    file = Path(folder) / "config.json"
+    fields: dict[str, Any] = PreTrainedConfig.get_config_dict(folder)[0] if file.is_file() else {}
     if fields.get("model_type") != model_type:
-        raise UserError(f"{Path(folder) / 'config.json'} is not of a {title} checkpoint")
+        raise UserError(f"{file} is missing, or is not of a {title} checkpoint")
     return fields
 
 
@@ -35,9 +34,8 @@ def config_fields(kind: type[PreTrainedConfig]) -> list[str]:
 
 def check_fields(given: Iterable[str], *names: str) -> None:
     """Raise a `TypeError` for a field with another name, which transformers would store in the configuration and ignore."""
-    for name in given:
-        if name not in names:
-            raise TypeError(f"unexpected argument {name!r}: the arguments are {', '.join(names)}")
+    if other := set(given) - set(names):
+        raise TypeError(f"unexpected argument {min(other)!r}: the arguments are {', '.join(names)}")
 
 
 def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
@@ -45,9 +43,8 @@ def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
     # With `output_loading_info`, `from_pretrained` returns a pair, contrary to its annotation.
     loaded: Any = pretrained(kind, folder, output_loading_info=True, **options)
     model: Model = loaded[0]
-    report = loaded[1]
-    raise_for_names(folder, "missing weight", report["missing_keys"])
-    raise_for_names(folder, "weight with the wrong shape:", [key[0] for key in report["mismatched_keys"]])
+    raise_for_names(folder, "missing weight", loaded[1]["missing_keys"])
+    raise_for_names(folder, "weight with the wrong shape:", [key[0] for key in loaded[1]["mismatched_keys"]])
     return model
 
 
@@ -93,22 +90,14 @@ def refuse_remote_code(name: str, modules: Iterable[nn.Module]) -> None:
 
 def refuse_fused(name: str) -> None:
     """Raise a `UserError` for a pre-training checkpoint with encoder and decoder, where an encoder is needed."""
-    try:
-        fields = model_json(name, "config.json") or {}
-    except (OSError, ValueError):
-        return  # loading it reports the error
+    fields = model_json(name, "config.json") or {}
     kind = ", ".join(fields.get("architectures") or [])
     if "auto_map" in fields and "ForPreTraining" in kind:
-        raise UserError(
-            f"{name} is a {kind} checkpoint with encoder and decoder: use the encoder exported from it instead"
-        )
+        raise UserError(f"{name} is a {kind} checkpoint with encoder and decoder: use the encoder exported from it")
 
 
 def is_encoder(model: str | PreTrainedModel, *, trust_remote_code: bool = False) -> bool:
     """Whether a model is bidirectional, as BERT is; transformers would load it as a causal model without an error."""
-    config = (
-        AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-        if isinstance(model, str)
-        else model.config
-    )
+    named = isinstance(model, str)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code) if named else model.config  # type: ignore[union-attr]
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)

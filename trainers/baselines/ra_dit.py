@@ -121,8 +121,6 @@ class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
     def __post_init__(self) -> None:
         """Raise a `UserError` if options conflict; see also the base classes."""
         super().__post_init__()
-        if self.push_to_hub:
-            raise UserError("this baseline has no --push_to_hub: publish its retriever folder with revela-hub publish")
         if (self.retriever is None) == (self.backbone is None) or (self.backbone is None) != (
             self.retrieval_layer is None
         ):

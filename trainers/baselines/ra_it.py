@@ -34,6 +34,7 @@ from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merge, merged_copy
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
+from revela_hub.trainers.base.distributed import is_sharded
 from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines import RA_IT
@@ -67,12 +68,10 @@ class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
     )
 
     def __post_init__(self) -> None:
-        """Raise a `ValueError` for packing, with which prompts would read each other, and for `push_to_hub`."""
+        """Raise a `ValueError` for packing, with which prompts would read each other."""
         super().__post_init__()
         if self.packing or self.padding_free:
             raise ValueError("packing and padding_free are for rows that TRL prepares: these are tokenised as ImpRAG's")
-        if self.push_to_hub:
-            raise ValueError("this baseline has no --push_to_hub: upload its folder with hf upload OWNER/NAME FOLDER")
 
 
 @dataclass(kw_only=True)
@@ -131,7 +130,6 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
 
     method = RA_IT
     can_be_sharded = True
-    smooths_labels = True
 
     args: RAITTrainingArguments
 
@@ -183,7 +181,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
             return []
         tokenizer: Any = self.processing_class
         with atomic(target) as folder:
-            save_backbone(self._exportable() or _load_saved(output), folder)
+            save_backbone(_load_saved(output) if is_sharded(self.model) else self.exportable(), folder)
             save_tokenizer(tokenizer, folder)
             keep_other_files(target, folder)
         return [target]

@@ -79,18 +79,18 @@ class CoTMoTECollator(MaskedCollator):
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Make a batch of rows of `build_contexts`; the class describes its tensors."""
-        batch = self.padding(len(features), self.width(features, "input_ids", "row"), "")
+        batch = self.padding(len(features), self.width(features, "input_ids"), "")
         if self.decoder != "none":
-            width = self.width(features, "context_ids", "row")
+            width = self.width(features, "context_ids")
             batch |= self.padding(len(features), width, "decoder_", labels=self.decoder == "ae")
         for number, row in enumerate(features):
             generator = np.random.default_rng((self.seed, self.epoch, row["row"]))
             own = {name: tensor[number] for name, tensor in batch.items()}
-            tokens_L = self.tokens(row, "input_ids", "row")
+            tokens_L = self.tokens(row["input_ids"])
             self._fill(own, "", tokens_L, row["word_starts"], self.encoder_mask_ratio, generator)
             if self.decoder != "none":
                 ratio = self.decoder_mask_ratio if self.decoder == "ae" else None
-                tokens_L = self.tokens(row, "context_ids", "row")
+                tokens_L = self.tokens(row["context_ids"])
                 self._fill(own, "decoder_", tokens_L, row["context_word_starts"], ratio, generator)
         tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
         expert_B = torch.tensor([row["expert"] for row in features], dtype=torch.long)

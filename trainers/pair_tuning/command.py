@@ -2,12 +2,12 @@ r"""Fine-tune a retriever on query-passage pairs.
 
 The pairs are labelled (--pairs: JSON lines, a data set, or a BEIR folder) or natural: --data takes raw text or code,
 and pairs each docstring with its function, each title with its section, and a sentence with the rest of its passage.
-The other passages of a batch are the negatives; --mined_negatives adds hard ones. With --query_only true, only the
-query encoder is trained: document vectors of the base model stay valid, and `revela-hub search --index` accepts its
-index.
+The other passages of a batch are the negatives; `revela-hub mine` adds hard ones to labelled pairs. With
+--query_only true, only the query encoder is trained: document vectors of the base model stay valid, and
+`revela-hub search --index` accepts its index.
 
-Some queries are held out and evaluated before, during and after training. The best weights are exported, or their
-average with the base model; if training did not help, the base model is exported unchanged.
+Some queries are held out and evaluated before, during and after training. The best weights are exported; if training
+did not help, the base model is exported unchanged.
 
 Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; checkpoint-*/ (resume with
 --resume_from_checkpoint last).
@@ -16,27 +16,23 @@ Examples:
   revela-hub train pairs --pairs pairs.jsonl --retriever sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/tuned
   revela-hub train pairs --data path/to/code --retriever sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/tuned
   revela-hub train pairs --pairs hf:sentence-transformers/natural-questions --anchor_column query --positive_column answer \
-      --retriever BAAI/bge-small-en-v1.5 --mined_negatives 3
+      --retriever BAAI/bge-small-en-v1.5
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
 
-from revela_hub.data.row_cache import cached_rows
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import MIN_QUERIES
-from revela_hub.files import key_of
 from revela_hub.options import option, required
-from revela_hub.ranges import NonNegativeInt, TextLength
-from revela_hub.retrieval.encoder import model_identity
+from revela_hub.ranges import TextLength
 from revela_hub.trainers.base.arguments import ProbeArguments, TextArguments
-from revela_hub.trainers.base.retriever import load_retriever, print_retriever
+from revela_hub.trainers.base.retriever import print_retriever
 from revela_hub.trainers.base.run import Run, open_run
 from revela_hub.trainers.base.run_probe import HeldOutText, hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
@@ -56,9 +52,6 @@ class Arguments(ProbeArguments, TextArguments, PairsTrainingArguments):  # type:
     anchor_column: str = option("anchor", "Column of the pairs that holds the query.")
     positive_column: str = option("positive", "Column of the pairs that holds the passage, or a list of passages.")
     split: str = option("train", "Split of a BEIR folder to train on.")
-    mined_negatives: NonNegativeInt = option(
-        0, "Number of hard negatives per pair to mine with the base model, among all positives."
-    )
     output_dir: str = option("outputs/pairs", "Output folder.")
     max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
@@ -84,7 +77,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         trainer = PairsTrainer(
             arguments.retriever,
             arguments,
-            train_dataset=_with_negatives(rows, arguments),
+            train_dataset=rows,
             retrieval_task=task,
             max_length=arguments.max_length,
             model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
@@ -126,32 +119,3 @@ def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> HeldOutTe
             return HeldOutText()
         most = available // 2
     return hold_out_text(arguments, max_queries=most)
-
-
-def _with_negatives(rows: Dataset, arguments: Arguments) -> Dataset:
-    """Return the rows with hard negatives if they are asked for, mined with the base model by one process and cached."""
-    if not arguments.mined_negatives:
-        return rows
-    if "negative_1" in rows.column_names:
-        raise UserError("the pairs have hard negatives already: leave out --mined_negatives")
-    from revela_hub.retrieval.mining.mining import MiningSettings, mine_negatives
-
-    settings = MiningSettings(arguments.mined_negatives, seed=arguments.seed)
-    length = None if arguments.query_only else arguments.max_length  # documents keep their own limit
-    texts = {name: list(rows[name]) for name in ("anchor", "positive")}
-    said: dict[str, str] = {}
-
-    def mined() -> Iterator[dict[str, str]]:
-        trust = arguments.trust_remote_code
-        model = load_retriever(arguments.retriever, max_length=length, trust_remote_code=trust).to(arguments.device)
-        found = mine_negatives(texts["anchor"], texts["positive"], None, model, settings)
-        said["report"] = str(found.report)
-        yield from found.dataset
-
-    name = f"mined-{key_of(texts, asdict(settings), model_identity(arguments.retriever, length))}"
-    columns = [*texts, *(f"negative_{number + 1}" for number in range(settings.num_negatives))]
-    types = dict.fromkeys(columns, "string")
-    with arguments.preparing("mining negatives"):
-        dataset, report = cached_rows(name, types, mined, lambda: said, arguments.cache_dir)
-    arguments.log(report["report"])
-    return dataset

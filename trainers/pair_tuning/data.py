@@ -5,8 +5,8 @@ of a probe are (`evaluation.probe_queries`). The queries of the probe that measu
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -31,74 +31,50 @@ if TYPE_CHECKING:
 
 NEGATIVE = re.compile(r"negative(_\d+|s)?")
 SYNTHETIC = "synthetic/"  # as in `data.synthesis.synthesis`
-SKIPPED = {
-    "empty": "empty",
-    "repeated": "repeated",
-    "labels": "with a label as the passage (kind: other)",
-    "wrong": "with a positive as a hard negative",
-}
-
-
-@dataclass
-class PairReport:
-    """Counts of the pairs, of their hard negatives, and of skipped rows; `str(report)` is the line that a run prints."""
-
-    pairs: int = 0
-    negatives: int = 0
-    empty: int = 0
-    repeated: int = 0
-    labels: int = 0
-    wrong: int = 0
-
-    def __str__(self) -> str:
-        """For example `2,000 pairs with 3 hard negatives each; skipped: 12 empty, 3 repeated`."""
-        text = counted(self.pairs, "pair")
-        text += f" with {counted(self.negatives, 'hard negative')} each" if self.negatives else ""
-        skipped = [f"{count:,} {words}" for name, words in SKIPPED.items() if (count := getattr(self, name))]
-        return text + (f"; skipped: {', '.join(skipped)}" if skipped else "")
 
 
 def read_labelled_pairs(
     source: SourceLike, *, anchor_column: str = "anchor", positive_column: str = "positive", split: str = "train"
-) -> tuple["Dataset", PairReport]:
+) -> tuple["Dataset", str]:
     """Read pairs from JSON lines, a data set or a BEIR folder.
 
     A positive may be a list of texts: each makes a pair. Columns named `negative`, `negative_1`, `negative_2`, ... hold hard
     negatives, as `revela-hub mine` writes them. Skipped are repeated pairs (by `text_key`), pairs with a hard negative that is a
     positive of the same query, and the examples of kind "other" of `revela-hub synthesize`, whose positives are labels.
 
-    `split` selects the qrels of a BEIR folder. Return the rows (`anchor`, `positive`, `negative_1`, ...) and the report.
+    `split` selects the qrels of a BEIR folder. Return the rows (`anchor`, `positive`, `negative_1`, ...) and a line such as
+    `2,000 pairs with 3 hard negatives each; skipped: 12 empty, 3 repeated`.
 
     Raises:
         UserError: A column is missing, a value is not text, a negative is missing, or there are fewer than two pairs.
     """
     from datasets import Dataset
 
-    parsed, report = parse_source(source), PairReport()
+    parsed, skipped = parse_source(source), Counter[str]()
     rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by their keys: a pair in another spelling is a repetition
-    for texts in _texts(parsed, anchor_column, positive_column, split, report):
+    for texts in _texts(parsed, anchor_column, positive_column, split, skipped):
         if not all(text.strip() for text in texts[:2]):
-            report.empty += 1
+            skipped["empty"] += 1
         elif (keys := tuple(map(text_key, texts))) in rows:
-            report.repeated += 1
+            skipped["repeated"] += 1
         else:
             rows[keys] = texts
     known = KnownPairs((anchor, positive) for anchor, positive, *_ in rows.values())
     right = [row for row in rows.values() if not any((row[0], negative) in known for negative in row[2:])]
-    report.wrong, report.pairs = len(rows) - len(right), len(right)
-    report.negatives = len(next(iter(rows), ("", ""))) - 2
-    if report.pairs < 2:
-        raise UserError(f"{parsed.path}: {report}; training needs at least 2 pairs")
+    skipped["with a positive as a hard negative"] += len(rows) - len(right)
+    negatives = len(next(iter(rows), ("", ""))) - 2
+    report = counted(len(right), "pair") + (f" with {counted(negatives, 'hard negative')} each" if negatives else "")
+    report += "; skipped: " * bool(+skipped) + ", ".join(f"{count:,} {why}" for why, count in (+skipped).items())
     columns = list(map(list, zip(*right, strict=True)))
-    for name, column in zip(("queries", "passages"), columns, strict=False):
-        if not report.negatives and len(set(map(text_key, column))) == 1:
-            raise UserError(f"{parsed.path}: all {name} are equal; training needs different ones, or hard negatives")
-    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(report.negatives))]
+    same = not negatives and any(len(set(map(text_key, column))) == 1 for column in columns)
+    if len(right) < 2 or same:
+        raise UserError(f"{parsed.path}: {report}; training needs different queries and passages, or hard negatives")
+    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(negatives))]
     return Dataset.from_dict(dict(zip(names, columns, strict=True))), report
 
 
 def _texts(
-    source: Source, anchor_column: str, positive_column: str, split: str, report: PairReport
+    source: Source, anchor_column: str, positive_column: str, split: str, skipped: Counter[str]
 ) -> Iterator[tuple[str, ...]]:
     """Yield anchor, positive and negatives."""
     if not source.is_dataset and is_beir(source.path):
@@ -107,7 +83,7 @@ def _texts(
     expected: list[str] | None = None
     for row in read_rows(source):
         if row.columns.get("kind") == "other" and str(row.columns.get("task")).startswith(SYNTHETIC):
-            report.labels += 1
+            skipped["with a label as the passage (kind: other)"] += 1
             continue
         names = [name for name in row.columns if NEGATIVE.fullmatch(name) and row.columns[name] is not None]
         expected = names if expected is None else expected
@@ -115,8 +91,8 @@ def _texts(
             number = counted(len(names), "negative")
             raise UserError(f"{row.where}: {number}, but {len(expected)} in the rows before: give each the same number")
         negatives = list(map(row.text, names))
-        if empty := [name for name, text in zip(names, negatives, strict=True) if not text.strip()]:
-            raise UserError(f"{row.where}: {empty[0]} is empty; remove the row, or give it a text")
+        if not all(text.strip() for text in negatives):
+            raise UserError(f"{row.where}: a hard negative is empty; remove the row, or give it a text")
         anchor = row.text(anchor_column)
         for positive in row.texts(positive_column) or [""]:
             yield anchor, positive, *negatives

@@ -72,7 +72,7 @@ class RetroMAECollator(MaskedCollator):
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Make a batch of rows of `build_spans`; the class describes its tensors."""
-        rows, width = len(features), self.width(features, "input_ids", "span")
+        rows, width = len(features), self.width(features, "input_ids")
         batch = self.padding(rows, width, "encoder_")
         if self.decoder != "none":
             batch |= self.padding(rows, width, "decoder_")
@@ -85,7 +85,7 @@ class RetroMAECollator(MaskedCollator):
     def _fill(self, own: dict[str, Any], row: dict[str, Any]) -> None:
         """Mask a span, and write it to the left of its row of each tensor."""
         generator = np.random.default_rng((self.seed, self.epoch, row["span"]))
-        tokens_L = self.tokens(row, "input_ids", "span")
+        tokens_L = self.tokens(row["input_ids"])
         length = len(tokens_L)
         sets = {"enhanced": min(length, MASK_SETS), "basic": 1, "none": 0}[self.decoder]
         ratios = [self.encoder_mask_ratio] + [self.decoder_mask_ratio] * sets

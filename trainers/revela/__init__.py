@@ -29,7 +29,7 @@ REVELA = Method(
     parts=("retriever", "lm", "model"),
     checkpoint_files=("lm", "retriever_tokenizer", "lm_tokenizer"),
     loader="revela_hub.trainers.revela.checkpoint.load_checkpoint",
-    assembler="revela_hub.trainers.revela.export.assemble_revela",
+    assembler="revela_hub.trainers.revela.checkpoint.assemble_revela",
     adapter_only=True,
     models=("retriever", "lm"),
 )

@@ -15,8 +15,8 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.groups import (
     GroupSettings,
-    StoppingStrategy,
     build_groups,
+    check_weights,
     groups_needed,
     mix_groups,
     stored_groups,
@@ -24,19 +24,12 @@ from revela_hub.data.text.groups import (
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
-from revela_hub.trainers.base.arguments import (
-    WARMUP,
-    AdapterArguments,
-    RunArguments,
-    StreamedTextArguments,
-    text_rows,
-)
-from revela_hub.trainers.base.matryoshka import MatryoshkaArguments
+from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments, StreamedTextArguments
 from revela_hub.trainers.revela.collator import SPAN
 
 
 @dataclass
-class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArguments):
+class RevelaTrainingArguments(AdapterArguments, RunArguments):
     """`TrainingArguments` with the paper's learning rate, warm-up, step size and LoRA rank; a row of the data set is a group.
 
     `per_device_train_batch_size` counts groups: by default, a step has 8 micro-batches of 1 group of 16 chunks.
@@ -59,10 +52,8 @@ class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgument
         None, "Start at this temperature and change it geometrically to --temperature over the run."
     )
     lora_rank: NonNegativeInt = option(256, "Rank of the LoRA adapters of both models; 0 trains all weights.")
-    lm_training: Literal["frozen", "lora", "full"] | None = option(
-        None,
-        "Keep the language model as it is (frozen), or train it like the retriever: lora with a --lora_rank, full with"
-        " --lora_rank 0 (default: like the retriever).",
+    lm_training: Literal["frozen"] | None = option(
+        None, "Keep the language model as it is (frozen; default: train it like the retriever)."
     )
 
     def __post_init__(self) -> None:
@@ -70,23 +61,11 @@ class RevelaTrainingArguments(MatryoshkaArguments, AdapterArguments, RunArgument
         super().__post_init__()
         if self.total_groups_per_step is not None:
             batch = self.train_batch_size * self.world_size
-            if self.total_groups_per_step % batch:
+            self.gradient_accumulation_steps, rest = divmod(self.total_groups_per_step, batch)
+            if rest:
                 raise ValueError(
-                    f"--total_groups_per_step {self.total_groups_per_step} is not a multiple of the {batch} groups of one forward"
-                    f" pass on all devices"
+                    f"--total_groups_per_step {self.total_groups_per_step} is no multiple of the {batch} groups of a forward pass"
                 )
-            self.gradient_accumulation_steps = self.total_groups_per_step // batch
-        if self.lm_training == "lora" and not self.lora_rank:
-            raise ValueError("--lm_training lora needs adapters: set a --lora_rank above 0")
-        if self.lm_training == "full" and self.lora_rank:
-            raise ValueError(
-                f"--lm_training full trains all weights of both models, but --lora_rank is {self.lora_rank}: set it to 0"
-            )
-        if 0 < self.max_steps <= self.retriever_start_step:
-            raise ValueError(
-                f"retriever_start_step {self.retriever_start_step} is not below max_steps {self.max_steps}, so the retriever"
-                " would never be trained"
-            )
 
 
 @dataclass
@@ -113,10 +92,7 @@ class RevelaDataArguments(StreamedTextArguments):
     )
     group_seed: Seed = option(0, "Random seed for drawing runs and mixing sources.")
     weights: list[PositiveFloat] | None = option(
-        None, "Mix the sources in these proportions (default: one source after another)."
-    )
-    stopping_strategy: StoppingStrategy = option(
-        "first_exhausted", "End a mixture when the first source is used up, or when all are (repeating the others)."
+        None, "Mix the sources in these proportions, until one is used up (default: one source after another)."
     )
     max_groups: PositiveInt | None = option(None, "Maximum number of groups.")
     groups_column: str | None = option(
@@ -141,60 +117,41 @@ def load_groups(
     Raises:
         UserError: the options conflict, or `build_groups` raises an error.
     """
-    sources, report = arguments.sources(held_out), ReadReport()
-    _check_spans(arguments, len(sources))
+    sources, report, spans = arguments.sources(held_out), ReadReport(), arguments.spans
+    if bad := set(spans) - {"full", "first_half"}:
+        raise UserError(f"--similarity_span is full or first_half, not {', '.join(sorted(bad))}")
+    if len(spans) > 1 and (arguments.weights is None or len(spans) != len(sources)):
+        raise UserError("--similarity_span has one value, or with --weights one for each source")
     if arguments.weights is None:
-        if arguments.groups_column is not None:
-            return _stored(arguments, sources), report
-        return text_rows(arguments, build_groups, held_out, settings=_settings(arguments))
-    if len(arguments.weights) != len(sources):
-        raise UserError(f"--weights has {len(arguments.weights)} values for {len(sources)} sources")
-    spans = arguments.spans * (len(sources) if len(arguments.spans) == 1 else 1)
+        return _groups(arguments, sources, report), report
+    check_weights(arguments.weights, len(sources))
     shares = [weight / sum(arguments.weights) for weight in arguments.weights]
-    parts = [_part(arguments, *given, report) for given in zip(sources, shares, spans, strict=True)]
-    mixed = mix_groups(
-        parts, arguments.weights, seed=arguments.group_seed, stopping_strategy=arguments.stopping_strategy
-    )
-    if arguments.streaming:
-        return mixed if arguments.max_groups is None else mixed.take(arguments.max_groups), report
-    if arguments.max_groups is not None:
-        mixed = mixed.select(range(min(arguments.max_groups, len(mixed))))
-    report.groups = len(mixed)
+    parts = [_groups(arguments, [source], report, share) for source, share in zip(sources, shares, strict=True)]
+    if len(spans) > 1:
+        parts = [part.map(partial(_with_span, span)) for part, span in zip(parts, spans, strict=True)]
+    mixed = _first(mix_groups(parts, arguments.weights, seed=arguments.group_seed), arguments.max_groups)
+    if isinstance(mixed, Dataset):
+        report.groups = len(mixed)
     return mixed, report
 
 
-def _check_spans(arguments: RevelaDataArguments, sources: int) -> None:
-    spans = arguments.spans
-    if bad := set(spans) - {"full", "first_half"}:
-        raise UserError(f"--similarity_span is full or first_half, not {', '.join(sorted(bad))}")
-    if arguments.weights is None and len(spans) > 1:
-        raise UserError("--similarity_span needs --weights for a value per source: a group may have two sources")
-    if len(spans) not in (1, sources):
-        raise UserError(f"--similarity_span has {len(spans)} values for {sources} sources")
-
-
-def _part(arguments: RevelaDataArguments, source: Source, share: float, span: str, report: ReadReport) -> Any:
-    """Return the groups of one source of a mixture, with their span if the spans differ."""
+def _groups(arguments: RevelaDataArguments, sources: list[Source], report: ReadReport, share: float = 1.0) -> Any:
+    """Return the groups of sources, of which a mixture uses a share."""
+    limit = arguments.max_groups
     if arguments.groups_column is not None:
-        part = _stored(arguments, [source])
-    else:
-        kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
-        part = build_groups([source], _settings(arguments, share), report=report, **kept)
-    return part if len(arguments.spans) == 1 else part.map(partial(_with_span, span))
+        how: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
+        return _first(stored_groups(sources, arguments.groups_column, arguments.group_size, **how), limit)
+    own = {"seed": arguments.group_seed, "max_groups": limit and groups_needed(share, limit) if share < 1 else limit}
+    settings = GroupSettings(**values_of(GroupSettings, arguments) | own)
+    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming, "report": report}
+    return build_groups(sources, settings, **kept)
 
 
-def _stored(arguments: RevelaDataArguments, sources: list[Source]) -> Any:
-    """Return the groups that the sources hold, at most `max_groups`."""
-    how: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
-    groups: Any = stored_groups(sources, str(arguments.groups_column), arguments.group_size, **how)
-    return groups if arguments.max_groups is None else groups.take(arguments.max_groups)
+def _first(groups: Any, limit: int | None) -> Any:
+    if limit is None or (isinstance(groups, Dataset) and len(groups) <= limit):
+        return groups
+    return groups.take(limit)
 
 
 def _with_span(span: str, row: dict[str, Any]) -> dict[str, Any]:
     return {SPAN: span}
-
-
-def _settings(arguments: RevelaDataArguments, share: float = 1.0) -> GroupSettings:
-    limit = arguments.max_groups
-    groups = limit if limit is None or share == 1.0 else groups_needed(share, limit)
-    return GroupSettings(**values_of(GroupSettings, arguments) | {"max_groups": groups, "seed": arguments.group_seed})

@@ -1,4 +1,4 @@
-"""Load the models and tokenizers that a Revela run starts from, or that it saved."""
+"""Load the models and tokenizers that a Revela run starts from, or that it saved, and export them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +8,21 @@ import torch
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import is_sentence_transformer_model
-from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
-from revela_hub.hub_cards.tokenizers import ends_texts, ensure_empty_text_has_token, uses_chat_template, with_eos
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_adapter, save_reference
+from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
+from revela_hub.hub_cards.tokenizers import (
+    ends_texts,
+    ensure_empty_text_has_token,
+    padding_right,
+    text_length,
+    uses_chat_template,
+    with_eos,
+)
+from revela_hub.hub_cards.verify import LONGEST_PROBE
 from revela_hub.loading import encoder as open_encoder
 from revela_hub.loading import refuse_pickles
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
@@ -33,6 +42,7 @@ from revela_hub.trainers.base.weights import (
     raise_for_names,
     refuse_remote_code,
 )
+from revela_hub.trainers.revela import REVELA
 
 _POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _OTHERS = "use `revela-hub train pairs` or `train contriever`, which support it"
@@ -45,13 +55,6 @@ class RevelaBackbones:
     model: RevelaForCausalLM
     retriever_tokenizer: PreTrainedTokenizerBase
     lm_tokenizer: PreTrainedTokenizerBase
-
-
-@dataclass
-class _Retriever:
-    model: PreTrainedModel | str
-    tokenizer: PreTrainedTokenizerBase
-    settings: dict[str, Any]
 
 
 def load_backbones(
@@ -79,57 +82,33 @@ def load_backbones(
         UserError: a model cannot be loaded, the retriever has modules or a pooling that Revela does not support.
     """
     check_fields(config, *config_fields(RevelaConfig), "attn_implementation", "dtype")
-    retriever = retriever_in(retriever)
+    retriever, code = retriever_in(retriever), {"trust_remote_code": trust_remote_code}
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
-    for called, given in ((name, retriever), (lm_name, lm)):
-        if isinstance(given, nn.Module):
-            refuse_adapters(called or type(given).__name__, given)
-    with loading(f"cannot load the retriever {name!r}", name):
-        dtype = config.get("dtype", torch.float32)
-        loaded = _load_retriever(retriever, retriever_tokenizer, trust_remote_code, dtype)
-        if "pooling" not in loaded.settings | config and is_encoder(loaded.model, trust_remote_code=trust_remote_code):
-            raise UserError(
-                f"the retriever {name!r} is an encoder without a pooling: choose one (--pooling mean or cls)"
-            )
-    with loading(f"cannot load the language model {lm_name!r}", lm_name):
-        lm_tokenizer = tokenizer_of(lm, lm_tokenizer, trust_remote_code=trust_remote_code)
-        if is_encoder(lm, trust_remote_code=trust_remote_code):
-            raise UserError(
-                f"the language model {lm_name!r} is an encoder: it has to be a decoder, which predicts the next token"
-            )
-    with loading(f"cannot load the retriever and language model {name!r} and {lm_name!r}", name):
-        for place in (unwrapped(retriever), lm):
-            if isinstance(place, str):
-                refuse_pickles(place)
-        if own := loaded.settings.get("prompts"):
-            config["prompts"] = own | (config.get("prompts") or {})
-        model = RevelaForCausalLM.from_backbones(
-            loaded.model, lm, trust_remote_code=trust_remote_code, **(loaded.settings | config)
-        )
-    for called, part in ((name, model.retriever), (lm_name, model.lm)):
-        refuse_remote_code(called, part.modules())
-    tokenizer = with_eos(loaded.tokenizer) if model.config.pooling == "last" else loaded.tokenizer
-    if not loaded.settings:  # a plain backbone; a trained retriever keeps its tokenizer
-        tokenizer = ensure_empty_text_has_token(tokenizer)
-    return RevelaBackbones(model, tokenizer, with_padding(lm_tokenizer))
-
-
-def _load_retriever(
-    retriever: ModelLike, tokenizer: PreTrainedTokenizerBase | None, trust_remote_code: bool, dtype: torch.dtype
-) -> _Retriever:
-    name, encoder = name_of(retriever), retriever
+    for place in (retriever, lm):
+        if isinstance(place, str | Path):
+            refuse_pickles(place)
+        else:
+            refuse_adapters(type(place).__name__, place)
     if isinstance(retriever, str | Path):
         refuse_other_kind(name)
-    if isinstance(retriever, str | Path) and is_sentence_transformer_model(name):
-        encoder = open_encoder(SentenceTransformer, name, device="cpu", trust_remote_code=trust_remote_code)
-    if not isinstance(encoder, SentenceTransformer):
-        tokenizer = tokenizer_of(retriever, tokenizer, trust_remote_code=trust_remote_code)
-        given: Any = unwrapped(retriever)  # a loaded model may have a language-model head, which is not used
-        return _Retriever(given if isinstance(given, str) else given.base_model, tokenizer, {})
-    refuse_adapters(name, encoder)
-    settings = _settings(encoder, name)
-    transformer: Any = encoder[0]
-    return _Retriever(transformer.auto_model.to(dtype), tokenizer or encoder.tokenizer, settings)
+        if is_sentence_transformer_model(name):
+            retriever = open_encoder(SentenceTransformer, name, device="cpu", **code)
+    tokenizer, backbone = tokenizer_of(retriever, retriever_tokenizer, **code), unwrapped(retriever)
+    settings = _settings(retriever, name) if isinstance(retriever, SentenceTransformer) else {}
+    if not isinstance(backbone, str):  # a loaded model may have a language-model head, which is not used
+        backbone = backbone.base_model.to(config.get("dtype", torch.float32 if settings else backbone.dtype))
+    if "pooling" not in settings | config and is_encoder(backbone, **code):
+        raise UserError(f"the retriever {name!r} is an encoder: choose its pooling (--pooling mean or cls)")
+    if is_encoder(lm, **code):
+        raise UserError(f"the language model {lm_name!r} is an encoder: it has to be a decoder")
+    config["prompts"] = settings.get("prompts", {}) | (config.get("prompts") or {}) or None
+    model = RevelaForCausalLM.from_backbones(backbone, lm, **code, **(settings | config))
+    refuse_remote_code(name, model.retriever.modules())
+    refuse_remote_code(lm_name, model.lm.modules())
+    tokenizer = with_eos(tokenizer) if model.config.pooling == "last" else tokenizer
+    if not settings:  # a plain backbone; a trained retriever keeps its tokenizer
+        tokenizer = ensure_empty_text_has_token(tokenizer)
+    return RevelaBackbones(model, tokenizer, with_padding(tokenizer_of(lm, lm_tokenizer, **code)))
 
 
 def _settings(encoder: SentenceTransformer, name: str) -> dict[str, Any]:
@@ -138,28 +117,23 @@ def _settings(encoder: SentenceTransformer, name: str) -> dict[str, Any]:
     Raises:
         UserError: Revela would train or export a model that computes other similarities.
     """
-    kinds = [type(module).__name__ for module in encoder]
-    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}:
-        raise UserError(
-            f"{name} has the modules {', '.join(kinds)}: Revela supports Transformer, Pooling and Normalize only; {_OTHERS}"
-        )
-    similarity = similarity_of(encoder, name)
-    if similarity == "dot" and "Normalize" not in kinds:
-        raise UserError(f"{name} compares by dot product, but Revela trains cosine similarities: {_OTHERS}")
-    pooling: Any = encoder[1]
-    modes = pooling.pooling_mode if isinstance(pooling.pooling_mode, tuple) else (pooling.pooling_mode,)
-    if len(modes) > 1 or modes[0] not in _POOLINGS:
-        raise UserError(f"{name} has the pooling {', '.join(modes)}: Revela supports {', '.join(_POOLINGS)}; {_OTHERS}")
-    if uses_chat_template(encoder):
-        raise UserError(f"{name} puts texts into a chat template, which Revela does not support: {_OTHERS}")
-    if modes[0] == "lasttoken" and not ends_texts(encoder.tokenizer):
-        raise UserError(
-            f"{name} pools the last token of the text: Revela would add an end token (EOS), which changes its vectors; {_OTHERS}"
-        )
-    prompts = {"query": "", "document": ""} | {key: prompt or "" for key, prompt in encoder.prompts.items()}
+    kinds, pooling, similarity = [type(module).__name__ for module in encoder], None, similarity_of(encoder, name)
+    if kinds[:2] == ["Transformer", "Pooling"] and not set(kinds[2:]) - {"Normalize"}:
+        module: Any = encoder[1]
+        pooling = module.pooling_mode  # a tuple of several would be concatenated
+    faults = {
+        f"the modules {', '.join(kinds)} (supported: Transformer, Pooling, Normalize)": pooling is None,
+        "a comparison by dot product (supported: cosine)": similarity == "dot" and "Normalize" not in kinds,
+        f"the pooling {pooling} (supported: {', '.join(_POOLINGS)})": pooling is not None and pooling not in _POOLINGS,
+        "a chat template": uses_chat_template(encoder),
+        "no end token, although it pools the last token": pooling == "lasttoken" and not ends_texts(encoder.tokenizer),
+    }
+    if fault := next((fault for fault, found in faults.items() if found), ""):
+        raise UserError(f"{name} has {fault}, so Revela would train other similarities than it computes: {_OTHERS}")
     refuse_excluded_prompts(encoder, name, "Revela")
+    prompts = {"query": "", "document": ""} | {key: prompt or "" for key, prompt in encoder.prompts.items()}
     kept = {name: getattr(encoder, name) for name in ("truncate_dim", "default_prompt_name")}
-    return {"pooling": _POOLINGS[modes[0]], "prompts": prompts, "similarity_fn_name": similarity, **kept}
+    return {"pooling": _POOLINGS[str(pooling)], "prompts": prompts, "similarity_fn_name": similarity, **kept}
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -207,11 +181,9 @@ def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: 
     name = "" if config.lm is None else config.lm.name_or_path
     if not name:
         raise UserError(f"{folder} has no weights of the language model, and its config.json does not name it")
-    with loading(f"cannot load the language model {name!r}, which was frozen in this run", name):
-        refuse_pickles(name)
-        lm = load_backbone(AutoModelForCausalLM, name, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    model = RevelaForCausalLM(config, lm=lm)
-    model.float()
+    refuse_pickles(name)
+    lm = load_backbone(AutoModelForCausalLM, name, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    model = RevelaForCausalLM(config, lm=lm).float()
     expected = {key for key in model.state_dict() if not key.startswith("lm.") and "pooler" not in key.split(".")}
     raise_for_names(folder, "missing weight", expected - set().union(*files.values()))
     if not load_in_place(model, files, expected):
@@ -226,5 +198,61 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
         raise UserError(f"{folder}/config.json does not name the base models of its adapters")
     settings = {name: getattr(config, name) for name in config_fields(RevelaConfig)}
     backbones = load_backbones(names[0], names[1], trust_remote_code=trust_remote_code, **settings)
-    model: RevelaForCausalLM = merge(load_adapters(backbones.model, folder))
-    return model
+    return merge(load_adapters(backbones.model, folder))  # type: ignore[no-any-return]
+
+
+# --- export
+
+
+def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
+    """Write a part of a checkpoint, with adapters merged, or only the retriever's adapter.
+
+    Raises:
+        UserError: the checkpoint does not have this part, or `max_length` has no effect on it.
+    """
+    trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
+    base = trained.name_or_path
+    if assembly.part == "retriever":
+        return _retriever(checkpoint, loaded, base, folder, assembly)
+    if assembly.part == "lm":
+        save_backbone(loaded.model.lm, folder, dtype=assembly.dtype)
+        save_tokenizer(loaded.lm_tokenizer, folder)
+        return Assembled(folder, REVELA, base, _reference_of_lm(loaded, folder))
+    save_backbone(loaded.model, folder, dtype=assembly.dtype)
+    forget_origins(folder, "retriever", "lm")
+    save_tokenizer(loaded.retriever_tokenizer, folder / "retriever_tokenizer")
+    save_tokenizer(loaded.lm_tokenizer, folder / "lm_tokenizer")
+    return Assembled(folder, REVELA, base, remote_code=True)
+
+
+def _reference_of_lm(loaded: RevelaBackbones, folder: Path) -> Path:
+    """Write the logits after the last token of each text, for the verification."""
+    lm, tokenizer = loaded.model.lm, padding_right(loaded.lm_tokenizer)
+    tokenizer.model_max_length = text_length(lm.config, tokenizer, LONGEST_PROBE)
+
+    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor, _: str) -> torch.Tensor:
+        found: torch.Tensor = lm(input_ids=input_ids, attention_mask=attention_mask).logits
+        return found[torch.arange(len(input_ids)), attention_mask.sum(1) - 1]
+
+    return save_reference(logits, tokenizer, {"text": ""}, folder)
+
+
+def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Path, assembly: Assembly) -> Assembled:
+    model, adapter_of = loaded.model, None
+    settings = RetrieverSettings(
+        model.config.pooling,
+        model.config.prompts,
+        assembly.max_length or model.config.max_seq_length,
+        truncate_dim=model.config.truncate_dim,
+        default_prompt_name=model.config.default_prompt_name,
+        similarity_fn_name=model.config.similarity_fn_name,
+    )
+    tokenizer = settings.tokenizer(loaded.retriever_tokenizer)
+    if assembly.adapter_only:
+        adapter_of = save_adapter(checkpoint, folder, part="retriever", base=base)
+    else:
+        save_backbone(model.retriever, folder, dtype=assembly.dtype)
+    needed = {"peft": ">=0.18"} if assembly.adapter_only else {}
+    save_settings(settings, tokenizer, model.retriever.config, folder, needed)
+    reference = save_reference(lambda ids, mask, _: model.published(ids, mask), tokenizer, settings.prompts, folder)
+    return Assembled(folder, REVELA, base, reference, adapter_of=adapter_of)

@@ -3,30 +3,21 @@
 The retriever and the language model may have different tokenizers, so each chunk is tokenized twice.
 """
 
-import hashlib
 import itertools
-import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
-from revela_hub.internals import fingerprint
 from revela_hub.trainers.base.callbacks import SharedEpoch
 
 Tokens: TypeAlias = NDArray[np.int64]
 SPAN = "similarity_span"
 """Column of rows whose span is not that of the run, in mixtures of prose and code."""
-_CALL_SETTINGS = ("truncation", "padding")  # keys of a tokenizer.json that only describe its last call
-LM_TOKENS, PASSAGE_TOKENS, QUERY_TOKENS = "lm_tokens", "retriever_tokens", "retriever_query_tokens"
 
 
 class RevelaCollator(SharedEpoch):
@@ -120,18 +111,17 @@ class RevelaCollator(SharedEpoch):
             epoch: epoch of the order of the chunks.
 
         Raises:
-            UserError: a prompt leaves no room for a chunk; the retriever's tokenizer drops its end token when it cuts a text;
-                or half chunks are requested from a tokenizer without offsets.
+            UserError: a prompt leaves no room for a chunk; the retriever's tokenizer drops its end token when it cuts a text.
         """
         super().__init__(epoch)
         self.retriever_tokenizer = retriever_tokenizer
         self.lm_tokenizer = lm_tokenizer
         self.max_length = max_length
-        # Columns of the tokenized rows that the retriever reads: prompt and span; None is the span of the row or of the run.
+        # What the retriever reads: prefix of the tensors -> prompt and span; None is the span of the row or of the run.
         self.similarity_span: str = similarity_span
-        self.sides: dict[str, tuple[str, str | None]] = {PASSAGE_TOKENS: (passage_prompt, None)}
+        self.sides: dict[str, tuple[str, str | None]] = {"retriever_": (passage_prompt, None)}
         if similarity_sides == "query_passage":
-            self.sides = {PASSAGE_TOKENS: (passage_prompt, "full"), QUERY_TOKENS: (query_prompt, None)}
+            self.sides = {"retriever_": (passage_prompt, "full"), "retriever_query_": (query_prompt, None)}
         self.pad_to_multiple_of = pad_to_multiple_of
         self.seed = seed
         empty = lm_tokenizer("")["input_ids"]
@@ -139,78 +129,37 @@ class RevelaCollator(SharedEpoch):
         self._check_retriever_tokenizer()
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch of whole groups; the class describes its tensors.
-
-        Args:
-            features: rows of `build_groups` or of `tokenize_groups`, which give the same batch.
-        """
-        rows = features if LM_TOKENS in features[0] else self.tokenize(features)
-        chunks = [(row, index) for row in rows for index in self._order(row)]
-        lm_tokens = [row[LM_TOKENS][i] for row, i in chunks]
-        input_ids, attention_mask = self._pad(lm_tokens, self.lm_tokenizer)
-        retriever: dict[str, Tokens] = {}
-        for name in self.sides:
-            ids, mask = self._pad([row[name][i] for row, i in chunks], self.retriever_tokenizer)
-            side = name.removesuffix("tokens")
-            retriever |= {f"{side}input_ids": ids, f"{side}attention_mask": mask}
-        numbers: dict[str, int] = {}
-        batch = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "labels": np.where(attention_mask == 1, input_ids, -100),
-            **retriever,
-            "document": np.array(
-                [
-                    numbers.setdefault(row["document"][i], len(numbers)) if tokens else -1
-                    for (row, i), tokens in zip(chunks, lm_tokens, strict=True)
-                ]
-            ),
-        }
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
-
-    def tokenize(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows with the tokens of each chunk for both models instead of the text; `[]` for absent chunks.
+        """Make a batch of whole groups, rows of `build_groups`; the class describes its tensors.
 
         A text without tokens for the language model is absent for both models.
         """
-        present = [text for row in rows for text in row["text"] if text]
-        spans = [row.get(SPAN) or self.similarity_span for row in rows for text in row["text"] if text]
-        made = {LM_TOKENS: self._lm_tokens(present)}
-        for name, (prompt, span) in self.sides.items():
+        chunks = [(row, index) for row in features for index in self._order(row)]
+        texts = [row["text"][index] for row, index in chunks]
+        spans = [row.get(SPAN) or self.similarity_span for row, _ in chunks]
+        lm_tokens = self._lm_tokens(texts)
+        present = [len(tokens) > len(self._bos) for tokens in lm_tokens]
+        input_ids, attention_mask = self._pad(lm_tokens, present, self.lm_tokenizer)
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask}
+        batch["labels"] = np.where(attention_mask == 1, input_ids, -100)
+        for side, (prompt, span) in self.sides.items():
             halve = [(span or own) == "first_half" for own in spans]
-            made[name] = self._retriever_tokens(present, prompt, halve)
-        columns = zip(*made.values(), strict=True)
-        absent: tuple[list[int], ...] = tuple([] for _ in made)
-        tokenized = []
-        for row in rows:
-            chunks = [next(columns) if text else absent for text in row["text"]]
-            kept = [chunk if len(chunk[0]) > len(self._bos) else absent for chunk in chunks]
-            tokens = {name: [chunk[place] for chunk in kept] for place, name in enumerate(made)}
-            tokenized.append({"group": row["group"], "document": row["document"]} | tokens)
-        return tokenized
-
-    def fingerprint(self) -> str:
-        """Return a hash of everything that determines the result of `tokenize`."""
-        made_with: list[Any] = [self.max_length, self.similarity_span, self.sides]
-        for tokenizer in (self.retriever_tokenizer, self.lm_tokenizer):
-            with TemporaryDirectory() as folder:  # all that determines a tokenizer is in its saved files
-                tokenizer.save_pretrained(folder)
-                for file in sorted(Path(folder).iterdir()):
-                    text = file.read_text("utf-8")
-                    made_with.append(
-                        {k: v for k, v in json.loads(text).items() if k not in _CALL_SETTINGS}
-                        if file.suffix == ".json"
-                        else text
-                    )
-        return hashlib.sha256(json.dumps(made_with).encode()).hexdigest()
+            ids, mask = self._pad(self._retriever_tokens(texts, prompt, halve), present, self.retriever_tokenizer)
+            batch |= {f"{side}input_ids": ids, f"{side}attention_mask": mask}
+        numbers: dict[str, int] = {}
+        documents = [row["document"][index] for row, index in chunks]
+        batch["document"] = np.array(
+            [
+                numbers.setdefault(name, len(numbers)) if there else -1
+                for name, there in zip(documents, present, strict=True)
+            ]
+        )
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def _order(self, row: dict[str, Any]) -> Tokens:
         generator = np.random.default_rng((self.seed, self.epoch, row["group"]))
         return generator.permutation(len(row["document"]))
 
     def _lm_tokens(self, texts: list[str]) -> list[list[int]]:
-        if not texts:  # tokenizers reject an empty list
-            return []
         encoded = self.lm_tokenizer(
             texts,
             add_special_tokens=False,
@@ -221,8 +170,6 @@ class RevelaCollator(SharedEpoch):
         return [self._bos + tokens for tokens in encoded["input_ids"]]
 
     def _retriever_tokens(self, texts: list[str], prompt: str, halve: list[bool]) -> list[list[int]]:
-        if not texts:
-            return []
         some = any(halve)
         encoded = self.retriever_tokenizer(
             [prompt + text for text in texts],
@@ -241,24 +188,23 @@ class RevelaCollator(SharedEpoch):
             for half, column in zip(halve, columns, strict=True)
         ]
 
-    def _pad(self, rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> tuple[Tokens, Tokens]:
-        """Return ids and attention mask, both (rows, width)."""
-        lengths = np.array([len(row) for row in rows])
+    def _pad(
+        self, rows: Sequence[Sequence[int]], present: Sequence[bool], tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[Tokens, Tokens]:
+        """Return ids and attention mask, both (rows, width); absent rows are all padding."""
+        kept = [row if there else [] for row, there in zip(rows, present, strict=True)]
+        lengths = np.array([len(row) for row in kept])
         width = max(int(lengths.max()), 1)
         width = -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
         # Padding is masked, so any token will do; decoders often have no padding token.
         padding = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
         real = np.arange(width) < lengths[:, None]
-        ids = np.full((len(rows), width), padding, dtype=np.int64)
-        ids[real] = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum()))
+        ids = np.full((len(kept), width), padding, dtype=np.int64)
+        ids[real] = np.fromiter(itertools.chain.from_iterable(kept), dtype=np.int64, count=int(lengths.sum()))
         return ids, real.astype(np.int64)
 
     def _check_retriever_tokenizer(self) -> None:
         tokenizer = self.retriever_tokenizer
-        if self.similarity_span == "first_half" and not tokenizer.is_fast:
-            raise UserError(
-                "similarity_span=first_half needs a retriever with a fast tokenizer (tokenizer.json): use full"
-            )
         for prompt, _ in self.sides.values():
             tokens = tokenizer(prompt)["input_ids"]
             if len(tokens) >= self.max_length:
@@ -279,39 +225,3 @@ def _first_half(start: int, ids: list[int], offsets: list[tuple[int, int]], spec
     kept = (sum(of_chunk) + 1) // 2
     counts = itertools.accumulate(of_chunk)
     return [token for token, own, count in zip(ids, of_chunk, counts, strict=True) if not own or count <= kept]
-
-
-def tokenize_groups(groups: Dataset, collator: RevelaCollator, num_proc: int | None = None) -> Dataset:
-    """Tokenize all groups once, into the cache of `datasets`.
-
-    Args:
-        groups: data set of `build_groups`.
-        collator: collator that makes batches of the result.
-        num_proc: number of processes; by default one for each CPU, with at least 1,000 groups each.
-
-    Returns:
-        A data set with `group` and `document`, and for each chunk its `lm_tokens`, `retriever_tokens` and, in the form with
-        queries, `retriever_query_tokens` (lists of lists of int32), which are empty for absent chunks.
-    """
-    import datasets
-
-    if num_proc is None:
-        num_proc = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(groups) // 1000)
-    tokens = datasets.List(datasets.List(datasets.Value("int32")))
-    kept = {name: groups.features[name] for name in ("group", "document")}
-
-    def columns(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        made = collator.tokenize(rows)
-        return {name: [row[name] for row in made] for name in made[0]}
-
-    return groups.map(
-        columns,
-        batched=True,
-        batch_size=64,
-        remove_columns=[name for name in groups.column_names if name not in kept],
-        features=datasets.Features(kept | dict.fromkeys((LM_TOKENS, *collator.sides), tokens)),
-        new_fingerprint=hashlib.sha256((fingerprint(groups) + collator.fingerprint()).encode()).hexdigest()[:16],
-        desc="Tokenizing groups",
-        num_proc=num_proc if num_proc > 1 else None,
-    )

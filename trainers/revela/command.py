@@ -32,10 +32,10 @@ import torch
 
 from revela_hub.errors import UserError
 from revela_hub.options import option, required
-from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
 from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones, load_groups
 from revela_hub.trainers.base.arguments import ProbeArguments
+from revela_hub.trainers.base.retriever import print_retriever
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.revela import REVELA
@@ -103,19 +103,13 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
             raise ValueError("--dtype bfloat16 needs --bf16 true: adapters stay in float32")
 
     def card_settings(self) -> dict[str, str]:
-        """Return the form of Revela: the paper's is added reading with a trained language model."""
-        trained = "lora" if self.lora_rank else "full"
-        return {"reading": self.reading, "lm_training": self.lm_training or trained}
+        """Return the form of Revela: the paper's is added reading."""
+        return {"reading": self.reading}
 
 
 def run(arguments: Arguments) -> None:
-    """Train, export and print the paths of the results."""
-    folder = train(arguments)
-    if arguments.should_save:
-        print(f"\nretriever: {folder / 'retriever'}")
-        if arguments.lm_training != "frozen":
-            print(f"language model: {folder / 'lm'}")
-        print("try it: ", command_line("search", folder / "retriever", "your query", "--corpus", "PATH"))
+    """Train, export and print where the retriever is."""
+    print_retriever(train(arguments), arguments)
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:
@@ -153,10 +147,9 @@ def _model_settings(arguments: Arguments) -> dict[str, Any]:
     settings: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, *similarity)}
     settings |= {"similarity_span": arguments.spans[0], "dtype": getattr(torch, arguments.dtype)}
     settings["max_seq_length"] = arguments.export_max_length
-    if arguments.pooling is not None:
-        settings["pooling"] = arguments.pooling
-    if (arguments.query_prompt is None) != (arguments.document_prompt is None):
+    prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
+    if None not in prompts.values():
+        settings["prompts"] = prompts
+    elif set(prompts.values()) != {None}:
         raise UserError("give both --query_prompt and --document_prompt, or neither")
-    if arguments.query_prompt is not None and arguments.document_prompt is not None:
-        settings["prompts"] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
-    return settings
+    return settings | ({} if arguments.pooling is None else {"pooling": arguments.pooling})

@@ -14,7 +14,6 @@ import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers.trainer_utils import TrainOutput
@@ -35,7 +34,7 @@ from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.revela import REVELA
 from revela_hub.trainers.revela.arguments import RevelaTrainingArguments
 from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_backbones, with_padding
-from revela_hub.trainers.revela.collator import RevelaCollator, tokenize_groups
+from revela_hub.trainers.revela.collator import RevelaCollator
 
 GROUP_COLUMNS = ("group", "document")
 RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
@@ -92,9 +91,7 @@ class RevelaTrainer(MethodTrainer):
         rows = training_rows(kwargs.get("train_dataset"), args)
         if not isinstance(model, RevelaForCausalLM):
             if lm is None:
-                raise UserError(
-                    "the language model is missing: Revela trains a retriever and a language model, so pass lm="
-                )
+                raise UserError("the language model is missing: pass lm=")
             loaded = load_backbones(
                 model,
                 lm,
@@ -106,8 +103,6 @@ class RevelaTrainer(MethodTrainer):
         retriever_tokenizer = tokenizer_of(model.retriever, retriever_tokenizer)
         lm_tokenizer = with_padding(tokenizer_of(model.lm, lm_tokenizer))
         self.revela = model
-        width = model.retriever.config.get_text_config().hidden_size
-        model.matryoshka_dims = args.checked_dims(width, model.config.similarity_fn_name)
         if model.config.pooling == "last":  # as in the exported retriever
             retriever_tokenizer = with_eos(retriever_tokenizer)
         self.retriever_tokenizer, self.lm_tokenizer = retriever_tokenizer, lm_tokenizer
@@ -133,24 +128,16 @@ class RevelaTrainer(MethodTrainer):
                 args.log(
                     "warning: a frozen language model cannot adapt to added reading, so its loss stays high: use --reading joint"
                 )
-        settings = GroupSettings(group_size=model.config.group_size)
-        build = partial(build_groups, settings=settings)
+        build = partial(build_groups, settings=GroupSettings(group_size=model.config.group_size))
         kwargs["train_dataset"] = rows
-        prepare_datasets(kwargs, lambda rows: self._tokenized(prepared_rows(rows, GROUP_COLUMNS, args, build), args))
+        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, GROUP_COLUMNS, args, build))
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = _with_biases(peft_config or lora_config(args, model), model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
-        self._schedule = _Schedule(self.revela, args)
-        self.add_callback(self._schedule)
-
-    def _tokenized(self, groups: Any, args: RevelaTrainingArguments) -> Any:
-        """Add the tokens of each group, from the cache, unless the run ends before it has used all groups."""
-        drawn = args.max_steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        if not isinstance(groups, Dataset) or "text" not in groups.column_names or 0 < drawn < len(groups):
-            return groups
-        with args.preparing("tokenising"):
-            return tokenize_groups(groups, self.collator)
+        self._temperature = model.config.temperature
+        if args.temperature_start is not None:
+            self.add_callback(_Temperature(model, args.temperature_start))
 
     @property
     def folders(self) -> Mapping[str, str]:
@@ -170,12 +157,11 @@ class RevelaTrainer(MethodTrainer):
         return f"{super().describe_run()}; {self.revela.config.reading} reading, LM {trained}"
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train; see `MethodTrainer.train`. However training ends, the temperature is the configured one again, and nothing is frozen."""
+        """Train; see `MethodTrainer.train`. However training ends, the temperature is the configured one again."""
         try:
             return super().train(*args, **kwargs)
         finally:
-            self.revela.config.temperature = self._schedule.end
-            self.revela.freeze_retriever = False
+            self.revela.config.temperature = self._temperature
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -183,22 +169,15 @@ class RevelaTrainer(MethodTrainer):
         """Return the next-token loss of stream h, and keep statistics of the similarities for the next log."""
         document_N = inputs.pop("document")
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if self.revela.freeze_retriever and isinstance(model, DistributedDataParallel):
-            # DDP waits for a gradient of every parameter; `_Schedule` drops these before the optimizer step.
-            loss = loss + sum(0.0 * p.flatten()[0] for p in self.revela.retriever.parameters() if p.requires_grad)
         if model.training:
-            for name, value in similarity_statistics(outputs.similarity, document_N).items():
-                self.add_metric(name, value)
-        return (loss, outputs) if return_outputs else loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the temperature and the mean logit bias of joint reading, too."""
-        if "loss" in logs:
-            logs["temperature"] = self.revela.config.temperature
+            metrics = similarity_statistics(outputs.similarity, document_N)
+            metrics["temperature"] = torch.tensor(self.revela.config.temperature, device=loss.device)
             biases = [p for n, p in self.revela.named_parameters() if "reading_bias" in n and p.requires_grad]
             if biases and not is_sharded(self.revela):
-                logs["reading_bias"] = biases[0].detach().mean().item()
-        super().log(logs, start_time)
+                metrics["reading_bias"] = biases[0].mean()
+            for name, value in metrics.items():
+                self.add_metric(name, value)
+        return (loss, outputs) if return_outputs else loss
 
     def retriever_now(self) -> EncoderInTraining:
         """Return the current retriever, with the maximum length of the exported one."""
@@ -238,17 +217,16 @@ class RevelaTrainer(MethodTrainer):
         Raises:
             UserError: the retriever would start after the last step.
         """
-        if self.args.retriever_start_step >= num_training_steps:
+        start, warmup = self.args.retriever_start_step, self.args.get_warmup_steps(num_training_steps)
+        if start >= num_training_steps:
             raise UserError(
-                f"--retriever_start_step {self.args.retriever_start_step} is not below the run's {num_training_steps} steps, so"
-                " the retriever would never be trained: lower it, or raise --max_steps"
+                f"--retriever_start_step {start}: the retriever would not be trained in {num_training_steps} steps"
             )
         scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if self.args.retriever_start_step and isinstance(scheduler, LambdaLR):
+        if start and isinstance(scheduler, LambdaLR):
             for index, group in enumerate(scheduler.optimizer.param_groups):
                 if group.get("is_retriever"):
-                    warmup = self.args.get_warmup_steps(num_training_steps)
-                    factor = partial(_delayed, scheduler.lr_lambdas[index], self.args.retriever_start_step, warmup)
+                    factor = partial(_delayed, scheduler.lr_lambdas[index], start, warmup)
                     scheduler.lr_lambdas[index] = factor
                     group["lr"] = group["initial_lr"] * factor(0)
         return scheduler
@@ -314,21 +292,12 @@ def _delayed(factor: Callable[[int], float], start: int, warmup: int, step: int)
     return factor(step) * min(1.0, (since + 1) / max(1, warmup))
 
 
-class _Schedule(TrainerCallback):
-    """Set the temperature and the frozen retriever from the number of the step, so that they are right after a resume."""
+class _Temperature(TrainerCallback):
+    """Set the temperature from the number of the step, so that it is right after a resume: geometrically to the model's own."""
 
-    def __init__(self, model: RevelaForCausalLM, args: RevelaTrainingArguments) -> None:
-        self.model, self.own = model, args
-        self.start, self.end = args.temperature_start, model.config.temperature
-
-    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        # As without DDP: no gradient, so that Adam's averages start with the retriever's start step.
-        if self.model.freeze_retriever:
-            for parameter in self.model.retriever.parameters():
-                parameter.grad = None
+    def __init__(self, model: RevelaForCausalLM, start: float) -> None:
+        self.model, self.start, self.end = model, start, model.config.temperature
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.model.freeze_retriever = state.global_step < self.own.retriever_start_step
-        if self.start is not None:
-            progress = min(1.0, (state.global_step + 1) / max(1, state.max_steps))
-            self.model.config.temperature = self.start * (self.end / self.start) ** progress
+        progress = min(1.0, (state.global_step + 1) / max(1, state.max_steps))
+        self.model.config.temperature = self.start * (self.end / self.start) ** progress

@@ -68,24 +68,8 @@ def measuring(
     )
     measured = BestWeights(trainer, folder, **options)
     if not options.get("resumed"):
-        measured._store("base")
+        measured.store("base")
     return measured
-
-
-def test_the_hits_of_what_is_kept_are_not_searched_again(task: RetrievalTask, tmp_path: Path) -> None:
-    """Only a run that was resumed, and so did not measure its best itself, encodes the task once more."""
-    model, calls = Model(10), []
-    measured = measuring(model, task, tmp_path)
-    for step, skill in ((0, 10), (5, 70), (10, 40)):
-        model.skill.data.fill_(skill)
-        evaluate(measured, step)
-    assert sorted(measured.rankings) == [0, 5]
-    model._encode = lambda texts, **_: calls.append(texts) or Model._encode(model, texts)  # type: ignore[assignment,method-assign,func-returns-value]
-    model.encode_query = model.encode_document = model._encode  # type: ignore[method-assign]
-    kept = measured.finish(10)
-    assert kept.step == 5 and not calls
-    again = measuring(model, task, tmp_path, resumed=True).finish(10)
-    assert again == kept and calls
 
 
 def evaluate(measured: BestWeights, step: int) -> bool:
@@ -177,7 +161,7 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
         scores = {metric: dict(by_query) for metric, by_query in own.items()}
         scores["ndcg_at_10"] |= {query: 0.5 for query in lost} | {chosen: 1.1}
         measured.scores = {0: own, update: scores}
-        measured._store("best")
+        measured.store("best")
         outcome = measured.finish(update)
         assert outcome.difference.verdict == "no significant difference" and outcome.step == (0 if lost else update)
 

@@ -67,11 +67,11 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(words: Words, tmp_path: Pa
 def test_a_corpus_to_measure_on_is_measured_on(
     words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
 ) -> None:
-    """With --eval_corpus alone: before, during and after the training."""
-    task = RetrievalTask({"d0": "the river", "d1": "a fox"}, {"q": "river"}, {"q": {"d0": 1}}, "tiny")
+    queries = {f"q{n}": "river" for n in range(4)}
+    task = RetrievalTask({"d0": "the river", "d1": "a fox"}, queries, {q: {"d0": 1} for q in queries}, "tiny")
     folder = write_beir(task, tmp_path / "beir")
     assert main([*words(method, "out"), "--eval_corpus", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert "before training: ndcg_at_10 " in printed and "after training: ndcg_at_10 " in printed
+    assert "4 queries, 2 passages" in printed
     history = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
     assert {1, 2, 3} <= {entry["step"] for entry in history if "eval_ndcg_at_10" in entry}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import yaml
 from filelock import FileLock
 from parsed_arguments import parse_arguments
 from processes import launch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.cli.main import main
@@ -80,15 +81,6 @@ class Signal(TrainerCallback):
 # --- nothing that is not finite
 
 
-def test_a_model_that_is_not_finite_is_not_trained(words: list[str], bert: Path, tmp_path: Path) -> None:
-    tensors = load_file(bert / "model.safetensors")
-    tensors["bert.encoder.layer.0.output.dense.bias"][3] = torch.nan
-    save_file(tensors, bert / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="lm.bert.encoder.layer.0.output.dense.bias"):
-        run(words)
-    assert not (tmp_path / "out" / "encoder").exists()
-
-
 @pytest.mark.parametrize("logging", ["1", "100"])
 def test_a_run_that_becomes_nan_is_not_exported(words: list[str], tmp_path: Path, logging: str) -> None:
     class Spoil(TrainerCallback):
@@ -137,16 +129,6 @@ def test_a_run_that_was_killed_before_its_export_is_exported(words: list[str], t
     assert json.loads((out / "trainer_state.json").read_text())["global_step"] == 6
 
 
-def test_resuming_without_a_checkpoint_starts_from_the_beginning(words: list[str], tmp_path: Path) -> None:
-    assert main([*words, *LAST]) == 0
-    assert (tmp_path / "out" / "encoder" / "model.safetensors").is_file()
-
-
-def test_old_checkpoints_are_deleted_but_not_the_newest(words: list[str], tmp_path: Path) -> None:
-    assert main([*words, "--save_total_limit", "2"]) == 0
-    assert sorted(path.name for path in (tmp_path / "out").glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-6"]
-
-
 def test_a_finished_run_stays_as_it_is(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(words) == 0
@@ -174,7 +156,7 @@ def test_a_run_that_resumes_with_other_options_warns_once(
     assert "# from step 6 on: learning_rate 0.002 (before: 0.001)" in config
     assert "logging_steps" not in config and str(tmp_path) not in config
     record = RunRecord.read(out)
-    assert record is not None and record.finished and record.changes[0]["seed"] == [42, 7]
+    assert record is not None and record.finished and "from step 6 on: seed 7 (before: 42)" in record.changes
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -251,7 +233,9 @@ def test_a_run_logs_its_length_and_loss(
     assert "it/s]" not in captured.err  # no progress bar of any library in a log file
     assert "6 steps of 4 rows" in captured.out
     assert ("the learning rate only reaches 6%" in captured.out) is (warm_up == "100")
-    assert "s per step: " in captured.out and "step 3/6  loss " in captured.out
+    assert "step 3/6  loss " in captured.out
+    card = (tmp_path / "out" / "encoder" / "README.md").read_text()
+    assert re.search(r"Trained for 6 steps in \d+ s on CPU \(", card)
     assert (tmp_path / "out" / TRAINING_CURVE).read_bytes().startswith(b"\x89PNG")
 
 
@@ -259,11 +243,3 @@ def test_a_run_logs_its_length_and_loss(
 def test_without_steps_nothing_is_trained(words: list[str], tmp_path: Path, option: tuple[str, ...]) -> None:
     assert main([*words, *option]) == 0
     assert not (tmp_path / "out" / "encoder").exists()
-
-
-@pytest.mark.parametrize("option", [("--max_documents", "0"), ("--encoder_mask_ratio", "nan")])
-def test_numbers_out_of_range_are_rejected_before_anything_is_loaded(
-    words: list[str], capsys: pytest.CaptureFixture[str], option: tuple[str, str]
-) -> None:
-    assert main([*words, *option]) == 2
-    assert option[0][2:] in capsys.readouterr().err

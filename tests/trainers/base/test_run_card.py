@@ -1,16 +1,15 @@
 """The card's configuration of a run names no place on this machine, and no secret."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from revela_hub.trainers.base.checkpoints import RunRecord, run_settings
+from revela_hub.trainers.base.checkpoints import run_settings
 from revela_hub.trainers.base.run import card_metadata, for_card
-from revela_hub.trainers.baselines import CONTRIEVER, RA_IT
+from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import Arguments
 
 
@@ -50,10 +49,6 @@ def test_a_card_names_no_place_that_is_a_pattern_or_gone(tmp_path: Path) -> None
     assert for_card("corpus", [mapping]) == [mapping | {"data_files": "*.txt"}]
     assert for_card("query_prompt", "/search: ") == "/search: "
     assert for_card("exclude", [given[0], "~$*", "docs/old"]) == ["*.txt", "~$*", "docs/old"]  # ~$: lock files
-    record = RunRecord({}, changes=[{"step": 5, "corpus": [given[:1], given[1:2]]}])
-    method = replace(RA_IT, models=("retriever",))
-    config = card_metadata(arguments(tmp_path), method=method, summary="", sources=(), record=record).config
-    assert "# from step 5 on: corpus ['gone.jsonl'] (before: ['*.txt'])" in config
     for gone in ("~/client/gone", f"{folder}/gone"):
         card = card_metadata(
             arguments(tmp_path, retriever=gone), method=CONTRIEVER, summary="", sources=[f"hf:{gone}", "hf:owner/name"]

@@ -145,7 +145,7 @@ def test_rows_whose_queries_are_evaluated_are_left_out_with_a_line(monkeypatch: 
     assert hold_out_rows(given, rows).rows["anchor"][:] == ["question 2", "question 3"]
     assert said == ["2 of 4 training rows are left out: --eval_corpus asks their queries"]
     monkeypatch.setattr("revela_hub.trainers.base.run_probe._given_task", lambda _: task(3))
-    with pytest.raises(UserError, match="--eval_corpus asks 3 of the 4 training queries: too few are left"):
+    with pytest.raises(UserError, match="all but 1 of the 4 training rows"):
         hold_out_rows(given, rows)
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import Assembly
+from revela_hub.hub_cards.assemble import Assembly, assemble_part
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.imprag.checkpoint import load_imprag, load_imprag_checkpoint
 from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments
@@ -121,7 +121,7 @@ def test_both_stages_learn_and_log_their_losses(tmp_path: Path, bpe_tokenizer: P
     recall = np.mean([entry["answer_recall"] for entry in distilled])
     assert recall > 0.5  # two of twelve passages by chance: 0.17
     run.save_model(str(tmp_path / "saved"))
-    folder = run.assemble(tmp_path / "saved", tmp_path / "model", Assembly()).folder
+    folder = assemble_part(run.method, tmp_path / "saved", tmp_path / "model", Assembly(), run.exportable()).folder
     loaded = ImpRAGForCausalLM.from_pretrained(folder)
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in weights(run).items())
 
@@ -218,7 +218,7 @@ def test_adapters_belong_to_the_model_that_they_were_trained_on(
         loaded = load_imprag_checkpoint(output).model.state_dict()
         for name, value in trained.items():
             torch.testing.assert_close(loaded[name], value, rtol=1e-5, atol=1e-6)
-    folder = run.assemble(Path(output), tmp_path / "model", Assembly()).folder
+    folder = assemble_part(run.method, Path(output), tmp_path / "model", Assembly(), run.exportable()).folder
     assert not any(str(tmp_path) in file.read_text() for file in folder.rglob("*.json"))
     published = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
     ids = torch.randint(2, 200, (1, 9))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 
@@ -55,33 +54,6 @@ def test_static_embeddings_are_trained_and_exported(static_folder: Path, tmp_pat
     assert not np.allclose(exported.encode_query(texts), base.encode_query(texts))
 
 
-def test_a_learning_rate_that_is_too_small_for_static_embeddings_is_noted(
-    static_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for rate, noted in ((2e-5, True), (1e-2, False)):
-        trainer(str(static_folder), tmp_path / f"run-{rate}", quiet=False, learning_rate=rate)
-        assert ("hardly change at a learning rate of 2e-05: 1e-2 suits them" in "".join(capfd.readouterr())) == noted
-
-
-def test_a_loaded_static_model_is_trained_with_default_arguments_and_resumes(
-    static_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert PairsTrainer(SentenceTransformer(str(static_folder), device="cpu"), train_dataset=ROWS).args.output_dir
-    whole = trainer(str(static_folder), tmp_path / "whole", save_strategy="steps", save_steps=1)
-    whole.train()
-    again = trainer(str(static_folder), tmp_path / "whole", resume_from_checkpoint="last")
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
-    assert np.array_equal(whole.retriever.encode(["a fox"]), again.retriever.encode(["a fox"]))
-
-
-def test_static_embeddings_have_neither_a_length_nor_layers_for_adapters(static_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="StaticEmbedding model, which reads texts of any length"):
-        load_retriever(str(static_folder), max_length=8)
-    with pytest.raises(UserError, match="StaticEmbedding has no linear layers"):
-        trainer(str(static_folder), tmp_path / "run", lora_rank=4)
-
-
 def test_documents_of_static_embeddings_keep_their_identity_in_query_only(static_folder: Path, tmp_path: Path) -> None:
     run = trainer(str(static_folder), tmp_path / "run", query_only=True)
     run.train()
@@ -109,14 +81,6 @@ def test_a_document_route_that_an_earlier_run_froze_is_rejected(routed: Path, tm
         trainer(model, tmp_path / "run")
     with pytest.raises(UserError, match="the document route are frozen"):
         ContrieverTrainer(model, ContrieverTrainingArguments(str(tmp_path / "run"), bf16=False), train_dataset=ROWS)
-
-
-def test_a_model_with_adapters_is_rejected(retriever_folder: Path) -> None:
-    """sentence-transformers loads the adapters and their base, all frozen."""
-    model = SentenceTransformer(str(retriever_folder), device="cpu")
-    get_peft_model(model[0].auto_model, LoraConfig(r=2, target_modules=["query"]))  # in place
-    with pytest.raises(UserError, match="it has adapters already"):
-        load_retriever(model)
 
 
 def test_the_length_of_an_asymmetric_model_is_that_of_its_transformer(routed: Path) -> None:

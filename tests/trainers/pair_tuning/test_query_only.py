@@ -6,14 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
-from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from revela_hub.cli.main import main
-from revela_hub.errors import UserError
-from revela_hub.trainers.base.query_route import with_query_route
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
 WORDS = "the quick brown fox jumps over a lazy dog and rivers carry sediment from mountains to the sea".split()
@@ -41,13 +37,6 @@ def loaded(folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(folder), device="cpu")
 
 
-def test_settings_are_kept(retriever_folder: Path) -> None:
-    kept: dict[str, Any] = {"truncate_dim": 8, "similarity_fn_name": "dot", "default_prompt_name": "sts"}
-    base = SentenceTransformer(str(retriever_folder), device="cpu", prompts={"sts": "s: "}, **kept)
-    tuned = with_query_route(base)
-    assert {name: getattr(tuned, name) for name in kept} == kept and tuned.prompts == base.prompts
-
-
 @pytest.mark.parametrize("rank", [0, 4])
 def test_only_queries_change(rank: int, retriever_folder: Path, tmp_path: Path) -> None:
     run = trainer(tmp_path, retriever_folder, lora_rank=rank, mini_batch_size=2)
@@ -60,18 +49,6 @@ def test_only_queries_change(rank: int, retriever_folder: Path, tmp_path: Path) 
         tuned.encode(TEXTS)
 
 
-def test_a_resumed_run_ends_with_the_same_weights(
-    retriever_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    found = []
-    for name in ("whole", "resumed"):
-        run = trainer(tmp_path / name, retriever_folder, save_strategy="steps", save_steps=2)
-        run.train(resume_from_checkpoint="~/whole/checkpoint-2" if name == "resumed" else None)
-        found.append(load_file(run.export(tmp_path / name) / "query_0_Transformer" / "model.safetensors"))
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
 def test_a_model_with_both_routes_is_trained_further(retriever_folder: Path, tmp_path: Path) -> None:
     first = trainer(tmp_path / "first", retriever_folder)
     first.train()
@@ -81,17 +58,6 @@ def test_a_model_with_both_routes_is_trained_further(retriever_folder: Path, tmp
     tuned = loaded(second.export(tmp_path / "second"))
     assert np.array_equal(tuned.encode_document(TEXTS), loaded(retriever_folder).encode_document(TEXTS))
     assert second.documents == first.documents
-
-
-def test_other_routes_are_rejected(retriever_folder: Path) -> None:
-    from sentence_transformers.base.modules import Router
-
-    modules = list(loaded(retriever_folder))
-    other = SentenceTransformer(
-        modules=[Router({"left": modules, "right": modules}, default_route="left")], device="cpu"
-    )
-    with pytest.raises(UserError, match="has the routes left, right: only query and document are supported"):
-        with_query_route(other)
 
 
 def test_search_accepts_the_index_of_the_base_model(

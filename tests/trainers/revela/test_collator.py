@@ -1,20 +1,15 @@
-import doctest
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, load_from_disk
 from tokenizers.processors import TemplateProcessing
 from torch.utils.data import DataLoader
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 from revela_hub.errors import UserError
 from revela_hub.trainers import RevelaCollator
-from revela_hub.trainers.revela import collator
-from revela_hub.trainers.revela.collator import tokenize_groups
 
 Row = dict[str, Any]
 
@@ -54,12 +49,6 @@ def row_tokens(batch: dict[str, torch.Tensor], prefix: str = "") -> list[list[in
     return [ids[mask.bool()].tolist() for ids, mask in pairs]
 
 
-def test_docstring_is_true() -> None:
-    failed, tried = doctest.testmod(collator)
-    assert tried >= 6
-    assert failed == 0
-
-
 def test_batch_holds_what_the_texts_say(
     rows: list[Row], plain: PreTrainedTokenizerFast, wordpiece_tokenizer: BertTokenizerFast
 ) -> None:
@@ -86,26 +75,6 @@ def test_batch_holds_what_the_texts_say(
     assert bool((batch["input_ids"][padding] == plain.pad_token_id).all())
 
 
-def test_documents_are_numbered_within_the_batch(rows: list[Row], plain: PreTrainedTokenizerFast) -> None:
-    rows[1]["document"] = ["0-0", "x", "x", "y"]
-    collate = RevelaCollator(plain, plain)
-
-    batch = collate(rows)
-
-    texts = [plain.decode(tokens) for tokens in row_tokens(batch)]
-    names = {
-        (number // 4, text): row["document"][row["text"].index(text)]
-        for number, text in enumerate(texts)
-        for row in [rows[number // 4]]
-    }
-    by_number: dict[int, set[str]] = {}
-    for number, text in enumerate(texts):
-        by_number.setdefault(int(batch["document"][number]), set()).add(names[number // 4, text])
-    assert all(len(documents) == 1 for documents in by_number.values())
-    assert by_number.pop(-1) == {""}
-    assert sorted(by_number) == list(range(len({name for row in rows for name in row["document"] if name})))
-
-
 def test_absent_rows(rows: list[Row], plain: PreTrainedTokenizerFast, wordpiece_tokenizer: BertTokenizerFast) -> None:
     batch = RevelaCollator(wordpiece_tokenizer, plain)([rows[2]])
 
@@ -116,18 +85,6 @@ def test_absent_rows(rows: list[Row], plain: PreTrainedTokenizerFast, wordpiece_
     assert torch.equal((batch["labels"] == -100).all(1), absent)
     nothing = RevelaCollator(wordpiece_tokenizer, plain)([group(0, [])])
     assert nothing["input_ids"].shape == nothing["retriever_input_ids"].shape == (4, 1)
-
-
-def test_text_that_leaves_no_tokens_is_absent_for_both(wordpiece_tokenizer: BertTokenizerFast) -> None:
-    bare = BertTokenizerFast(tokenizer_object=wordpiece_tokenizer.backend_tokenizer)
-    bare.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
-
-    batch = RevelaCollator(wordpiece_tokenizer, bare)([group(0, ["\x00\u200b", "the fox"], size=2)])
-
-    absent = batch["document"] == -1
-    assert sorted(batch["document"].tolist()) == [-1, 0]
-    assert torch.equal(batch["attention_mask"].sum(1) == 0, absent)
-    assert torch.equal(batch["retriever_attention_mask"].sum(1) == 0, absent)
 
 
 def orders(collate: RevelaCollator, epoch: int, texts: list[str]) -> tuple[str, ...]:
@@ -239,8 +196,6 @@ def test_queries_and_passages(
     passages = RevelaCollator(wordpiece_tokenizer, plain)([row])
     assert row_tokens(batch, "retriever_") == row_tokens(passages, "retriever_")
     assert batch["retriever_query_input_ids"].dtype == torch.int64
-    stored = tokenize_groups(Dataset.from_list([row]), collate)
-    assert all(torch.equal(tensor, batch[name]) for name, tensor in collate([stored[0]]).items())
 
 
 def test_a_row_may_have_its_own_span(
@@ -256,50 +211,6 @@ def test_a_row_may_have_its_own_span(
         only = RevelaCollator(decoder, plain, similarity_sides="query_passage", similarity_span=own)([prose, code])
         for side in ("retriever_", "retriever_query_"):
             assert row_tokens(batch, side)[rows] == row_tokens(only, side)[rows]
-    stored = tokenize_groups(Dataset.from_list([prose | {"similarity_span": None}, code]), collate)
-    assert row_tokens(collate([stored[0], stored[1]]), "retriever_query_") == row_tokens(batch, "retriever_query_")
-
-
-def test_stored_tokens_are_those_of_the_form(decoder: PreTrainedTokenizerFast, plain: PreTrainedTokenizerFast) -> None:
-    """Another prompt, span or form is another fingerprint, so that tokens of another run are never read from the cache."""
-    settings: list[dict[str, Any]] = [
-        {},
-        {"passage_prompt": "P: "},
-        {"similarity_span": "first_half"},
-        {"similarity_sides": "query_passage"},
-        {"similarity_sides": "query_passage", "query_prompt": "Q: "},
-        {"similarity_sides": "query_passage", "similarity_span": "first_half"},
-    ]
-    made = [RevelaCollator(decoder, plain, **changed).fingerprint() for changed in settings]
-    assert len(set(made)) == len(made)
-    assert RevelaCollator(decoder, plain, query_prompt="Q: ").fingerprint() == made[0]  # symmetric: no queries
-
-
-def test_first_half_with_byte_level_tokens(texts: list[str], decoder: PreTrainedTokenizerFast) -> None:
-    text = texts[2] + " \u6f22\u5b57 caf\u00e9"
-    full = RevelaCollator(decoder, decoder)([group(0, [text], size=1)])
-    half = RevelaCollator(decoder, decoder, similarity_span="first_half")([group(0, [text], size=1)])
-
-    (tokens,) = row_tokens(half, "retriever_")
-    (whole,) = row_tokens(full, "retriever_")
-    prompt = len(decoder("Passage: ")["input_ids"]) - 1
-    assert tokens == [*whole[: prompt + math.ceil((len(whole) - 1 - prompt) / 2)], decoder.eos_token_id]
-
-
-@pytest.mark.parametrize("multiple", [1, 8, 64])
-def test_widths(rows: list[Row], plain: PreTrainedTokenizerFast, multiple: int) -> None:
-    batch = RevelaCollator(plain, plain, pad_to_multiple_of=multiple)(rows)
-
-    for name in ("input_ids", "labels", "retriever_input_ids", "retriever_attention_mask"):
-        assert batch[name].shape[1] % multiple == 0
-    longest = int(batch["attention_mask"].sum(1).max())
-    assert 0 <= batch["input_ids"].shape[1] - longest < multiple
-
-
-def test_tokenizer_without_padding_token(texts: list[str], plain: PreTrainedTokenizerFast) -> None:
-    plain.pad_token = None
-    batch = RevelaCollator(plain, plain)([group(0, texts[:3])])
-    assert bool((batch["input_ids"][batch["attention_mask"] == 0] == plain.eos_token_id).all())
 
 
 class ForgetfulTokenizer(PreTrainedTokenizerFast):
@@ -334,27 +245,3 @@ def test_tokenizers_that_will_not_do(
 ) -> None:
     with pytest.raises(UserError, match=message):
         build(plain)
-
-
-@pytest.mark.parametrize("span", ["full", "first_half"])
-def test_groups_that_were_tokenised_once_make_the_same_batches(
-    tmp_path: Path, texts: list[str], decoder: PreTrainedTokenizerFast, plain: PreTrainedTokenizerFast, span: str
-) -> None:
-    """In every epoch, absent and empty texts included; another maximum length is other tokens."""
-    rows = [
-        {"group": 0, "document": ["x", "x", "y", ""], "text": [*texts[:3], ""]},
-        {"group": 1, "document": ["y", "z", "z", "z"], "text": [texts[3], " ", *texts[4:6]]},
-    ]
-    stored = tmp_path / "groups"
-    Dataset.from_list(rows).save_to_disk(stored)
-    groups = load_from_disk(stored)
-    own = RevelaCollator(decoder, plain, max_length=24, similarity_span=span)
-    tokenized = tokenize_groups(groups, own)
-    assert tokenized.column_names == ["group", "document", "lm_tokens", "retriever_tokens"]
-    for epoch in (0, 1):
-        own.epoch = epoch
-        want, got = own([groups[1], groups[0]]), own([tokenized[1], tokenized[0]])
-        assert all(torch.equal(got[name], want[name]) for name in want)
-    shorter = RevelaCollator(decoder, plain, max_length=12, similarity_span=span)
-    assert tokenize_groups(groups, own)._fingerprint == tokenized._fingerprint
-    assert tokenize_groups(groups, shorter)._fingerprint != tokenized._fingerprint
