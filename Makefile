@@ -31,7 +31,7 @@ test: style
 	$(BIN)/pytest $(PYTEST_ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
-# All exhaustive cases, bad options of every command, and killed runs. CI runs a sample of them.
+# All exhaustive cases, and killed runs. CI runs a sample of them.
 test-nightly: $(VENV)/.installed-dev
 	$(BIN)/pytest $(PYTEST_ARGS) -m exhaustive
 	$(BIN)/python tests/nightly.py

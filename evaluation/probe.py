@@ -9,7 +9,7 @@ same text, settings and seed give the same probe.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from random import Random
@@ -62,16 +62,14 @@ class Probe:
     Attributes:
         task: The task; the id of a query begins with its kind.
         held_out: Document id to the texts to remove.
-        documents: The number of documents used, and the number of documents read.
-        characters: The number of characters read.
+        documents: The number of documents read.
         complete: Whether all of the text was read.
         documents_of: Passage id to document id.
     """
 
     task: RetrievalTask
     held_out: dict[str, list[str]]
-    documents: tuple[int, int] = (0, 0)
-    characters: int = 0
+    documents: int = 0
     complete: bool = True
     settings: ProbeSettings = field(default_factory=ProbeSettings)
     documents_of: dict[str, str] = field(default_factory=dict)
@@ -88,8 +86,8 @@ class Probe:
     def __str__(self) -> str:
         """A summary in one line."""
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
-        used, read = self.documents
-        share = f"{used:,} of {'' if self.complete else 'at least '}{counted(read, 'document')}"
+        used, least = len(set(self.documents_of.values())), "" if self.complete else "at least "
+        share = f"{used:,} of {least}{counted(self.documents, 'document')}"
         queries = counted(len(self.task.queries), "query")
         return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages from {share}"
 
@@ -129,9 +127,9 @@ def build_probe(
     """
     settings = settings or ProbeSettings()
     random = Random(settings.seed)
-    documents, characters, complete = _read(read_documents(sources, report=report, **defaults))
+    documents, complete = _read(read_documents(sources, report=report, **defaults))
     order = random.sample(range(len(documents)), len(documents))
-    passages, used = _passages((documents[index] for index in order), settings, random)
+    passages = _passages((documents[index] for index in order), settings, random)
     asked = _ask(passages, documents, settings, random)
     if len(asked) < MIN_QUERIES:
         raise NoProbe(
@@ -148,35 +146,33 @@ def build_probe(
     shaped = resembling(made, examples, texts) if examples else in_shape(settings.shape, made, texts)
     task = replace(task, queries=task.queries | shaped)
     documents_of = {f"p{index}": passage.document for index, passage in enumerate(passages)}
-    made_of = (used, len(documents))
-    return Probe(task, held_out, made_of, characters, complete, settings, documents_of)
+    return Probe(task, held_out, len(documents), complete, settings, documents_of)
 
 
-def _read(documents: Iterator[Document]) -> tuple[list[Document], int, bool]:
+def _read(documents: Iterable[Document]) -> tuple[list[Document], bool]:
+    """Return the first documents, up to the maximum number of characters, and whether these are all."""
     read: list[Document] = []
     characters = 0
     for document in documents:
-        if characters + len(document.text) > SCANNED_CHARACTERS and read:
-            return read, characters, False
-        read.append(document)
         characters += len(document.text)
-    return read, characters, True
+        if characters > SCANNED_CHARACTERS and read:
+            return read, False
+        read.append(document)
+    return read, True
 
 
-def _passages(documents: Iterable[Document], settings: ProbeSettings, random: Random) -> tuple[list[Passage], int]:
-    """Return distinct passages, up to the maximum, and the number of documents that they are from."""
+def _passages(documents: Iterable[Document], settings: ProbeSettings, random: Random) -> list[Passage]:
+    """Return distinct passages, up to the maximum."""
     passages: list[Passage] = []
     seen = NearDuplicates()
-    used = 0
     for _, found in passages_of_each(documents, lambda _: random):
-        used += bool(found)
         for passage in found:
             if passage.text not in seen:
                 seen.add(passage.text)
                 passages.append(passage)
             if len(passages) == settings.passages:
-                return passages, used
-    return passages, used
+                return passages
+    return passages
 
 
 @dataclass(frozen=True)

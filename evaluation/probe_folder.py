@@ -21,9 +21,8 @@ def write_probe(probe: Probe, folder: str | Path) -> Path:
     folder = local_path(folder)
     metadata = asdict(probe.settings) | {
         "made": dict(probe.kinds),
-        "documents_used": probe.documents[0],
-        "documents_read": probe.documents[1],
-        "characters_read": probe.characters,
+        "documents_used": len(set(probe.documents_of.values())),
+        "documents_read": probe.documents,
         "all_of_the_text": probe.complete,
     }
     rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)

@@ -12,7 +12,7 @@ rare words and lexical overlap. No labels are needed: overlap is measured with t
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -38,18 +38,13 @@ class WordCounts:
     passages: int
 
     @classmethod
-    def of(cls, passages: Iterable[str]) -> "WordCounts":
+    def of(cls, passages: Sequence[str]) -> "WordCounts":
         """Count the words of passages."""
-        found = [set(words(passage)) for passage in passages]
-        return cls(Counter(word for each in found for word in each), len(found))
+        return cls(Counter(word for passage in passages for word in set(words(passage))), len(passages))
 
     def idf(self, word: str) -> float:
         """Return the inverse document frequency of a word; a word in no passage is as rare as one in half a passage."""
         return math.log((self.passages + 1) / max(0.5, self.counts.get(word, 0)))
-
-    def is_frequent(self, word: str) -> bool:
-        """Whether the word is in at least a tenth of the passages, as function words are."""
-        return self.counts.get(word, 0) >= FREQUENT_FRACTION * self.passages
 
 
 def keywords(text: str, vocabulary: WordCounts, number: int = MAX_KEYWORDS) -> str:
@@ -88,14 +83,16 @@ def drop_words(text: str, seed: str) -> str:
     return " ".join(random.Random(seed).sample(found, min(len(found), max(3, len(found) // 2))))
 
 
-def in_shape(shape: QueryShape, queries: Mapping[str, str], passages: Iterable[str]) -> dict[str, str]:
+def in_shape(shape: QueryShape, queries: Mapping[str, str], passages: Sequence[str]) -> dict[str, str]:
     """Return sentences or docstrings, by id, in another shape; passages do not contain them. The id is the seed of `dropout`."""
-    if shape == "whole":
-        return dict(queries)
-    if shape == "dropout":
-        return {id_: drop_words(text, id_) for id_, text in queries.items()}
-    make, vocabulary = (shorten if shape == "short" else keywords), WordCounts.of(passages)
-    return {id_: make(text, vocabulary) or text for id_, text in queries.items()}
+    vocabulary = WordCounts.of(passages)
+    make: dict[QueryShape, Callable[[str, str], str]] = {
+        "whole": lambda id_, text: text,
+        "short": lambda id_, text: shorten(text, vocabulary) or text,
+        "keywords": lambda id_, text: keywords(text, vocabulary) or text,
+        "dropout": lambda id_, text: drop_words(text, id_),
+    }
+    return {id_: make[shape](id_, text) for id_, text in queries.items()}
 
 
 def resembling(queries: Mapping[str, str], examples: Sequence[str], passages: Sequence[str]) -> dict[str, str]:
@@ -132,9 +129,9 @@ def _numbers(queries: list[str], passages: Sequence[str]) -> NDArray[np.float64]
     rows = []
     for query, place in zip(queries, best, strict=True):
         found = words(query)
-        idf = {word: vocabulary.idf(word) for word in found if not vocabulary.is_frequent(word)}
+        rare = [word for word in found if vocabulary.counts.get(word, 0) < FREQUENT_FRACTION * vocabulary.passages]
+        idf = {word: vocabulary.idf(word) for word in rare}
         shared = sum(value for word, value in idf.items() if place >= 0 and word in words_of[place])
-        frequent = sum(vocabulary.is_frequent(word) for word in found) / max(1, len(found))
-        total = sum(idf.values())
+        total, frequent = sum(idf.values()), (len(found) - len(rare)) / max(1, len(found))
         rows.append([math.log(1 + len(found)), frequent, total / max(1, len(idf)), shared / max(1e-9, total)])
     return np.array(rows)

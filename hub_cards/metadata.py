@@ -128,9 +128,8 @@ class ModelCardMetadata:
         path = local_path(path)
         text = path.read_text(encoding="utf-8")
         try:
-            values = _without_none(
-                json.loads(json.dumps(yaml.safe_load(text) or {}, default=str))
-            )  # dates become texts
+            plain = json.loads(json.dumps(yaml.safe_load(text) or {}, default=str))  # dates become texts
+            values = _without_none(plain)
             if "method" in values:
                 values["method"] = methods[values["method"]]
             values["results"] = tuple(map(Result.from_dict, values.get("results", ())))
@@ -193,7 +192,6 @@ def hub_model_id(name: str | None) -> str | None:
 class ModelDescription:
     """The part of a card that is read from the model folder."""
 
-    model_type: str
     architecture: str
     parameters: int
     bytes: int
@@ -247,7 +245,6 @@ def describe(folder: str | Path) -> ModelDescription:
                     parameters += math.prod(stored.get_shape())
     encoder = _describe_encoder(folder)
     return ModelDescription(
-        model_type=encoder.pop("model_type", config.get("model_type", "")),
         architecture=next(iter(config.get("architectures") or ()), ""),
         parameters=parameters,
         bytes=sum(file.stat().st_size for file in files),
@@ -285,7 +282,6 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     width = width or pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension")
     truncated, loader = config.get("truncate_dim"), config.get("model_type") or "SentenceTransformer"
     return {
-        "model_type": read_json(transformer / "config.json", {}).get("model_type", ""),
         "dimensions": min(filter(None, (truncated, width)), default=None),
         "truncate_dim": truncated,
         "max_length": length,

@@ -30,7 +30,7 @@ from transformers.utils import ModelOutput
 from .backbones import CACHE, cache_of
 from .linear_cross_entropy import next_token_loss
 from .passage_attention import PassageStates, Reading
-from .reading_decoder import ImpRAGModel, check_read
+from .reading_decoder import ImpRAGModel
 
 
 @dataclass
@@ -130,7 +130,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         cache = kwargs.pop("cache", past_key_values)
         other = {"position_ids": position_ids, "inputs_embeds": inputs_embeds}
         inputs = self._reading_inputs(input_ids, attention_mask, passage_states, cache, kwargs | other)
-        run, head = partial(self._run, inputs, use_cache=use_cache), self.get_output_embeddings()
+        run, head = partial(self._run, self.backbone, inputs, use_cache=use_cache), self.get_output_embeddings()
         count = num_items_in_batch
         loss, outputs = next_token_loss(head, run, labels, attention_mask, count, with_logits=return_logits)
         output = ImpRAGOutput(loss, outputs.logits, cache_of(outputs), passage_states=passage_states, **vectors)
@@ -138,11 +138,6 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             if outputs.get(name) is not None:
                 output[name] = outputs[name]
         return output
-
-    def _run(self, inputs: dict[str, Any], **options: Any) -> Any:  # noqa: ANN401 (the backbone's output)
-        outputs = self.backbone(**inputs, **options)
-        check_read(inputs)
-        return outputs
 
     @torch.no_grad()
     def generate(  # the mixin's, with passages
@@ -225,7 +220,7 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             raise ValueError("a candidate passage is empty: leave it out")
         inputs = self._reading_inputs(ids_1L, None, states.select(at.new_zeros(1)), None, {})
         inputs["imprag"] = Reading(states=states, layer_b=self._layer_b, repeats=len(ids_CP))
-        logits = self._run(inputs, use_cache=False, logits_to_keep=at).logits.float()
+        logits = self._run(self.backbone, inputs, use_cache=False, logits_to_keep=at).logits.float()
         log_p: Tensor = logits.log_softmax(-1).gather(-1, answer.expand(len(ids_CP), -1)[..., None])[..., 0].sum(-1)
         return log_p
 

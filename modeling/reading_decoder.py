@@ -175,8 +175,7 @@ class ImpRAGModel(PreTrainedModel):
             passage_states = self.encode_passages(passage_input_ids, passage_attention_mask)
         cache = kwargs.pop("cache", past_key_values)
         inputs = self._reading_inputs(input_ids, attention_mask, passage_states, cache, kwargs)
-        outputs = self.get_decoder()(**inputs)
-        check_read(inputs)
+        outputs = self._run(self.get_decoder(), inputs)
         return BaseModelOutputWithPast(outputs.last_hidden_state, cache_of(outputs))
 
     @torch.no_grad()
@@ -213,6 +212,14 @@ class ImpRAGModel(PreTrainedModel):
             raise ValueError(f"the index holds fewer than k={k} passages: lower k")
         mask_MP = torch.ones_like(passage_input_ids) if passage_attention_mask is None else passage_attention_mask
         return passage_input_ids[rows_Bk].to(input_ids.device), mask_MP[rows_Bk].to(input_ids.device)
+
+    @staticmethod
+    def _run(model: PreTrainedModel, inputs: dict[str, Any], **options: Any) -> Any:
+        """Run a model, and check that its layers have read the passages, if there are any."""
+        outputs = model(**inputs, **options)
+        if "imprag" in inputs:
+            inputs["imprag"].check()
+        return outputs
 
     def _layers(self) -> nn.ModuleList:
         decoder = self.get_decoder()
@@ -302,12 +309,6 @@ class ImpRAGModel(PreTrainedModel):
         inputs["position_ids"] = positions + shift_R1
         inputs["imprag"] = Reading(states=states)
         return inputs
-
-
-def check_read(inputs: dict[str, Any]) -> None:
-    """Check, after a forward pass with these arguments, that its layers have read the passages, if there are any."""
-    if "imprag" in inputs:
-        inputs["imprag"].check()
 
 
 def _at_layer_b(

@@ -11,6 +11,8 @@ def adapt_report(verdict: str = "BETTER", *, trained: bool = True) -> dict[str, 
         "exported": "natural pairs" if trained else "base retriever",
         "trained": trained,
         "bm25_weight": 0.2,
+        "token_weight": 0.0,
+        "bm25": {"stemmer": "english", "stopwords": "en", "split_identifiers": False},
         "systems": [{"name": "base retriever", "bm25_weight": 0.3, "seconds": 0.0}],
         "settings": {"retriever": "all-MiniLM-L6-v2", "budget": "6m"},
     }

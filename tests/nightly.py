@@ -1,31 +1,22 @@
-"""Bad options of every training command, and killed runs: too slow for `make test`.
+"""Killed runs of every training command: too slow for `make test`.
 
-    python tests/nightly.py                      # both parts, all methods
-    python tests/nightly.py bad-input --methods revela imprag
-    python tests/nightly.py kills --kills 20
+    python tests/nightly.py                      # all methods
+    python tests/nightly.py --methods revela imprag --kills 20
 
-`bad-input` gives each numeric option of each command values that it cannot take, one command in a fork each. A command must
-end with an error in one line: a traceback, or exit status 0 as if nothing were wrong, is a failure.
-
-`kills` trains each method once without a break. Other runs of the same command are killed (`kill -9`) at a random time, and
-resumed with `--resume_from_checkpoint last` until they end. Their weights must be those of the first run, bit for bit.
+Each method trains once without a break. Other runs of the same command are killed (`kill -9`) at a random time, and resumed
+with `--resume_from_checkpoint last` until they end. Their weights must be those of the first run, bit for bit.
 """
 
 import argparse
 import hashlib
-import importlib
 import os
 import random
-import shlex
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
 
@@ -35,8 +26,6 @@ from revela_hub.cli.main import main as revela_hub
 from revela_hub.trainers.methods import METHODS
 
 STEPS, SAVE_STEPS, RESTARTS = 24, 6, 5
-# Foreign options for which these are values, or that do nothing in a short run.
-UNLIMITED = {"max_grad_norm", "seed", "data_seed", "logging_first_step"}
 
 
 def fork(words: list[str], log: Path) -> int:
@@ -60,42 +49,6 @@ def fork(words: list[str], log: Path) -> int:
 def status_of(child: int) -> int:
     """Return the exit status of a process; negative if it was killed."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-# --- bad input
-
-
-def bad_options(method: str) -> Iterator[list[str]]:
-    """Yield options of a method's own dataclass with a value that they cannot take."""
-    command = next(iter(METHODS[method].commands.values()))
-    arguments = importlib.import_module(command.module).Arguments
-    hints = get_type_hints(arguments)
-    for entry in fields(arguments):
-        kinds = {hints[entry.name], *get_args(hints[entry.name])}
-        if entry.name in UNLIMITED or entry.name.startswith(("adam", "eval", "logging", "dataloader", "hub", "ddp")):
-            continue
-        if int in kinds:
-            yield from ([f"--{entry.name}", value] for value in ("2.5", "many", "nan"))
-        elif float in kinds:
-            yield from ([f"--{entry.name}", value] for value in ("nan", "fast"))
-
-
-def bad_input(words: dict[str, list[str]], root: Path) -> list[str]:
-    """Run the commands, and return the failures."""
-    failures, number = [], 0
-    for method, line in words.items():
-        for option in bad_options(method):
-            number += 1
-            log = root / f"bad-{number}.log"
-            case = [*line, *option, "--max_steps", "1", "--output_dir", str(root / f"bad-{number}")]
-            status = status_of(fork(case, log))
-            if status not in (1, 2) or "Traceback" in log.read_text(errors="replace"):
-                failures.append(f"status {status}: {shlex.join(case)}")
-    print(f"bad input: {number} commands, {len(failures)} failures")
-    return failures
-
-
-# --- kills
 
 
 def weights(output: Path) -> dict[str, str]:
@@ -140,15 +93,12 @@ def kills(words: dict[str, list[str]], root: Path, count: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=("bad-input", "kills"), help="by default both")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--kills", type=int, default=5, help="of each method")
     options = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="nightly-"))
     words = {name: line for name, line in commands(root / "inputs").items() if name in options.methods}
-    failures = [] if options.part == "kills" else bad_input(words, root)
-    failures += [] if options.part == "bad-input" else kills(words, root, options.kills)
-    sys.exit("\n".join(failures) or 0)
+    sys.exit("\n".join(kills(words, root, options.kills)) or 0)
 
 
 if __name__ == "__main__":

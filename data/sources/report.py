@@ -73,9 +73,8 @@ class ReadReport:
 
 def skips(skipped: Counter[str], endings: Counter[str] | None = None) -> str:
     """Return `"12 binary (.xlsx 8, .zip 4), 3 empty"`, the most frequent reason first."""
-    by_ending = [f"{ending} {number:,}" for ending, number in _ordered(endings or Counter())]
-    more = ["..."] if len(by_ending) > MAX_ENDINGS else []
-    notes = {"binary": f" ({', '.join(by_ending[:MAX_ENDINGS] + more)})"} if by_ending else {}
+    by_ending = [f"{ending} {number:,}" for ending, number in _ordered(endings or Counter())[:MAX_ENDINGS]]
+    notes = {"binary": f" ({', '.join(by_ending)})"} if by_ending else {}
     return ", ".join(f"{number:,} {reason}{notes.get(reason, '')}" for reason, number in _ordered(skipped))
 
 

@@ -90,13 +90,10 @@ def chunk_document(
         The chunks in their order; empty for a document of white space.
     """
     report = ReadReport() if report is None else report
-    if document.kind == "code":
-        parts = _code(document.text, max_words, report)
-    else:
-        parts = _prose(document.text, max_words, language, report)
+    pieces = list(_document_pieces(document, max_words, language, report))
     chunks = []
     line = document.first_line
-    for text in parts:
+    for text in _runs(pieces, max_words, is_code=document.kind == "code"):
         following = line + text.count("\n")
         kept = text if document.kind == "code" else text.strip()
         if kept and not kept.isspace():
@@ -115,12 +112,14 @@ def document_pieces(
 
     Pieces longer than `max_words` are split as in `chunk_document`.
     """
-    report = ReadReport() if report is None else report
-    if document.kind == "code":
-        pieces = _pieces(_LINE.findall(document.text), max_words, report)
-    else:
-        pieces = _sentences(document.text, max_words, language, report)
+    pieces = _document_pieces(document, max_words, language, ReadReport() if report is None else report)
     return (piece.text for piece in pieces)
+
+
+def _document_pieces(document: Document, max_words: int, language: str, report: ReadReport) -> Iterator[_Piece]:
+    if document.kind == "code":
+        return _pieces(_LINE.findall(document.text), max_words, report)
+    return _sentences(document.text, max_words, language, report)
 
 
 def _piece(text: str, max_words: int) -> _Piece | None:
@@ -143,18 +142,6 @@ def _cut(text: str, max_words: int) -> Iterator[_Piece]:
                 start = end
             end = stop
     yield _Piece(text[start:], count_words(text[start:]))
-
-
-def _prose(text: str, max_words: int, language: str, report: ReadReport) -> Iterator[str]:
-    """Yield runs of whole sentences; concatenated, they are the text."""
-    start = end = words = 0
-    for piece in _sentences(text, max_words, language, report):
-        if words and not _fits(words + piece.words, end + len(piece.text) - start, max_words):
-            yield text[start:end]
-            start, words = end, 0
-        end += len(piece.text)
-        words += piece.words
-    yield text[start:]
 
 
 def _segment(text: str, language: str) -> Iterator[str]:
@@ -223,9 +210,8 @@ def _sentences(text: str, max_words: int, language: str, report: ReadReport) -> 
                 yield from _pieces(_QUOTED_SENTENCE.findall(part), max_words, report)
 
 
-def _code(text: str, max_words: int, report: ReadReport) -> Iterator[str]:
-    """Yield runs of whole lines; concatenated, they are the text."""
-    pieces = list(_pieces(_LINE.findall(text), max_words, report))
+def _runs(pieces: list[_Piece], max_words: int, *, is_code: bool) -> Iterator[str]:
+    """Yield runs of whole sentences or lines that are no larger than a chunk; concatenated, they are the text."""
     start = 0
     while start < len(pieces):
         end, words, characters, half = start, 0, 0, 0
@@ -238,7 +224,7 @@ def _code(text: str, max_words: int, report: ReadReport) -> Iterator[str]:
             end += 1
             if _fits(2 * words, 2 * characters, max_words):
                 half = end
-        if end < len(pieces):
+        if is_code and end < len(pieces):
             end = _best_end(pieces, max(half, start + 1), end)
         yield "".join(piece.text for piece in pieces[start:end])
         start = end

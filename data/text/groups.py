@@ -60,8 +60,6 @@ class GroupSettings:
             raise UserError(f"group_size is {self.group_size}; a group needs at least 2 chunks")
         if self.run_length is not None and (self.run_length < 1 or self.group_size % self.run_length):
             raise UserError(f"run_length is {self.run_length}; it must divide group_size ({self.group_size})")
-        if self.max_words < 1 or (self.max_groups is not None and self.max_groups < 1):
-            raise UserError("max_words and max_groups must be at least 1")
 
 
 COLUMNS: Types = {"group": "int64", "document": ["string"], "text": ["string"]}
@@ -155,24 +153,13 @@ def mix_groups(
 
     Returns:
         A data set with the same columns; `group` is the number of the group within its source.
-
-    Raises:
-        UserError: Invalid weights.
     """
     import datasets
 
-    check_weights(weights, len(groups))
-    total = sum(weights)
-    probabilities = [weight / total for weight in weights]
+    probabilities = [weight / sum(weights) for weight in weights]
     return datasets.interleave_datasets(
         list(groups), probabilities=probabilities, seed=seed, stopping_strategy=stopping_strategy
     )
-
-
-def check_weights(weights: Sequence[float], sources: int) -> None:
-    """Raises UserError unless there is one positive weight per source."""
-    if len(weights) != sources or not all(weight > 0 and math.isfinite(weight) for weight in weights):
-        raise UserError(f"weights {list(weights)}: pass one positive number for each of the {sources} sources")
 
 
 def groups_needed(weight: float, max_groups: int) -> int:

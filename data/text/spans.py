@@ -110,7 +110,7 @@ def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings)
 
 
 class DocumentTokens(NamedTuple):
-    """A tokenised document: tokens, word starts, and the number of tokens of each piece (sentence or line)."""
+    """A tokenised document or a part of one: tokens, word starts, and the number of tokens of each piece (sentence or line)."""
 
     tokens: Tokens
     word_starts: Bools
@@ -167,16 +167,16 @@ def _packed(document: DocumentTokens, capacity: int, report: ReadReport) -> Iter
 def tokenized_documents(
     documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings, report: ReadReport
 ) -> Iterator[DocumentTokens]:
-    """Tokenise documents in batches, each document in runs of pieces."""
-    for batch in _grouped(documents, lambda document: len(document.text), BATCH_CHARACTERS):
-        # A piece has at most as many words as a span has tokens: tables and lists that form longer "sentences" are split
-        # at their lines, as in chunks.
-        pieces = [
-            list(document_pieces(document, settings.max_length - 2, language=settings.language, report=report))
-            for document in batch
-        ]
-        runs = [list(_grouped(of_document, len, RUN_CHARACTERS)) for of_document in pieces]
-        texts = ["".join(run) for of_document in runs for run in of_document]
+    """Tokenise documents in batches; a long one in several runs of pieces, which are like documents of their own."""
+    # A piece has at most as many words as a span has tokens: tables and lists that form longer "sentences" are split
+    # at their lines, as in chunks.
+    pieces = (
+        document_pieces(document, settings.max_length - 2, language=settings.language, report=report)
+        for document in documents
+    )
+    runs = (run for of_document in pieces for run in _grouped(of_document, len, RUN_CHARACTERS))
+    for batch in _grouped(runs, lambda run: sum(map(len, run)), BATCH_CHARACTERS):
+        texts = list(map("".join, batch))
         encoding = tokenizer(
             texts,
             add_special_tokens=False,
@@ -186,10 +186,8 @@ def tokenized_documents(
             return_token_type_ids=False,
             verbose=False,  # no warnings about texts longer than the model's positions
         )
-        numbers = iter(range(len(texts)))
-        for of_document in runs:
-            parts = [_run_tokens(encoding, number := next(numbers), texts[number], run) for run in of_document]
-            yield DocumentTokens(*map(np.concatenate, zip(*parts, strict=True)))
+        for number, (text, run) in enumerate(zip(texts, batch, strict=True)):
+            yield _run_tokens(encoding, number, text, run)
 
 
 def _grouped(items: Iterable[T], length: Callable[[T], int], enough: int) -> Iterator[list[T]]:

@@ -45,10 +45,7 @@ HINTS = {
 
 
 class UserError(Exception):
-    """An error that the user can fix: a wrong path, option, file content or model.
-
-    The message is one line with the file, the line number if there is one, and the fix.
-    """
+    """An error that the user can fix; the message is one line with the file, the line number if there is one, and the fix."""
 
 
 def explain(error: BaseException) -> tuple[str, int]:

@@ -20,10 +20,7 @@ OURS = ((MARKER,), ("run.json", "trainer_state.json"), ("trainer_state.json", "s
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path with the home folder for `~`.
-
-    `Path.expanduser` raises an error for other names with a tilde, such as `~$report.docx`; these are returned unchanged.
-    """
+    """Return a path with the home folder for `~`; `Path.expanduser` rejects other tildes, such as `~$report.docx`."""
     return Path(os.path.expanduser(path))
 
 

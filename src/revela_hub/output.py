@@ -72,9 +72,8 @@ def note(text: object) -> None:
 
 def typed_lines(prompt: str) -> Iterator[tuple[int, str]]:
     """Yield the number and the text of the non-empty lines of standard input, with a prompt on a terminal."""
-    terminal = sys.stdin.isatty()
     for number in itertools.count(1):
-        if terminal:
+        if sys.stdin.isatty():
             sys.stderr.write(f"{prompt}> ")
             sys.stderr.flush()
         if not (line := sys.stdin.readline()):

@@ -52,6 +52,7 @@ def test_shards_become_an_index_that_is_searched(
     assert best["text"].startswith("Note 13:")
 
 
+@pytest.mark.slow  # starts two processes
 def test_a_model_on_two_devices_has_the_same_vectors(corpus: Path, retriever_folder: Path) -> None:
     common = [str(retriever_folder), "--corpus", "notes.jsonl", "--device"]
     for folder, device in (("one", "cpu"), ("two", "cpu,cpu")):

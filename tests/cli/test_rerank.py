@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from revela_hub.cli.main import main
+from revela_hub.data.sources.beir import RetrievalTask, write_beir
 from revela_hub.errors import UserError
 from revela_hub.retrieval import BM25, TextList
 from revela_hub.retrieval.rerank import RerankedRanker, Reranker, has_tokens
@@ -46,13 +47,9 @@ QUERY = "the river and the fox"
 
 def write_task(folder: Path, texts: list[str]) -> None:
     """A BEIR folder whose queries are the last two words of the texts."""
-    (folder / "qrels").mkdir(parents=True)
-    rows = {"corpus": texts, "queries": [" ".join(text.split()[-2:]) for text in texts]}
-    for name, column in rows.items():
-        lines = (json.dumps({"_id": str(n), "text": text}) + "\n" for n, text in enumerate(column))
-        (folder / f"{name}.jsonl").write_text("".join(lines))
-    judged = "".join(f"{n}\t{n}\t1\n" for n in range(len(texts)))
-    (folder / "qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    corpus = {str(n): text for n, text in enumerate(texts)}
+    queries = {name: " ".join(text.split()[-2:]) for name, text in corpus.items()}
+    write_beir(RetrievalTask(corpus, queries, {name: {name: 1} for name in corpus}, "task"), folder)
 
 
 @pytest.fixture
@@ -235,15 +232,6 @@ def test_the_best_results_are_reordered_and_the_rest_follows(cross_encoder: Path
             assert (np.diff(scores[: len(known)]) <= 0).all()
         assert ranker.why_nothing(ranker.encode(["zebra"])) == bm25.why_nothing(bm25.encode(["zebra"]))
     assert ranker.search(ranker.encode(queries), 1).rows_QK.shape == (3, 1)
-
-
-def test_search_prints_the_order_of_the_reranker(
-    cross_encoder: Path, texts: list[str], retriever_folder: Path, search: Callable[..., Any]
-) -> None:
-    scores = Reranker(str(cross_encoder), device="cpu").scores([(QUERY, text) for text in texts])
-    for mode in ("dense", "hybrid"):
-        found = search(retriever_folder, "--rerank", cross_encoder, "--mode", mode, "--top_k", 6)
-        assert [score for _, score in found] == pytest.approx(sorted(scores.tolist(), reverse=True), abs=1e-4)
 
 
 def test_evaluation_shows_both_rows(

@@ -70,17 +70,6 @@ def test_options_of_the_text(corpus: Path, search: Search, capsys: pytest.Captur
     assert "skipped: 1 excluded" in capsys.readouterr().err
 
 
-def test_an_interruption_is_one_line(
-    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("revela_hub.search.searcher.load_models", interrupted)
-    assert main(["search", "bm25", "width", "--corpus", "area.py"]) == 130
-    assert "interrupted" in capsys.readouterr().err
-
-
 def test_queries_come_from_standard_input(
     corpus: Path, search: Search, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,19 +201,6 @@ def test_lone_surrogates_in_queries_and_names_of_files(
     assert "docs/caf\\udce9.txt" in [hit["path"] for hit in found["hits"]]
     monkeypatch.setattr("sys.stdin", io.StringIO("rivers \udcff\n\ud800\n"))
     assert len(search(*words)) == 2
-
-
-def test_lone_surrogates_in_a_task(corpus: Path, retriever_folder: Path, tiny_sparse_folder: Path) -> None:
-    (corpus / "task" / "qrels").mkdir(parents=True)
-    for name, text in (
-        ("corpus.jsonl", '{"_id": "d\\ud800", "text": "rivers \\udfff carry"}\n{"_id": "e", "text": "stones"}'),
-        ("queries.jsonl", '{"_id": "q", "text": "rivers \\ud83d"}\n'),
-        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\te\t1\n"),
-    ):
-        (corpus / "task" / name).write_text(text)
-    words = ["--corpus", "task", "--device", "cpu", "--json"]
-    assert main(["evaluate", "bm25", str(retriever_folder), *words]) == 0
-    assert main(["evaluate", str(tiny_sparse_folder), *words, "--mode", "sparse"]) == 0
 
 
 def test_a_text_that_the_output_has_not_is_escaped(tmp_path: Path) -> None:

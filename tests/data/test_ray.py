@@ -45,5 +45,5 @@ def test_passages_cut_on_ray_are_those_of_encode(ray_cluster: None, tmp_path: Pa
 
 
 def test_rows_without_an_id_are_rejected() -> None:
-    with pytest.raises(UserError, match=r"no column '_id'; the columns are 'text' \(choose with id_column\)"):
+    with pytest.raises(UserError, match=r"no column '_id'; the columns are 'text'"):
         cut_rows({"text": ["Rivers carry sediment."]})

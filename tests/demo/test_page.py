@@ -16,7 +16,7 @@ from gradio_client.exceptions import AppError
 
 from revela_hub.data.sources.source import Document
 from revela_hub.demo.collection import Collection, LoadedRetriever
-from revela_hub.demo.page import MAX_QUERY, MOST_RESULTS, Shown, launch, search_page, usage
+from revela_hub.demo.page import MOST_RESULTS, launch, search_page, usage
 
 HARMFUL = "<script>alert(1)</script>"
 TEXTS = [f"{' '.join(WORDS[place : place + 3])} {HARMFUL}" for place in range(len(WORDS) - 2)]
@@ -29,10 +29,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     retrievers = [LoadedRetriever("base", Encoder(), "base"), LoadedRetriever("adapted", Encoder(), "words")]
     documents = [Document(str(place), text, None, "text") for place, text in enumerate(TEXTS)]
     collection = Collection(documents, retrievers, folder, cache=folder, name="the sample")
-    shown = Shown(
-        f"org/x {HARMFUL}", ["river sea"], "https://huggingface.co/org/x", ["a verdict"], usage("org/x", 0.3, 0.0)
-    )
-    page = search_page(shown, collection, 0.3, 5)
+    shown = {"queries": ["river sea"], "url": "https://huggingface.co/org/x", "notes": ["a verdict"]}
+    page = search_page(f"org/x {HARMFUL}", collection, 0.3, 5, code=usage("org/x", 0.3, 0.0), **shown)  # type: ignore[arg-type]
     yield SimpleNamespace(address=launch(page, "127.0.0.1", None), folder=folder)
     page.close()
 
@@ -46,30 +44,14 @@ def search(client: Client, query: str, weight: float = 0.3, number: int = 5) -> 
     return str(client.predict(query, weight, number, api_name="/search"))
 
 
-def message(error: pytest.ExceptionInfo[AppError]) -> str:
-    return str(error.value)
-
-
-def test_only_the_search_can_be_called(client: Client) -> None:
-    assert set(client.view_api(return_format="dict")["named_endpoints"]) == {"/search"}
-
-
 def test_a_search(client: Client) -> None:
     html = search(client, "river sea", 0.3, 2)
     assert re.findall(r"<h3>(.*?)</h3>", html) == ["hybrid, BM25 weight 0.3", "adapted", "base", "BM25"]
     assert html.count('<article class="rh-row">') == 8
     assert "<mark>river</mark> <mark>sea</mark>" in html
     assert "<script" not in html and "&lt;script&gt;" in html
-
-
-def test_empty_and_long_queries(client: Client) -> None:
-    for query in ("", "  ", None):
-        with pytest.raises(AppError) as error:
-            search(client, query)  # type: ignore[arg-type]
-        assert "the query is empty" in message(error)
-    with pytest.raises(AppError) as error:
-        search(client, "x" * (MAX_QUERY + 1))
-    assert "2,001 characters, more than 2,000" in message(error)
+    assert search(client, " ") == ""
+    assert set(client.view_api(return_format="dict")["named_endpoints"]) == {"/search"}
 
 
 def test_values_out_of_range_are_rejected_or_cut(client: Client) -> None:
@@ -115,13 +97,3 @@ def test_the_page_has_no_path_and_no_script_of_a_name(served: SimpleNamespace) -
         "a verdict",
     ):
         assert text in config
-
-
-def test_the_port_is_in_use(served: SimpleNamespace) -> None:
-    import gradio
-
-    port = int(served.address.rstrip("/").rpartition(":")[2])
-    with gradio.Blocks() as other:
-        gradio.Textbox()
-    with pytest.raises(OSError, match=str(port)):
-        launch(other, "127.0.0.1", port)

@@ -1,9 +1,11 @@
 """The HTML of the page: escaped, with marked words and rank changes."""
 
+from collections.abc import Sequence
 from html.parser import HTMLParser
 
-from revela_hub.demo.collection import ResultColumn, ResultRow
-from revela_hub.demo.rendering import MAX_EXCERPT, excerpt, header_html, marked, message_html, results_html
+from revela_hub.demo.collection import Column, Result
+from revela_hub.demo.rendering import header_html, marked, message_html, results_html
+from revela_hub.retrieval.passages import Hit
 
 SCRIPT = "<script>alert('x')</script><img src=x onerror=alert(1)>"
 
@@ -25,18 +27,16 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def row(text: str, matches: tuple[tuple[int, int], ...] = (), change: str = "", source: str = "a.txt") -> ResultRow:
-    return ResultRow(1, 0.5, text, source, change, matches)
+def result(text: str, matches: Sequence[tuple[int, int]] = (), change: str = "", source: str = "a.txt") -> Result:
+    return Result(Hit(0.5, text, source, None, 1, 1), change, matches)
 
 
 def test_everything_is_escaped() -> None:
-    rows = (row(SCRIPT, ((1, 7),), source=SCRIPT), row(SCRIPT * 20, ((500, 506),)))
-    columns = [ResultColumn(SCRIPT, rows, 1.0), ResultColumn("BM25", (), 1.0, nothing=SCRIPT)]
-    pages = [
-        results_html(columns),
-        message_html(SCRIPT),
-        header_html(SCRIPT, f'https://x/"{SCRIPT}', [SCRIPT]),
+    columns = [
+        Column(SCRIPT, [result(SCRIPT, [(1, 7)], source=SCRIPT)]),
+        Column("BM25", [], nothing=SCRIPT),
     ]
+    pages = [results_html(columns), message_html(SCRIPT), header_html(SCRIPT, f'https://x/"{SCRIPT}', [SCRIPT])]
     for html in pages:
         page = Page(html)
         assert not {"script", "img"} & set(page.tags)
@@ -44,29 +44,8 @@ def test_everything_is_escaped() -> None:
     assert "<mark>script</mark>" in pages[0]
 
 
-def test_changes_of_rank_have_a_colour() -> None:
-    rows = tuple(row("text", change=change) for change in ("▲2", "▼1", "new", "="))
-    html = results_html([ResultColumn("hybrid", rows, 1.25)])
+def test_changes_of_rank_have_a_colour_and_matches_are_marked() -> None:
+    html = results_html([Column("hybrid", [result("text", change=change) for change in ("▲2", "▼1", "new", "=")])])
     for kind, change in (("up", "▲2"), ("down", "▼1"), ("new", "new"), ("same", "=")):
         assert f'rh-{kind}">{change}<' in html
-    assert "1.2 ms" in html
-
-
-def test_long_passages_are_cut_around_the_first_match_and_can_be_opened() -> None:
-    text = "word " * 200 + "needle " + "word " * 200
-    start = text.index("needle")
-    found = row(text, ((start, start + 6),))
-    first, last = excerpt(found)
-    assert first < start < last <= first + MAX_EXCERPT
-    assert text[first - 1] == " " and text[last] == " "
-    html = results_html([ResultColumn("x", (found,), 1.0)])
-    assert html.count("<mark>needle</mark>") == 2 and "whole passage" in html
-    assert excerpt(row(text)) == (0, text.rfind(" ", 0, MAX_EXCERPT))
-    assert excerpt(row("short")) == (0, 5) and "whole passage" not in results_html(
-        [ResultColumn("x", (row("short"),), 1)]
-    )
-
-
-def test_words_that_the_cut_divides() -> None:
-    found = row("abcdefgh", ((0, 3), (4, 8)))
-    assert marked(found, 2, 6) == "<mark>c</mark>d<mark>ef</mark>"
+    assert marked(result("abcdefgh", [(0, 3), (4, 8)])) == "<mark>abc</mark>d<mark>efgh</mark>"

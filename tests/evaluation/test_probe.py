@@ -69,15 +69,9 @@ def text(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("start", "title"),
     [
-        (
-            '---\ntitle: "The story: of a river"\nlast_update: 2024-11-03 by the editor\n---\n\n',
-            "The story: of a river",
-        ),
+        ('---\ntitle: "The story: of a river"\nlast_update: 2024 by the editor\n---\n\n', "The story: of a river"),
         ("+++\r\ntitle = 'The story of a river'\r\ndraft = false\r\n+++\r\n", "The story of a river"),
-        (
-            "The story of a river\n\n---\nid: river\ntitle: Some other story\ndraft: false\n---\n",
-            "The story of a river",
-        ),
+        ("The story of a river\n\n---\nid: river\ntitle: Other\ndraft: false\n---\n", "The story of a river"),
         ("---\nsidebar_position: 3\ndraft: false\n---\n\n", None),
     ],
     ids=["YAML", "TOML", "row with a title", "no title"],
@@ -126,41 +120,33 @@ def probe(text: Path) -> Probe:
     return build_probe(str(text), SETTINGS)
 
 
-def test_every_query_is_out_of_its_passage_and_out_of_the_text(text: Path, probe: Probe, tmp_path: Path) -> None:
-    assert set(probe.kinds) == {"docstring", "title", "sentence"} and len(probe.task.queries) == 40
-    assert len(probe.task.corpus) == 80
+def test_every_query_is_out_of_its_passage_and_out_of_the_text(
+    text: Path, probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert set(probe.kinds) == {"docstring", "title", "sentence"} and min(probe.kinds.values()) >= 9
+    assert len(probe.task.queries) == 40 and len(probe.task.corpus) == 80
+    assert build_probe(str(text), SETTINGS).task == probe.task
+    assert build_probe(str(text), replace(SETTINGS, seed=1)).task.queries != probe.task.queries
     everything = "\n".join(" ".join(passage.split()) for passage in probe.task.corpus.values())
     folder = write_probe(probe, tmp_path / "probe")
     report = ReadReport()
-    kept = {
-        d.id: " ".join(d.text.split())
-        for d in read_documents({"path": str(text), "held_out": str(folder)}, report=report)
-    }
-    whole = {d.id: " ".join(d.text.split()) for d in read_documents(str(text))}
+    rest = [d.text for d in read_documents({"path": str(text), "held_out": str(folder)}, report=report)]
+    before = [d.text for d in read_documents(str(text))]
+    kept, whole = ([" ".join(text.split()) for text in texts] for texts in (rest, before))
     for query in probe.task.queries.values():
-        assert sum(query in document for document in whole.values()) == 1
+        assert sum(query in document for document in whole) == 1
         assert query not in everything
-        assert not any(query in document for document in kept.values())
-    assert report.held_out == 40 and "40 texts of the probe held out" in str(report)
-    # the rest is unchanged, line by line
-    assert [d.text.count("\n") for d in read_documents({"path": str(text), "held_out": str(folder)})] == [
-        d.text.count("\n") for d in read_documents(str(text))
-    ]
-    assert len("".join(whole.values())) - len("".join(kept.values())) < 40 * 130
-
-
-def test_another_path_to_the_same_text(
-    text: Path, probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = write_probe(probe, tmp_path / "probe")
-    expected = [document.text for document in read_documents({"path": str(text), "held_out": str(folder)})]
+        assert not any(query in document for document in kept)
+    assert report.held_out == 40
+    assert [text.count("\n") for text in rest] == [text.count("\n") for text in before]  # the rest is unchanged
+    assert len("".join(whole)) - len("".join(kept)) < 40 * 130
+    # by another path to the same text, and from another text
     monkeypatch.chdir(text.parent)
-    for path in (text.name, f"./{text.name}", f"{text.name}/../{text.name}"):
-        assert [document.text for document in read_documents({"path": path, "held_out": str(folder)})] == expected
+    for path in (text.name, f"{text.name}/../{text.name}"):
+        assert [document.text for document in read_documents({"path": path, "held_out": str(folder)})] == rest
     assert "no text of the probe" not in caplog.text
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "a.txt").write_text("Rivers carry sediment.")
-    list(read_documents({"path": str(tmp_path / "other"), "held_out": str(folder)}))
+    (tmp_path / "other.txt").write_text("Rivers carry sediment.")
+    list(read_documents({"path": str(tmp_path / "other.txt"), "held_out": str(folder)}))
     assert "no text of the probe" in caplog.text
 
 
@@ -176,11 +162,6 @@ def test_a_query_is_answered_by_what_it_was_taken_from(probe: Probe) -> None:
         elif kind_of(query) == "sentence":
             names = {word for word in text.split() if re.fullmatch(r"(?:([a-z])\1\1)+", word)}  # of what it is about
             assert names and names <= set(found.replace(".", " ").split())
-
-
-def test_the_same_text_and_seed_make_the_same_probe(text: Path, probe: Probe) -> None:
-    assert build_probe(str(text), SETTINGS).task == probe.task
-    assert build_probe(str(text), ProbeSettings(queries=40, passages=80, seed=1)).task.queries != probe.task.queries
 
 
 def test_near_duplicates_and_what_stands_twice_are_not_asked(tmp_path: Path) -> None:
@@ -209,11 +190,6 @@ def test_docstrings_that_another_document_repeats_are_not_asked(text: Path) -> N
     (text / "api.md").write_text(listed)
     queries = build_probe(text, settings).task.queries
     assert len(queries) == 20 and not any(query in listed for query in queries.values())
-
-
-def test_kinds_have_even_shares(text: Path, probe: Probe) -> None:
-    assert min(probe.kinds.values()) >= 9
-    assert set(build_probe(text, replace(SETTINGS, kinds=("sentence",))).kinds) == {"sentence"}
 
 
 def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path) -> None:
@@ -262,17 +238,12 @@ def test_one_long_document_is_enough_and_many_give_40_passages_each(documents: i
 @pytest.mark.parametrize(
     ("between", "words", "end"),
     [
-        ("", "".join(map(chr, range(0x4E00, 0x5000))), "\u3002"),
         ("", "".join(map(chr, range(0x4E00, 0x5000))), "\u3002\u300d"),
-        ("", "".join(map(chr, range(0x3042, 0x3080))), "\uff1f"),
-        ("", "".join(map(chr, range(0x0E01, 0x0E2F))), " "),
         ("", "".join(map(chr, range(0x0E81, 0x0E83))) + "".join(map(chr, range(0x0E94, 0x0EA0))), " "),
         ("", "".join(map(chr, range(0x1780, 0x17A0))), "\u17d4 "),
         ("", "".join(map(chr, range(0x1000, 0x1020))), "\u104b "),
-        (" ", "\u0915\u0916\u0917\u0918\u091a", " \u0964 "),
-        (" ", "abcde", ". "),
     ],
-    ids=["Chinese", "quoted Chinese", "Japanese", "Thai", "Lao", "Khmer", "Burmese", "Hindi", "English"],
+    ids=["quoted Chinese", "Lao", "Khmer", "Burmese"],
 )
 def test_sentences_end_as_each_script_ends_them(tmp_path: Path, between: str, words: str, end: str) -> None:
     draw = Random(0)
@@ -308,23 +279,14 @@ def test_pairs_that_ask_a_query_of_the_evaluation_are_left_out(tmp_path: Path) -
 
 THAI = "แม่น้ำเจ้าพระยาเป็นแม่น้ำสายสำคัญ ไหลผ่านกรุงเทพมหานครออกสู่ทะเล ชาวบ้านต่าง ๆ ใช้เรือเดินทางทุกวัน"
 """Three clauses without full stops (the Chao Phraya is an important river, flows to the sea, people travel by boat)."""
-CHINESE = "长江是亚洲最长的河流。它发源于青藏高原，流入东海。人们在两岸种植水稻。河边有许多古老的城市。"
 
 
-@pytest.mark.parametrize(
-    ("text", "query"), [(THAI, THAI.split(" ")[1]), (CHINESE, "它发源于青藏高原，流入东海。")], ids=["Thai", "Chinese"]
-)
-def test_prose_without_spaces_or_headings_has_natural_pairs(
-    text: str, query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prose_without_spaces_or_headings_has_natural_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the sentence depends on the document's name
-    rows = [{"text": text}] * 20
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("rows.jsonl").write_text((json.dumps({"text": THAI}) + "\n") * 20)
     pairs = build_text_pairs("rows.jsonl", cache_dir=tmp_path / "cache")
-    assert len(pairs) == 20
-    assert query in pairs["anchor"]
-    for pair in pairs:
-        assert pair["anchor"] in text and pair["anchor"] not in pair["positive"]
+    assert len(pairs) == 20 and THAI.split(" ")[1] in pairs["anchor"]
+    assert all(pair["anchor"] in THAI and pair["anchor"] not in pair["positive"] for pair in pairs)
 
 
 def test_comments_are_not_counted_in_spaces() -> None:
@@ -360,19 +322,6 @@ def test_a_sorted_file_of_many_example_queries() -> None:
     assert resembling({}, examples, passages) == {}
 
 
-def test_example_queries_choose_the_shape(text: Path, probe: Probe) -> None:
-    short = build_probe(str(text), SETTINGS, examples=[f"{numeral(n)} hills" for n in range(20)])
-    long = build_probe(str(text), SETTINGS, examples=list(probe.of_kind("sentence").queries.values()))
-
-    def words(found: Probe, kind: str) -> int:
-        return sum(len(query.split()) for query in found.of_kind(kind).queries.values())
-
-    assert words(short, "sentence") < words(long, "sentence") <= words(probe, "sentence")
-    assert words(short, "docstring") < words(probe, "docstring")
-    assert short.of_kind("title").queries == probe.of_kind("title").queries
-    assert short.task.qrels == probe.task.qrels
-
-
 def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "probe"
     words = ["probe", str(text), "--output_dir", str(output), "--queries", "30", "--passages", "60"]
@@ -397,15 +346,9 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*words, "--exclude", "in/"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{}\n", r"held_out\.jsonl:1: no column 'document'"),
-        (None, "a probe's folder has one"),
-    ],
-)
-def test_a_folder_that_is_no_probe(text: Path, tmp_path: Path, content: str | None, message: str) -> None:
+@pytest.mark.parametrize(("content", "fact"), [("{}\n", r"held_out\.jsonl:1"), (None, "a probe's folder has one")])
+def test_a_folder_that_is_no_probe(text: Path, tmp_path: Path, content: str | None, fact: str) -> None:
     if content is not None:
         (tmp_path / "held_out.jsonl").write_text(content)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=fact):
         list(read_documents({"path": str(text), "held_out": str(tmp_path)}))

@@ -1,7 +1,7 @@
 """A local Hub with the part of the HTTP interface that uploads and downloads use.
 
-Repositories are in memory; the names of data sets begin with `datasets/`, those of Spaces with `spaces/`. A commit maps file names to contents; large files use the LFS batch interface. `cut_uploads` cuts connections in
-the middle of a large file; `before_request` and `after_request` are called with "METHOD /path".
+Repositories are in memory; the names of data sets begin with `datasets/`, those of Spaces with `spaces/`. A commit maps file names to contents; large files use the
+LFS batch interface. `before_request` and `after_request` are called with "METHOD /path".
 """
 
 import base64
@@ -57,7 +57,6 @@ class LoopbackHub(ThreadingHTTPServer):
         self.repositories: dict[str, Repository] = {}
         self.large: dict[str, bytes] = {}
         self.requests: list[str] = []
-        self.cut_uploads = False
         self.before_request: Callable[[str], None] = lambda request: None
         self.after_request: Callable[[str], None] = lambda request: None
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
@@ -233,22 +232,11 @@ class Handler(BaseHTTPRequestHandler):
     def tree(self, repo: str, revision: str, path: str = "") -> None:
         if (repository := self._repository(repo)) is None:
             return
-        files = repository.files(revision) or {}
-        inside = path.strip("/") and f"{path.strip('/')}/"
-        entries: list[dict[str, Any]] = []
-        folders: set[str] = set()
-        for name, content in files.items():
-            below = name.removeprefix(inside).split("/")
-            if not name.startswith(inside):
-                continue
-            folders |= {inside + "/".join(below[:depth]) for depth in range(1, len(below))}
-            if len(below) > 1 and self.query.get("recursive", "").lower() not in ("true", "1"):
-                continue
-            entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": blob_id(content)}
-            if is_lfs(name, len(content)):
-                entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-            entries.append(entry)
-        entries += [{"type": "directory", "path": folder, "size": 0, "oid": "0" * 40} for folder in sorted(folders)]
+        files = (repository.files(revision) or {}).items()
+        entries = [
+            {"type": "file", "path": name, "oid": blob_id(content)} | self._metadata(content, name)
+            for name, content in files
+        ]
         self._answer(200, entries)
 
     def preupload(self, repo: str, revision: str) -> None:
@@ -271,13 +259,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, {"transfer": "basic", "objects": objects})
 
     def put(self, oid: str) -> None:
-        length = int(self.headers["Content-Length"])
-        if self.server.cut_uploads:
-            self.rfile.read(min(length, 1000))
-            self.connection.close()
-            self.close_connection = True
-            return
-        content = self.rfile.read(length)
+        content = self.rfile.read(int(self.headers["Content-Length"]))
         if hashlib.sha256(content).hexdigest() == oid:
             self.server.large[oid] = content
         self._answer(200, {})

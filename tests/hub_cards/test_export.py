@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.export import export_retriever, save_backbone, save_tokenizer
+from revela_hub.hub_cards.export import export_retriever, save_tokenizer
 from revela_hub.hub_cards.tokenizers import ends_texts, with_eos
 
 PROMPTS = {"query": "Query: ", "document": "Passage: "}
@@ -97,16 +97,6 @@ def test_the_folder_gives_the_trainers_vectors_without_this_package(
     np.testing.assert_allclose(got["last left"], expected["last query"], atol=1e-5)
 
 
-def test_the_folder_says_how_vectors_are_compared(
-    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    for given, expected in ((None, "cosine"), ("dot", "dot")):
-        folder = tmp_path / expected
-        options: dict[str, Any] = {"pooling": "mean", "prompts": PROMPTS, "similarity_fn_name": given}
-        export_retriever(tiny_llama.model, bpe_tokenizer, folder, **options)
-        assert json.loads((folder / "config_sentence_transformers.json").read_text())["similarity_fn_name"] == expected
-
-
 def test_the_backbone_loads_as_itself(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -145,11 +135,15 @@ def test_no_origin_is_saved(llama_folder: Path, tmp_path: Path) -> None:
     assert stored["padding"] is None
 
 
-def test_weights_in_another_type(
+def test_another_type_similarity_and_length(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     before = tiny_llama.model.norm.weight.clone()
-    export_retriever(tiny_llama.model, bpe_tokenizer, tmp_path, pooling="last", prompts=PROMPTS, dtype=torch.bfloat16)
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "similarity_fn_name": "dot", "max_length": 10**6}
+    export_retriever(tiny_llama.model, bpe_tokenizer, tmp_path, pooling="last", prompts=PROMPTS, **options)
+    limit = tiny_llama.config.max_position_embeddings
+    assert json.loads((tmp_path / "sentence_bert_config.json").read_text())["max_seq_length"] == limit
+    assert json.loads((tmp_path / "config_sentence_transformers.json").read_text())["similarity_fn_name"] == "dot"
     assert AutoModel.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     assert torch.equal(tiny_llama.model.norm.weight, before)
@@ -167,13 +161,6 @@ def test_weights_have_the_permissions_of_the_umask(
             assert set(modes.values()) == {0o640}, modes
     finally:
         os.umask(before)
-
-
-def test_the_maximum_length_is_limited_by_the_model(
-    tmp_path: Path, tiny_bert: BertModel, wordpiece_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    export_retriever(tiny_bert, wordpiece_tokenizer, tmp_path, pooling="cls", prompts=PROMPTS, max_length=2048)
-    assert json.loads((tmp_path / "sentence_bert_config.json").read_text())["max_seq_length"] == 128
 
 
 def test_mistakes(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -254,31 +241,27 @@ def test_a_slow_tokenizer_is_saved(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path)("a fox")["input_ids"] == ByT5Tokenizer()("a fox")["input_ids"]
 
 
-def test_with_eos_keeps_another_end(bpe_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_with_eos_keeps_another_end_and_pads_with_eos_without_a_padding_token(
+    bpe_tokenizer: PreTrainedTokenizerBase,
+) -> None:
     """Qwen3-Embedding ends texts with its padding token, which is not its EOS."""
+    before, bpe_tokenizer.pad_token = bpe_tokenizer.pad_token_id, None
+    batch = with_eos(bpe_tokenizer)(["the fox jumps", "a"], padding=True)
+    lengths = [len(bpe_tokenizer(text)["input_ids"]) + 1 for text in ("the fox jumps", "a")]
+    assert [sum(mask) for mask in batch["attention_mask"]] == lengths
     bpe_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="$A <|pad|>", pair="$A <|pad|> $B:1 <|pad|>:1", special_tokens=[("<|pad|>", bpe_tokenizer.pad_token_id)]
+        single="$A <|pad|>", pair="$A <|pad|> $B:1 <|pad|>:1", special_tokens=[("<|pad|>", before)]
     )
     assert with_eos(bpe_tokenizer)("the fox")["input_ids"] == bpe_tokenizer("the fox")["input_ids"]
-
-
-def test_with_eos_pads_with_eos_without_a_padding_token(bpe_tokenizer: PreTrainedTokenizerBase) -> None:
-    bpe_tokenizer.pad_token = None
-    batch = with_eos(bpe_tokenizer)(["the fox jumps", "a"], padding=True)
-    assert [sum(mask) for mask in batch["attention_mask"]] == [
-        len(bpe_tokenizer(t)["input_ids"]) + 1 for t in ("the fox jumps", "a")
-    ]
 
 
 def test_weights_that_are_not_finite_are_not_exported(
     tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    tiny_llama.model.layers[0].mlp.up_proj.weight.data[0, 0] = torch.inf
-    with pytest.raises(UserError, match=r"layers\.0\.mlp\.up_proj\.weight is not finite: nothing is exported"):
-        export_retriever(
-            tiny_llama.model, bpe_tokenizer, tmp_path / "out", pooling="last", prompts={"query": "", "document": ""}
-        )
-    tiny_llama.model.layers[0].mlp.up_proj.weight.data[0, 0] = 1e5
-    with pytest.raises(UserError, match=r"up_proj\.weight is too large for float16: .* Use --dtype bfloat16"):
-        save_backbone(tiny_llama.model, tmp_path / "out", dtype=torch.float16)
+    for value, dtype in ((torch.inf, None), (1e5, torch.float16)):
+        tiny_llama.model.layers[0].mlp.up_proj.weight.data[0, 0] = value
+        with pytest.raises(UserError, match=r"layers\.0\.mlp\.up_proj\.weight"):
+            export_retriever(
+                tiny_llama.model, bpe_tokenizer, tmp_path / "out", pooling="last", prompts=PROMPTS, dtype=dtype
+            )
     assert not (tmp_path / "out" / "model.safetensors").exists()

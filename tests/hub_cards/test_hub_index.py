@@ -9,7 +9,6 @@ from huggingface_hub import constants
 from loopback_hub import READER, LoopbackHub, Repository
 
 from revela_hub.cli.main import main
-from revela_hub.retrieval import PassageStore
 
 NAME = "org/my-index"
 REPEATED = "Every file has this line about the licence."
@@ -55,6 +54,7 @@ def test_an_index_is_pushed_and_searched_from_the_hub(
     retriever_folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert main([*index, *options, "--push_to_hub", NAME, "--private"]) == 0
     assert f"pushed to {hub.endpoint}/datasets/{NAME}/commit/" in capsys.readouterr().out
@@ -72,6 +72,8 @@ def test_an_index_is_pushed_and_searched_from_the_hub(
     hub.requests.clear()
     assert search(retriever_folder, f"hf:{NAME}", capsys, "--mode", "hybrid")
     assert not any(".npy" in request and "GET" in request for request in hub.requests)  # downloaded once
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert search(retriever_folder, f"hf:{NAME}", capsys) == local
 
 
 def test_a_revision_is_pinned_and_an_index_replaced_but_files_of_the_user_are_kept(
@@ -152,19 +154,3 @@ def test_what_cannot_be_pushed_is_reported_before_the_index_is_built(
     assert not (tmp_path / "index").exists()
     monkeypatch.setenv("HF_TOKEN", READER)
     error(capsys, *push, "org/new")
-
-
-def test_offline_the_downloaded_index_is_searched(
-    hub: LoopbackHub,
-    index: list[str],
-    retriever_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert main([*index, "--push_to_hub", NAME]) == 0
-    assert search(retriever_folder, f"hf:{NAME}", capsys)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert search(retriever_folder, f"hf:{NAME}", capsys)
-    assert len(PassageStore(tmp_path / "index")) == 13
-    error(capsys, "search", str(retriever_folder), "x", "--index", "hf:org/never", "--device", "cpu")

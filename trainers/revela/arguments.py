@@ -16,7 +16,6 @@ from revela_hub.data.sources.source import Source
 from revela_hub.data.text.groups import (
     GroupSettings,
     build_groups,
-    check_weights,
     groups_needed,
     mix_groups,
     stored_groups,
@@ -124,7 +123,8 @@ def load_groups(
         raise UserError("--similarity_span has one value, or with --weights one for each source")
     if arguments.weights is None:
         return _groups(arguments, sources, report), report
-    check_weights(arguments.weights, len(sources))
+    if len(arguments.weights) != len(sources):
+        raise UserError(f"--weights has {len(arguments.weights)} values for {len(sources)} sources")
     shares = [weight / sum(arguments.weights) for weight in arguments.weights]
     parts = [_groups(arguments, [source], report, share) for source, share in zip(sources, shares, strict=True)]
     if len(spans) > 1:

@@ -7,11 +7,11 @@ there, so it can be stopped at any time.
 import contextlib
 import io
 import json
+import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
@@ -23,7 +23,7 @@ from revela_hub.adaptation.labels import hold_out_labels
 from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.adaptation.plan import Plan, inspect
 from revela_hub.adaptation.systems import System, best_of, best_on, compare, measured_in_training, split_by_document
-from revela_hub.adaptation.verdict import Verdict, decide, interval
+from revela_hub.adaptation.verdict import Verdict, decide, interval, with_what
 from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.errors import UserError
@@ -80,12 +80,7 @@ class Adaptation:
         self._keep_probe()
         self.measure_baselines(code=has_code)
         self.try_candidates()
-        self.average()
-        return decide(self.systems, self._fitted, self.dev, self.test)
-
-    @property
-    def _fitted(self) -> System:
-        return self.baseline or self.systems[0]
+        return decide(self.systems, self.baseline or self.systems[0], self.dev, self.test)
 
     def prepare(self) -> bool:
         """Inspect the text, make the plan and the probe, and print them; return whether the text has code.
@@ -119,8 +114,9 @@ class Adaptation:
         self.dev, self.test = split_by_document(self.probe, self.log)
         self.inputs = Inputs(self.options, self.plan, self.work / "probe", labels, bm25)
         self.log(f"{self.probe}; dev half {len(self.dev.queries)}, test half {len(self.test.queries)}")
-        for line in self.plan.lines(options.seconds):
-            self.log(line)
+        self.log(self.plan)
+        if (enough := self.plan.measuring / plan.MEASURING) > 1.01 * options.seconds:
+            self.log(f"the budget is too small for this machine: use --budget {math.ceil(enough / 60)}m or more")
         return text.has_code
 
     def _make_plan(self, sample: tuple[str, ...]) -> Plan:
@@ -159,80 +155,48 @@ class Adaptation:
         If the text has code, BM25 with split identifiers is tried, too, and used below if it is better.
         """
         retriever = self.options.retriever
-        base = self._system("base retriever", BASE, retriever)
-        self.systems = [base]
-        self.log(f"base retriever: nDCG@10 {base.mean(self.dev, 0.0):.3f} on the dev half")
+        self._add(self._system("base retriever", BASE, retriever))
         if code:
             self.inputs.bm25 = replace(self.inputs.bm25, split_identifiers=True)
-            self.systems.append(self._system("base, identifiers split", BASE, retriever))
-        for each in self.systems:
-            split = " with split identifiers" if each.bm25_settings.split_identifiers else ""
-            hybrid = f"hybrid, BM25 weight {each.bm25_weight:.1f}: {each.mean(self.dev):.3f}"
-            self.log(f"BM25{split}: {each.mean(self.dev, 1.0):.3f}; {hybrid}")
-        self.baseline = best_on(self.dev, self.systems)
-        self.inputs.bm25, self.inputs.bm25_weight = self.baseline.bm25_settings, self.baseline.bm25_weight
+            self._add(self._system("base, identifiers split", BASE, retriever))
+        best = self.baseline = best_on(self.dev, self.systems)
+        self.inputs.bm25, self.inputs.bm25_weight = best.bm25_settings, best.bm25_weight
         if has_tokens(self._load(retriever)):
-            tokens = self._with_tokens(replace(self.baseline, name="base, late interaction"), OWN_WEIGHT)
-            self.systems.append(tokens)
-            if tokens.token_weight:
-                self.baseline = tokens
-                self.log(f"... and late interaction, weight {tokens.token_weight:.1f}: {tokens.mean(self.dev):.3f}")
-            else:
-                self.log("... and late interaction: not used, as it is clearly worse on the dev half")
+            tokens = self._with_tokens(replace(best, name="base, late interaction"), OWN_WEIGHT, BASE)
+            self._add(tokens)
+            self.baseline = tokens if tokens.token_weight else best
 
     def try_candidates(self) -> None:
         """Train and score the candidates; Ctrl-C ends the current one and skips the rest."""
         for name, seconds in self.plan.training.items():
             if name in self.state or not self.stopped:
-                title, folder = name.replace("_", " "), self.work / name
-                with self._ending_on_ctrl_c():
-                    try:
-                        self._train(name, folder, seconds)
-                        self._add(title, name, folder / RETRIEVER, self.state[name])
-                    except UserError as error:  # such as a retriever that a method does not support
-                        self.log(f"{title}: skipped, because {error}")
+                try:
+                    self._try(name, name.replace("_", " "), seconds)
+                except KeyboardInterrupt as error:
+                    if status_of(error) != 128 + signal.SIGINT:
+                        # Without the message of the training, which names an option that adapt does not have.
+                        raise Interrupted("", status_of(error) - 128) from error
+                    self.stopped = True
+                    self.log("stopped: the verdict is on what has finished; repeat the command to resume")
 
-    def _train(self, name: str, folder: Path, seconds: float) -> None:
-        if name not in self.state:
-            self.log(f"{name.replace('_', ' ')}: training for {seconds / 60:.1f} min")
-            started = time.monotonic()
-            with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
-                candidates.CANDIDATES[name](self.inputs, folder, seconds)
-            self._remember(name, time.monotonic() - started)
-
-    @contextlib.contextmanager
-    def _ending_on_ctrl_c(self) -> Iterator[None]:
-        """Stop the trainings and measurements on Ctrl-C, without an error: the verdict follows."""
+    def _try(self, name: str, title: str, seconds: float) -> None:
+        folder = self.work / name
         try:
-            yield
-        except KeyboardInterrupt as error:
-            if status_of(error) != 128 + signal.SIGINT:
-                # Without the message of the training, which names an option that adapt does not have.
-                raise Interrupted("", status_of(error) - 128) from error
-            self.stopped = True
-            self.log("stopped: the verdict is on what has finished; repeat the command to resume")
+            if name not in self.state:
+                self.log(f"{title}: training for {seconds / 60:.1f} min")
+                started = time.monotonic()
+                with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
+                    candidates.CANDIDATES[name](self.inputs, folder, seconds)
+                self._remember(name, time.monotonic() - started)
+            self._add(replace(self._system(title, name, str(folder / RETRIEVER)), seconds=self.state[name]))
+        except UserError as error:  # such as a retriever that a method does not support
+            self.log(f"{title}: skipped, because {error}")
 
-    def average(self) -> None:
-        """Average the candidates that are better than the base on the dev half, if there are several."""
-        before = self._fitted.mean(self.dev)
-        helped = [system for system in self.systems if system.trained and system.mean(self.dev) > before]
-        if len(helped) < 2 or self.stopped:
-            return
-        with self._ending_on_ctrl_c():
-            folder = self.work / "average" / RETRIEVER
-            if not folder.exists():
-                candidates.average([self._load(system.folder) for system in helped], folder)
-            self._add("average of " + " and ".join(system.name for system in helped), "average", folder, 0.0)
-
-    def _add(self, title: str, name: str, folder: Path, seconds: float) -> None:
-        """Score a trained retriever."""
-        base, system = self.systems[0], replace(self._system(title, name, str(folder)), seconds=seconds)
-        gain = compare(base, system, self.dev)
+    def _add(self, system: System) -> None:
+        """Add a system to the others, and print its scores on the dev half."""
+        gain = f", {interval(compare(self.systems[0], system, self.dev))}" if self.systems else ""
         self.systems.append(system)  # only now: Ctrl-C may end the measuring
-        if system.dense == base.dense:
-            self.log(f"{title}: base retriever kept")
-        else:
-            self.log(f"{system.label}: {interval(gain)} nDCG@10 on the dev half")
+        self.log(f"{system.name}, with {with_what(system)}: nDCG@10 {system.mean(self.dev):.3f}{gain} on the dev half")
 
     def _system(self, title: str, name: str, folder: str) -> System:
         dense = self._rankings(name, lambda: retrieval_run(self._load(folder), self.task))
@@ -248,7 +212,7 @@ class Adaptation:
             return self._with_tokens(system, self.baseline.token_weight, kept)
         return system
 
-    def _with_tokens(self, system: System, prior: float, name: str = BASE) -> System:
+    def _with_tokens(self, system: System, prior: float, name: str) -> System:
         """Add late interaction to a system, and fit its weight."""
         best = best_of(fuse_runs(system.dense, system.bm25, self.task, system.bm25_weight))
         file = f"{name}-tokens-{system.bm25_weight}"

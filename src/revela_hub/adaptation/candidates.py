@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
-from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -22,7 +21,6 @@ from revela_hub.adaptation.plan import BATCH_SIZE, Plan
 from revela_hub.data.sources.report import counted
 from revela_hub.files import atomic
 from revela_hub.loading import module_types
-from revela_hub.output import shows_progress
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
@@ -210,20 +208,6 @@ def default_rate(retriever: str) -> float:
     return STATIC_RATE if is_static(retriever) else RATE
 
 
-def average(models: list[SentenceTransformer], folder: Path) -> None:
-    """Write a retriever with the mean of the weights of several ones, the first of which is changed."""
-    mean, states = models[0], [model.state_dict() for model in models]
-    # All means are computed before any is written, because tied weights have several names.
-    means = {
-        key: sum(state[key] for state in states) / len(states)
-        for key, value in states[0].items()
-        if value.is_floating_point()
-    }
-    mean.load_state_dict(means, strict=False)
-    with atomic(folder) as part:
-        mean.save_pretrained(str(part), create_model_card=False)
-
-
 class TimeLimit(TrainerCallback, ExportableState):
     """Stop after some seconds of training, without evaluations, and evaluate and save three times; a resumed run continues to count."""
 
@@ -240,14 +224,12 @@ class TimeLimit(TrainerCallback, ExportableState):
         self.spent = kept.get(type(self).__name__, self.state())["attributes"]["spent"]
         kept[type(self).__name__] = self.state()
         self.done = int(EVALUATIONS * self.spent / self.limit)
-        self.bar = tqdm(total=round(self.limit), initial=round(self.spent), unit="s", disable=not shows_progress())
         self.mark = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Evaluate and save after each third, and stop after the last."""
         now = time.monotonic()
         self.spent, self.mark = self.spent + now - self.mark, now
-        self.bar.update(round(min(self.spent, self.limit)) - self.bar.n)
         part = int(EVALUATIONS * self.spent / self.limit)
         if part > self.done:
             self.done = part
@@ -257,7 +239,3 @@ class TimeLimit(TrainerCallback, ExportableState):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Do not count evaluations and checkpoints, which come before this call."""
         self.mark = time.monotonic()
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Close the progress bar."""
-        self.bar.close()

@@ -47,16 +47,7 @@ def distillation_rows(
 ) -> "Dataset":
     """Return rows with the columns `anchor`, `positive`, `negative_1`, ... and `label`, the teacher's scores of the passages.
 
-    Args:
-        pairs: natural pairs of the text, with columns `anchor` and `positive`.
-        teacher: the base retriever, which is combined with BM25.
-        bm25_weight: weight of BM25 in the teacher.
-        bm25: settings of BM25.
-        most: maximum number of passages; they are encoded once.
-        questions: a language model that writes questions for some passages.
-        seconds: time for writing questions.
-        seed: draws the passages and queries.
-        log: prints how many questions were dropped.
+    Queries are made of `pairs` of the text; a language model may write more questions for some `seconds`. At most `most` passages are encoded.
     """
     from datasets import Dataset
 

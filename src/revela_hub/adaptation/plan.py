@@ -120,21 +120,12 @@ class Plan:
     max_length: int | None = None
     training_length: int | None = None
 
-    def lines(self, budget: float) -> list[str]:
-        """Describe the plan, and warn of a budget that is too small."""
+    def __str__(self) -> str:
+        """One line."""
         parts = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in self.training.items())
-        lines = [f"plan, in minutes: {parts}; measuring {self.measuring / 60:.1f}"]
-        if self.measuring > budget * MEASURING:
-            lines += [
-                "the budget is too small for this machine: the trainings do little; use --budget"
-                f" {self.measuring / MEASURING / 60:.0f}m or more"
-            ]
-        if self.max_length and self.training_length != self.max_length:
-            lines += [
-                f"slow machine: training texts are cut at {self.training_length} tokens, for more steps; a larger --budget"
-                " leaves them longer"
-            ]
-        return lines
+        cut = self.training_length != self.max_length
+        length = f"; slow machine: training texts are cut at {self.training_length} tokens" if cut else ""
+        return f"plan, in minutes: {parts}; measuring {self.measuring / 60:.1f}{length}"
 
 
 def make_plan(model: SentenceTransformer, sample: Iterable[str], budget: float, weights: Mapping[str, float]) -> Plan:

@@ -77,22 +77,19 @@ class Verdict:
         seconds = sum(system.seconds or 0 for system in self.systems)
         return f"Training all candidates took {clock(seconds)} on {hardware(torch.device(get_device_name()))}."
 
-    def bm25_means(self) -> dict[str, float]:
-        """Return mean nDCG@10 of BM25 on the test half, with each of the settings that were tried."""
-        names = {True: "BM25, identifiers split", False: "BM25"}
-        return {names[each.bm25_settings.split_identifiers]: each.mean(self.test, 1.0) for each in self.systems}
-
     def means(self) -> dict[str, float]:
-        """Return mean nDCG@10 on the test half of the exported system, the baselines and the candidates."""
-        rows = {"exported": self.chosen.mean(self.test), "base retriever alone": self.base.mean(self.test, 0.0)}
-        return rows | self.bm25_means() | {each.label: each.mean(self.test) for each in self.systems}
+        """Return mean nDCG@10 on the test half of BM25 and the base retriever alone, and of all systems."""
+        names = {True: "BM25, identifiers split", False: "BM25"}
+        rows = {names[each.bm25_settings.split_identifiers]: each.mean(self.test, 1.0) for each in self.systems}
+        rows["base retriever alone"] = self.base.mean(self.test, 0.0)
+        return rows | {each.label: each.mean(self.test) for each in self.systems}
 
     def table(self) -> str:
         """Format all systems with their scores, weights and intervals."""
-        means = self.bm25_means()
-        width = max(map(len, [*means, *(system.name for system in self.systems)]))
+        bm25 = {name: mean for name, mean in self.means().items() if name.startswith("BM25")}
+        width = max(map(len, [*bm25, *(system.name for system in self.systems)]))
         lines = [f"{'test half':<{width}}  alone  combined  BM25 weight  token weight  difference"]
-        lines += [f"{name:<{width}}  {score:5.3f}" for name, score in means.items()]
+        lines += [f"{name:<{width}}  {score:5.3f}" for name, score in bm25.items()]
         for system in self.systems:
             alone, combined = system.mean(self.test, 0.0), system.mean(self.test)
             tokens = f"{system.token_weight:.1f}" if system.tokens else "-"
@@ -138,11 +135,6 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary, for JSON."""
-        weights = [
-            {"name": each.name, "bm25_weight": each.bm25_weight, "token_weight": each.token_weight}
-            | {"seconds": round(each.seconds or 0, 1), "difference": compare(self.base, each, self.test).to_dict()}
-            for each in self.systems
-        ]
         return {
             "verdict": self.word,
             "difference": self.difference.to_dict(),
@@ -152,7 +144,16 @@ class Verdict:
             "parts": {name: d.to_dict() for name, d in self.parts().items()},
             "queries": {"dev": len(self.dev.queries), "test": len(self.test.queries)},
             "ndcg_at_10": self.means(),
-            "systems": weights,
+            "systems": [
+                {
+                    "name": each.name,
+                    "bm25_weight": each.bm25_weight,
+                    "token_weight": each.token_weight,
+                    "seconds": round(each.seconds or 0, 1),
+                    "difference": compare(self.base, each, self.test).to_dict(),
+                }
+                for each in self.systems
+            ],
             "cost": self.cost(),
         }
 
@@ -178,8 +179,11 @@ class Verdict:
         """Return the metadata of the model card."""
         labels = "labelled queries" if self.test.name == "labels" else "queries of the text"
         # BM25 is not published with the model: its own score is without it.
-        means: dict[str | None, float] = {None: self.chosen.mean(self.test, 0.0), **self.means()}
-        names = {"exported": f"this model, with {with_what(self.chosen)}"}
+        means: dict[str | None, float] = {
+            None: self.chosen.mean(self.test, 0.0),
+            f"this model, with {with_what(self.chosen)}": self.chosen.mean(self.test),
+            **self.means(),
+        }
         return ModelCardMetadata(
             description=(
                 f"A retriever adapted to a text {'and labelled pairs' if options.labels else 'without labels'} by `revela-hub adapt`."
@@ -192,7 +196,7 @@ class Verdict:
             command="revela-hub adapt",
             config=json.dumps(portable(options), indent=2),
             results=[
-                Result(f"held-out {labels} (test half)", {"ndcg_at_10": mean}, model=names.get(name or "", name))
+                Result(f"held-out {labels} (test half)", {"ndcg_at_10": mean}, model=name)
                 for name, mean in means.items()
             ],
             verdict=self.sentence(),

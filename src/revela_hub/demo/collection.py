@@ -1,56 +1,18 @@
-"""Search of one collection with the hybrid, its retrievers and BM25, as plain data; and the report of `revela-hub adapt`."""
+"""Search of one text with the hybrid, its retrievers and BM25, as plain data."""
 
-import json
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from revela_hub.data.sources.source import Document
 from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker, read_passages
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
-from revela_hub.retrieval.hybrid import fuse
+from revela_hub.retrieval.hybrid import Hybrid
 from revela_hub.retrieval.passages import Hit
-from revela_hub.retrieval.ranking import VectorRanker
-from revela_hub.retrieval.rerank import OWN_DEPTH, Reranker, reranked
-from revela_hub.retrieval.top_k import Hits
-
-DEPTH = 100
-"""Passages of each part that the hybrid combines, as in `revela-hub search --mode hybrid`."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """The result of `revela-hub adapt`: the settings of the hybrid, and the verdict as a sentence."""
-
-    bm25_weight: float
-    token_weight: float  # of late interaction; 0 without it
-    verdict: str
-    is_base: bool  # whether the base retriever was exported, because no training was better
-    bm25: BM25Settings = field(default_factory=BM25Settings)
-
-    @classmethod
-    def read(cls, file: Path) -> "Report":
-        """Read `adapt.json`."""
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-            gain = values["difference"]
-            interval = f"{gain['difference']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
-            return cls(
-                float(values["bm25_weight"]),
-                float(values.get("token_weight", 0)),
-                f"{values['verdict'].capitalize()}: {interval} nDCG@10 compared with the base retriever with BM25"
-                f" ({gain['queries']} test queries).",
-                not values["trained"],
-                BM25Settings(**values.get("bm25", {})),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file} is not a report of `revela-hub adapt`, or is damaged") from error
+from revela_hub.retrieval.ranker import Ranker
+from revela_hub.retrieval.rerank import OWN_DEPTH, RerankedRanker, Reranker
 
 
 class LoadedRetriever(NamedTuple):
@@ -62,27 +24,26 @@ class LoadedRetriever(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ResultRow:
-    """A retrieved passage."""
+class Result:
+    """A retrieved passage.
 
-    rank: int  # from 1
-    score: float
-    text: str
-    source: str
-    """Name of its document and lines, without a folder."""
-    change: str
-    """Its rank compared with the base retriever: `▲2`, `▼1`, `=` or `new`; empty in the base retriever's own column."""
-    matches: tuple[tuple[int, int], ...]
-    """Places of the words that match the query, as (start, end)."""
+    Attributes:
+        hit: the passage.
+        change: its rank compared with the base retriever: `▲2`, `▼1`, `=` or `new`; empty in the base retriever's own column.
+        matches: places of the words that match the query, as (start, end).
+    """
+
+    hit: Hit
+    change: str = ""
+    matches: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)
-class ResultColumn:
+class Column:
     """The results of one system, best first."""
 
     title: str
-    rows: tuple[ResultRow, ...]
-    milliseconds: float
+    results: Sequence[Result]
     nothing: str = ""  # why there are no results
 
 
@@ -118,77 +79,36 @@ class Collection:
         if not len(self.passages):
             raise UserError("the text is empty: no passage contains any text")
         self.bm25 = BM25(self.passages.texts, bm25)
-        self.rankers: dict[str, VectorRanker] = {}
+        self.retrievers: dict[str, Ranker] = {}
         for title, encoder, identity in retrievers:
             settings = RankerSettings(identity=identity, device=getattr(encoder, "device", "cpu"))
-            ranker = build_ranker(self.passages.texts, settings, cache, dense=encoder)
-            assert isinstance(ranker, VectorRanker)
-            self.rankers[title] = ranker
+            self.retrievers[title] = build_ranker(self.passages.texts, settings, cache, dense=encoder)
         self.token_weight = token_weight
         self.reranker = Reranker(retrievers[-1].encoder) if token_weight else None
 
-    def search(self, query: str, weight: float, top_k: int = 5) -> list[ResultColumn]:
+    def search(self, query: str, bm25_weight: float, top_k: int = 5) -> list[Column]:
         """Return the results of the hybrid with this weight of BM25, of the retrievers (the base last), and of BM25."""
-        depth = max(DEPTH, top_k)
-        timed: dict[str, tuple[Hits, float]] = {}
-        for title, ranker in self.rankers.items():
-            began = time.perf_counter()
-            timed[title] = ranker.search(ranker.encode([query]), depth), time.perf_counter() - began
-        dense, dense_seconds = timed[title]
-        began = time.perf_counter()
-        words = self.bm25.encode([query])
-        lexical = self.bm25.search(words, depth)
-        lexical_seconds = time.perf_counter() - began
-        hybrid = fuse([dense, lexical], max(top_k, OWN_DEPTH), "minmax", [1 - weight, weight])
-        hybrid = self._late_interaction(query, hybrid)
-        seconds = dense_seconds + time.perf_counter() - began
-        base_title = next(iter(timed))
-        base = rows_of(timed[base_title][0])[:top_k]
-        name = f"hybrid, BM25 weight {weight:.1f}" + (", late interaction" if self.reranker else "")
-        columns = [self._column(name, query, hybrid, top_k, seconds, base)]
-        for title, (hits, seconds) in reversed(timed.items()):
-            columns.append(self._column(title, query, hits, top_k, seconds, None if title == base_title else base))
-        nothing = self.bm25.why_nothing(words)[0]
-        return [*columns, self._column("BM25", query, lexical, top_k, lexical_seconds, base, nothing)]
-
-    def _late_interaction(self, query: str, hits: Hits) -> Hits:
-        if (reranker := self.reranker) is None:
-            return hits
-
-        def score(_: Any, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-            return reranker.scores([(query, text) for text in self.passages.texts.read(rows.tolist())])
-
-        return reranked(hits, score, OWN_DEPTH, self.token_weight)
-
-    def _column(
-        self,
-        title: str,
-        query: str,
-        hits: Hits,
-        top_k: int,
-        seconds: float,
-        base: list[int] | None,
-        nothing: str = "",
-    ) -> ResultColumn:
-        numbers = rows_of(hits)[:top_k]
-        [found] = self.passages.found(Hits(hits.scores_QK[:, :top_k], hits.rows_QK[:, :top_k]))
-        rows = tuple(
-            ResultRow(
-                rank,
-                hit.score,
-                hit.text,
-                source_of(hit),
-                change(number, rank, base),
-                tuple(self.bm25.matches(query, hit.text)),
-            )
-            for rank, (number, hit) in enumerate(zip(numbers, found, strict=True), start=1)
-        )
-        return ResultColumn(title, rows, 1000 * seconds, "" if rows else nothing)
-
-
-def rows_of(hits: Hits) -> list[int]:
-    """Return the numbers of the passages of one query, best first."""
-    return [int(row) for row in hits.rows_QK[0] if row >= 0]
+        titles = [*self.retrievers]
+        base, last = titles[0], titles[-1]
+        name = f"hybrid, BM25 weight {bm25_weight:.1f}"
+        hybrid: Ranker = Hybrid([self.retrievers[last], self.bm25], "minmax", [1 - bm25_weight, bm25_weight])
+        if self.reranker is not None:
+            name = f"{name}, late interaction"
+            hybrid = RerankedRanker(hybrid, self.reranker, self.passages.texts, OWN_DEPTH, self.token_weight)
+        rankers = {name: hybrid, **dict(reversed(self.retrievers.items())), "BM25": self.bm25}
+        encoded = {title: ranker.encode([query]) for title, ranker in rankers.items()}
+        hits = {title: ranker.search(encoded[title], top_k) for title, ranker in rankers.items()}
+        numbers = {title: [int(row) for row in found.rows_QK[0] if row >= 0] for title, found in hits.items()}
+        columns = []
+        for title, ranker in rankers.items():
+            [found] = self.passages.found(hits[title])
+            of_base = None if title == base else numbers[base]
+            results = [
+                Result(hit, change(number, rank, of_base), self.bm25.matches(query, hit.text))
+                for rank, (number, hit) in enumerate(zip(numbers[title], found, strict=True), start=1)
+            ]
+            columns.append(Column(title, results, "" if results else ranker.why_nothing(encoded[title])[0]))
+        return columns
 
 
 def change(number: int, rank: int, base: list[int] | None) -> str:

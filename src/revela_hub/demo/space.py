@@ -5,7 +5,6 @@ The Space has no path of this machine and no token, and only the text that is gi
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import yaml
@@ -19,11 +18,23 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.repository import Destination, Repository
 
 GRADIO_VERSION = "6.31.0"
-"""Version of gradio for the Space, if it is not installed here."""
+"""Version of gradio for the Space."""
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 MOST_QUERIES, MOST_PASSAGES = 20, 2000
 SAMPLE, QUERIES = "sample.jsonl", "queries.txt"
 REPORT_FIELDS = ("verdict", "difference", "trained", "bm25_weight", "token_weight", "bm25")
 """The parts of the report that the page shows."""
+APP = '''"""The page of `revela-hub demo`."""
+
+from revela_hub.cli.commands.demo import Arguments, run
+
+run(
+    Arguments(
+{options}        host="0.0.0.0",
+        port=7860,
+    )
+)
+'''
 
 
 def space_files(
@@ -49,7 +60,7 @@ def space_files(
     options: dict[str, object] = {"model": repo_id, "corpus": [SAMPLE]}
     if (file := folder / REPORT).is_file():
         report = json.loads(file.read_text(encoding="utf-8"))
-        files[REPORT] = json.dumps({name: report[name] for name in REPORT_FIELDS if name in report}, indent=2) + "\n"
+        files[REPORT] = json.dumps({name: report[name] for name in REPORT_FIELDS}, indent=2) + "\n"
         options["report"] = REPORT
     if queries:
         examples = list(read_queries(queries).values())[:MOST_QUERIES]
@@ -57,9 +68,9 @@ def space_files(
         options["example_queries"] = QUERIES
     if trust_remote_code:
         options["trust_remote_code"] = True
-    index = "--extra-index-url https://download.pytorch.org/whl/cpu"
-    package = package or f"revela-hub[demo]=={__version__}"
-    return {"README.md": _readme(repo_id), "app.py": _app(options), "requirements.txt": f"{index}\n{package}\n"} | files
+    requirements = f"--extra-index-url {CPU_WHEELS}\n{package or f'revela-hub[demo]=={__version__}'}\n"
+    app = APP.format(options="".join(f"        {name}={value!r},\n" for name, value in options.items()))
+    return {"README.md": _readme(repo_id), "app.py": app, "requirements.txt": requirements} | files
 
 
 def space_repository(repo_id: str, *, private: bool, update: bool) -> Repository:
@@ -96,7 +107,7 @@ def _readme(model: str) -> str:
         "colorFrom": "blue",
         "colorTo": "green",
         "sdk": "gradio",
-        "sdk_version": _gradio_version(),
+        "sdk_version": GRADIO_VERSION,
         "python_version": "3.11",
         "app_file": "app.py",
         "pinned": False,
@@ -106,26 +117,3 @@ def _readme(model: str) -> str:
     }
     header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
     return f"---\n{header}---\n\nSearch with [{model}](https://huggingface.co/{model}). Made with revela-hub.\n"
-
-
-def _app(options: dict[str, object]) -> str:
-    shown = {name: repr(value) if isinstance(value, bool) else json.dumps(value) for name, value in options.items()}
-    arguments = "".join(f"        {name}={value},\n" for name, value in shown.items())
-    return f'''"""The page of `revela-hub demo`."""
-
-from revela_hub.cli.commands.demo import Arguments, run
-
-run(
-    Arguments(
-{arguments}        host="0.0.0.0",
-        port=7860,
-    )
-)
-'''
-
-
-def _gradio_version() -> str:
-    try:
-        return version("gradio")
-    except PackageNotFoundError:
-        return GRADIO_VERSION

@@ -277,41 +277,6 @@ def test_data_sets(folder: Path) -> None:
         load(folder, {**task, "split": "dev"})
 
 
-# --- rows that are dropped
-
-
-def test_corpus_duplicates_are_counted_and_never_negatives(folder: Path) -> None:
-    given = [{"_id": f"p{n}", "text": "the same" if n < 3 else f"text {n}"} for n in range(4)]
-    write_lines(folder / "passages.jsonl.gz", given)
-    write_lines(
-        folder / "questions.jsonl", [{"question": "q", "passage_id": "p0"}, {"question": "q", "passage_id": "p1"}]
-    )
-
-    mixture = load(folder, QUESTIONS, num_negatives=2)
-
-    assert [(row["positive"], row["negative_1"], row["negative_2"]) for row in rows(mixture)] == [
-        ("the same", "text 3", "text 3")
-    ]
-    assert str(mixture.report.tasks[0]) == ("questions (retrieval): 1 row; negatives: 2 drawn; dropped: 1 repeated")
-
-
-def test_rows_that_teach_nothing_are_dropped(folder: Path) -> None:
-    given = [
-        {"anchor": "same", "positive": "same"},
-        {"anchor": "", "positive": "x"},
-        {"anchor": "x", "positive": None},
-        {"anchor": "q", "positive": "p", "negatives": ["p", "", "n"]},
-    ]
-    write_lines(folder / "rows.jsonl", given)
-
-    mixture = load(folder, {"name": "t", "type": "retrieval", "source": "rows.jsonl"})
-
-    assert [(row["anchor"], row["negative_1"]) for row in mixture.dataset] == [("q", "n")]
-    (report,) = mixture.report.tasks
-    assert report.dropped == {"empty": 2, "anchor equal to positive": 1}
-    assert report.negatives == {"given": 1, "wrong": 1}
-
-
 # --- stages, proportions, seeds
 
 
@@ -389,13 +354,6 @@ def test_the_cache_follows_files_and_settings(folder: Path) -> None:
     with (folder / "beir/qrels/train.tsv").open("a") as qrels:  # not only the corpus of a BEIR folder
         qrels.write("q2\tp4\t1\n")
     assert len(load(folder, beir).dataset) == 4
-
-
-def test_a_failed_task_leaves_nothing_in_the_cache(folder: Path) -> None:
-    write_lines(folder / "rows.jsonl", [{"text": "a", "label": "x"}, {"text": "b"}])
-    with pytest.raises(UserError, match="no column 'label'"):
-        load(folder, {**COLOURS, "source": "rows.jsonl"})
-    assert not list((folder.parent / "cache").rglob("*.arrow"))
 
 
 # --- descriptions

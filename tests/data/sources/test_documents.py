@@ -179,8 +179,8 @@ def test_json_lines_fields(tmp_path: Path) -> None:
     assert report.skipped == {"empty": 1}
     without = next(read_documents({"path": str(path), "title_column": "", "id_column": "", "kind": "code"}))
     assert (without.id, without.text, without.kind) == (f"{path}:1", "They flow.", "code")
-    several = next(read_documents({"path": str(path), "text_column": ["_id", "text"], "max_documents": 1}))
-    assert several.text == "Rivers\n\nw-1\n\nThey flow."
+    several = read_documents([path, path], text_column=["text", "title"], title_column="", max_documents=1)
+    assert [document.text for document in several] == ["They flow.\n\nRivers"] * 2  # one of each source
 
 
 def test_merged_rows(tmp_path: Path) -> None:
@@ -231,17 +231,6 @@ def test_of_a_beir_folder_only_the_passages_are_text(tmp_path: Path) -> None:
     report = ReadReport()
     assert [document.id for document in read_documents(tmp_path, report=report)] == ["d1"]
     assert report.skipped == {"with queries or judgements": 2}
-
-
-def test_max_documents_is_for_each_source(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_json_lines(
-            tmp_path / f"{name}.jsonl", ({"_id": f"{name}{n}", "text": "x" if n else ""} for n in range(5))
-        )
-
-    documents = read_documents([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], max_documents=2)
-
-    assert [document.id for document in documents] == ["a1", "a2", "b1", "b2"]
 
 
 def dataset_folder(tmp_path: Path, form: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from revela_hub.data.synthesis.backends import LocalModel, Reply, Request, RequestT, Sampling
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
-from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, brainstorm_prompt, example_prompt
+from revela_hub.data.synthesis.prompts import FORMS
 from revela_hub.data.synthesis.questions import QuestionFilter, write_questions
 from revela_hub.data.synthesis.synthesis import SynthesisSettings, synthesize
 from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates, read_excluded
@@ -95,16 +95,6 @@ def test_rows_are_complete_and_match_their_prompts(tmp_path: Path, settings: Syn
     assert "20 pairs (7 short-long, 7 long-short, 6 short-short) of 11 tasks" in str(report)
 
 
-def test_placeholders_take_all_their_values() -> None:
-    for form, prompts in FORMS.items():
-        drawn = [example_prompt(form, "Find it.", ["English"], Random(number))[0] for number in range(200)]
-        for values in prompts.placeholders.values():
-            assert all(any(value in prompt for prompt in drawn) for value in values)
-            assert all(any(value in prompt for value in values) for prompt in drawn)
-        assert not any("{" in prompt for prompt in drawn)
-        assert len({brainstorm_prompt(form, DOMAINS, Random(number)) for number in range(200)}) > 150
-
-
 def test_concurrency_changes_nothing_and_no_request_is_wasted(tmp_path: Path, settings: SynthesisSettings) -> None:
     """A third of the replies is unusable, so some draws are asked again and some given up."""
     found = []
@@ -156,14 +146,15 @@ def test_earlier_examples_are_replaced_when_the_first_new_one_exists(
     def refused(request: Request) -> str:
         raise UserError("cannot reach the server")
 
+    file, other = tmp_path / "pairs.jsonl", replace(settings, seed=3)
     synthesize(Model(), tmp_path, settings)
-    before = (tmp_path / "pairs.jsonl").read_bytes()
+    before = file.read_bytes()
     with pytest.raises(UserError, match="cannot reach the server"):
-        synthesize(Model(refused), tmp_path, replace(settings, seed=3), overwrite=True)
-    assert (tmp_path / "pairs.jsonl").read_bytes() == before
-    assert synthesize(Model(), tmp_path, replace(settings, seed=3), overwrite=True).earlier == 0
-    synthesize(Model(), tmp_path / "new", replace(settings, seed=3))
-    assert (tmp_path / "pairs.jsonl").read_bytes() == (tmp_path / "new" / "pairs.jsonl").read_bytes()
+        synthesize(Model(refused), tmp_path, other, overwrite=True)
+    assert file.read_bytes() == before
+    assert synthesize(Model(), tmp_path, other, overwrite=True).earlier == 0
+    synthesize(Model(), tmp_path / "new", other)
+    assert file.read_bytes() == (tmp_path / "new" / "pairs.jsonl").read_bytes() != before
 
 
 def test_unusable_replies_are_asked_again_with_the_same_placeholders(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from transformers import BertTokenizerFast, T5Config, T5ForConditionalGeneration
 
@@ -54,20 +53,6 @@ def test_neighbours_and_overlaps_are_of_one_document(
         shared = set(range(place, place + len(context))) & set(range(start, start + len(span)))
         assert 0 < len(shared) < len(span) and row["context_word_starts"][0] == 1
         assert not context == span
-
-
-def test_a_long_document_is_gone_through_once(
-    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not once for each of its spans: of a text of two million words that would be without end."""
-    (tmp_path / "long.txt").write_text("The river carries stones to the sea. " * 300)
-    counts = []
-    real = np.flatnonzero
-    monkeypatch.setattr(np, "flatnonzero", lambda values: counts.append(len(values)) or real(values))
-    settings = {"max_length": 26, "min_tokens": 4, "cache_dir": tmp_path / "cache"}
-    rows = build_contexts([str(tmp_path / "long.txt")], wordpiece_tokenizer, contexts=["overlap"], **settings)
-    assert len(rows) > 100
-    assert len(counts) < 5
 
 
 def test_a_query_stands_for_its_span_and_the_span_for_the_query(

@@ -1,4 +1,3 @@
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from revela_hub.data.text import spans as spans_module
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.data.text.spans import build_spans
 from revela_hub.errors import UserError
-from revela_hub.trainers.retromae.data import RetroMAEDataArguments, load_spans
 
 SPECIAL = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 
@@ -210,42 +208,15 @@ def test_short_spans_are_left_out(tmp_path: Path, wordpiece_tokenizer: Any) -> N
         build(path, wordpiece_tokenizer, min_tokens=50)
 
 
-def test_max_spans_stops_reading(tmp_path: Path, wordpiece_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spans_module, "BATCH_CHARACTERS", 10)
-    path = write(tmp_path / "d.jsonl", *["The fox jumps."] * 5)
-    with path.open("a") as file:
-        file.write("broken, but never reached\n")
-    report = ReadReport()
-    assert len(build(path, wordpiece_tokenizer, report, max_spans=3)) == 3
-    assert str(report) == "3 documents, 3 spans"
-    with pytest.raises(UserError, match=r"d\.jsonl:6: not valid JSON"):
-        build(path, wordpiece_tokenizer)
-
-
-def test_second_run_reads_the_cache(
+def test_the_cache_depends_on_the_tokenizer_but_not_on_its_state(
     tmp_path: Path, wordpiece_tokenizer: Any, byte_bpe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "d.jsonl", "The fox jumps. The dog jumps.")
-    readings: list[int] = []
-    rows = spans_module._rows
-
-    def counted(*arguments: Any) -> Any:
-        readings.append(1)
-        yield from rows(*arguments)
-
-    monkeypatch.setattr(spans_module, "_rows", counted)
-    reports = [ReadReport() for _ in range(2)]
-    first = build(path, wordpiece_tokenizer, reports[0])
+    first = build(path, wordpiece_tokenizer)
     wordpiece_tokenizer("called otherwise", truncation=True, max_length=4, padding="max_length")  # changes nothing
-    again = build(path, wordpiece_tokenizer, reports[1])
-    assert (len(readings), again[:]) == (1, first[:])
-    assert str(reports[0]) == str(reports[1]) == "1 document, 1 span"
-
-    build(path, wordpiece_tokenizer, max_length=9)
-    build(path, byte_bpe)
-    write(path, "The dog jumps. The sea.")
-    assert build(path, wordpiece_tokenizer)[:] != first[:]
-    assert len(readings) == 4
+    assert build(path, byte_bpe)[:] != first[:] != build(path, wordpiece_tokenizer, max_length=9)[:]
+    monkeypatch.setattr(spans_module, "_rows", pytest.fail)
+    assert build(path, wordpiece_tokenizer)[:] == first[:]
 
 
 def test_tokenizers_that_do_not_suit(tmp_path: Path, bpe_tokenizer: Any) -> None:
@@ -254,43 +225,3 @@ def test_tokenizers_that_do_not_suit(tmp_path: Path, bpe_tokenizer: Any) -> None
         build(path, bpe_tokenizer)
     with pytest.raises((UserError, AttributeError)):
         build(path, ByT5Tokenizer())  # does not report the words of its tokens
-
-
-def test_options_reach_the_spans(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a-left.jsonl").write_text('{"body": "The dog."}\n')
-    row = json.dumps({"body": "The fox jumps. The sea jumps."}) + "\n"
-    (tmp_path / "docs" / "d.jsonl").write_text(row * 5)
-    arguments = RetroMAEDataArguments(
-        data=[str(tmp_path / "docs")],
-        text_column="body",
-        exclude=["*left*"],
-        max_length=6,
-        min_tokens=4,
-        max_documents=3,
-        max_spans=5,
-        cache_dir=str(tmp_path / "cache"),
-    )
-    spans, report = load_spans(arguments, wordpiece_tokenizer)
-    assert len(spans) == 5
-    assert str(report) == "3 documents, 5 spans; skipped: 1 excluded"
-
-
-def test_wikipedia(shared_data: Path, minilm_folder: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(minilm_folder)
-    source = {"path": str(shared_data / "text" / "wikipedia"), "max_documents": 30, "exclude": "README.md"}
-    report = ReadReport()
-    spans = build_spans(source, tokenizer, max_length=256, cache_dir=tmp_path, report=report)
-
-    assert (report.documents, report.spans) == (30, len(spans))
-    lengths = np.array([len(tokens) for tokens in spans["input_ids"]])
-    assert lengths.max() <= 254
-    assert lengths.mean() > 200  # well filled
-    with gzip.open(shared_data / "text" / "wikipedia" / "part-00.jsonl.gz", "rt") as file:
-        articles = [json.loads(line)["text"] for _, line in zip(range(30), file, strict=False)]
-    expected = sum(
-        len(encoding) for encoding in tokenizer(articles, add_special_tokens=False, verbose=False)["input_ids"]
-    )
-    assert 0.995 * expected < lengths.sum() < 1.01 * expected  # with the titles, without the short rests

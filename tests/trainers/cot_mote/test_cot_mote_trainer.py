@@ -1,12 +1,14 @@
 """CoT-MoTE runs: what they learn, log and save, and that how they are split or interrupted changes nothing."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
+from killed_runs import whole_and_resumed
 from processes import launch
 from transformers import (
     BertConfig,
@@ -14,8 +16,6 @@ from transformers import (
     BertTokenizerFast,
     PreTrainedModel,
     TrainerCallback,
-    TrainerControl,
-    TrainerState,
 )
 
 from revela_hub.errors import UserError
@@ -28,12 +28,6 @@ from revela_hub.trainers.cot_mote.checkpoint import (
     load_cot_mote_start,
 )
 from revela_hub.trainers.cot_mote.data import CoTMoTEDataArguments, load_pairs
-
-
-@pytest.fixture
-def mlm_folder(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
-    """A tiny BERT with its masked-LM head, and dropout, which a resumed run has to draw alike."""
-    return save_mlm(tmp_path / "tiny-mlm", wordpiece_tokenizer, 0.1)
 
 
 def save_mlm(folder: Path, tokenizer: BertTokenizerFast, dropout: float) -> Path:
@@ -107,7 +101,7 @@ def pre_trainer(
     folder: Path,
     start: CoTMoTECheckpoint,
     rows: Dataset,
-    callbacks: tuple = (),
+    callbacks: Sequence[TrainerCallback] = (),
     **options: object,
 ) -> CoTMoTETrainer:
     return CoTMoTETrainer(
@@ -120,7 +114,7 @@ def pre_trainer(
 
 
 def finetuner(
-    folder: Path, start: CoTMoTECheckpoint, pairs: Dataset, callbacks: tuple = (), **options: object
+    folder: Path, start: CoTMoTECheckpoint, pairs: Dataset, callbacks: Sequence[TrainerCallback] = (), **options: object
 ) -> CoTMoTEFinetuner:
     return CoTMoTEFinetuner(
         start.encoder,
@@ -165,26 +159,14 @@ def test_every_part_learns_and_its_loss_is_logged(
     }
 
 
-class _Kill(TrainerCallback):
-    """Ends the run as a power cut would, after the checkpoint of a step."""
-
-    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        if state.global_step == 8:
-            raise KeyboardInterrupt
-
-
 def test_a_pre_training_that_is_killed_and_resumed_ends_with_the_same_weights(
     tmp_path: Path, mlm_folder: Path, rows: Dataset
 ) -> None:
     """Bit for bit, decoder and both experts included, with dropout, in the middle of the second of three epochs."""
     options = {"max_steps": 15, "save_strategy": "steps", "save_steps": 8}
-    whole = pre_trainer(tmp_path / "whole", load(mlm_folder), rows, **options)
-    whole.train()
-    killed = pre_trainer(tmp_path / "killed", load(mlm_folder), rows, (_Kill(),), **options)
-    with pytest.raises(KeyboardInterrupt):
-        killed.train()
-    resumed = pre_trainer(tmp_path / "killed", load(mlm_folder), rows, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-8"))
+    whole, resumed = whole_and_resumed(
+        tmp_path, 8, lambda out, **more: pre_trainer(out, load(mlm_folder), rows, **more, **options)
+    )
     for name, value in weights(whole.model).items():
         assert torch.equal(weights(resumed.model)[name], value), name
     layers = resumed.model.lm.bert.encoder.layer, resumed.model.query_lm.bert.encoder.layer
@@ -195,18 +177,13 @@ def test_a_fine_tuning_that_is_killed_and_resumed_ends_with_the_same_weights(
     tmp_path: Path, mlm_folder: Path, pairs: Dataset
 ) -> None:
     options = {"max_steps": 12, "save_strategy": "steps", "save_steps": 8}
-    whole = finetuner(tmp_path / "whole", load(mlm_folder), pairs, **options)
-    whole.train()
-    killed = finetuner(tmp_path / "killed", load(mlm_folder), pairs, (_Kill(),), **options)
-    with pytest.raises(KeyboardInterrupt):
-        killed.train()
-    resumed = finetuner(tmp_path / "killed", load(mlm_folder), pairs, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-8"))
+    whole, resumed = whole_and_resumed(
+        tmp_path, 8, lambda out, **more: finetuner(out, load(mlm_folder), pairs, **more, **options)
+    )
+    saved = load_cot_mote_checkpoint(tmp_path / "whole" / "checkpoint-12").model
     for name, value in weights(whole.cot_mote).items():
         assert torch.equal(weights(resumed.cot_mote)[name], value), name
-    saved = load_cot_mote_checkpoint(tmp_path / "whole" / "checkpoint-12")
-    for name, value in weights(saved.model).items():
-        assert torch.equal(weights(whole.cot_mote)[name], value), name
+        assert torch.equal(weights(saved)[name], value), name
 
 
 def test_the_fine_tuning_loss_is_that_of_the_summed_scores(tmp_path: Path, mlm_folder: Path, pairs: Dataset) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from killed_runs import whole_and_resumed
 from processes import launch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, PreTrainedTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+from transformers import AutoModel, PreTrainedTokenizerFast
 
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.data.mixture.instructions import query_prompt
@@ -191,35 +192,16 @@ def test_merged_adapters_change_nothing_but_the_form(
     assert again.prompts["query"] == PROMPTS["qa"] and again.model.config.pooling == "latent"
 
 
-class _Kill(TrainerCallback):
-    """Ends the run as a power cut would, after the checkpoint of a step."""
-
-    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        if state.global_step == 5:
-            raise KeyboardInterrupt
-
-
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     tmp_path: Path, llama_folder: Path, mixture: Dataset
 ) -> None:
     """In the second epoch, with dropout in the adapters."""
-    options = {
-        "blend_tasks": False,
-        "lora_dropout": 0.2,
-        "max_steps": 8,
-        "save_strategy": "steps",
-        "save_steps": 5,
-        "mini_batch_size": 10,
-    }
-    whole = trainer(tmp_path / "whole", llama_folder, mixture, **options)
-    whole.train()
-    killed = trainer(tmp_path / "killed", llama_folder, mixture, callbacks=[_Kill()], **options)
-    with pytest.raises(KeyboardInterrupt):
-        killed.train()
-    checkpoint = tmp_path / "killed" / "checkpoint-5"
-    assert (checkpoint / TRAINED_WEIGHTS).is_file()
-    resumed = trainer(tmp_path / "killed", llama_folder, mixture, **options)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
+    saving = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5}
+    options = {"blend_tasks": False, "lora_dropout": 0.2, "mini_batch_size": 10, **saving}
+    whole, resumed = whole_and_resumed(
+        tmp_path, 5, lambda out, **more: trainer(out, llama_folder, mixture, **options, **more)
+    )
+    assert (tmp_path / "killed" / "checkpoint-5" / TRAINED_WEIGHTS).is_file()
     assert losses(resumed)[-3:] == losses(whole)[-3:]
     expected, got = weights(whole), weights(resumed)
     for name, value in expected.items():

@@ -1,15 +1,17 @@
 """A RetroMAE run: what it learns, logs and saves, and that how it is split or interrupted changes nothing."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
+from killed_runs import whole_and_resumed
 from processes import launch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
-from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback
 
 from revela_hub.errors import UserError
 from revela_hub.trainers.retromae.checkpoint import (
@@ -21,24 +23,6 @@ from revela_hub.trainers.retromae.data import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 
 WORDS = 12
-
-
-@pytest.fixture
-def mlm_folder(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
-    """A tiny BERT with its masked-LM head, and dropout, which a resumed run has to draw alike."""
-    config = BertConfig(
-        vocab_size=len(wordpiece_tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-        pad_token_id=wordpiece_tokenizer.pad_token_id,
-    )
-    folder = tmp_path / "tiny-mlm"
-    BertForMaskedLM(config).save_pretrained(folder)
-    wordpiece_tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
@@ -65,7 +49,7 @@ def trainer(
     start: RetroMAECheckpoint,
     spans: Dataset,
     *,
-    callbacks: tuple[TrainerCallback, ...] = (),
+    callbacks: Sequence[TrainerCallback] = (),
     **options: object,
 ) -> RetroMAETrainer:
     defaults: dict[str, object] = {
@@ -121,26 +105,14 @@ def test_every_part_learns_and_its_loss_is_logged(
     }
 
 
-class _Kill(TrainerCallback):
-    """Ends the run as a power cut would, after the checkpoint of a step."""
-
-    def on_step_begin(self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        if state.global_step == 8:
-            raise KeyboardInterrupt
-
-
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     tmp_path: Path, mlm_folder: Path, spans: Dataset
 ) -> None:
     """Bit for bit, decoder included, with dropout, in the middle of the second of three epochs."""
-    config, options = {"bag_of_words": True}, {"max_steps": 15, "save_strategy": "steps", "save_steps": 8}
-    whole = trainer(tmp_path / "whole", load(mlm_folder, **config), spans, **options)
-    whole.train()
-    killed = trainer(tmp_path / "killed", load(mlm_folder, **config), spans, callbacks=(_Kill(),), **options)
-    with pytest.raises(KeyboardInterrupt):
-        killed.train()
-    resumed = trainer(tmp_path / "killed", load(mlm_folder, **config), spans, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "killed" / "checkpoint-8"))
+    options = {"max_steps": 15, "save_strategy": "steps", "save_steps": 8}
+    whole, resumed = whole_and_resumed(
+        tmp_path, 8, lambda out, **more: trainer(out, load(mlm_folder, bag_of_words=True), spans, **options, **more)
+    )
     expected, got = weights(whole), weights(resumed)
     assert any("decoder" in name for name in expected)
     for name, value in expected.items():

@@ -109,7 +109,8 @@ def test_the_groups_of_a_step_are_those_of_all_devices(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"data": []}, "no data: pass a folder"),
-        ({"data": ["a.jsonl", "a.jsonl"], "weights": [1.0]}, "one positive number for each of the 2 sources"),
+        ({"data": ["a.jsonl"], "weights": [1.0, 2.0]}, "--weights has 2 values for 1 sources"),
+        ({"data": ["a.jsonl", "a.jsonl"], "weights": [1.0]}, "--weights has 1 values for 2 sources"),
         ({"data": ["gone"]}, "no such file or folder: gone"),
         ({"data": ["a.jsonl"], "run_length": 3}, "run_length is 3; it must divide group_size"),
         ({"data": ["a.jsonl"], "similarity_span": ["half"]}, "half"),

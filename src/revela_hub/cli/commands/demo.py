@@ -15,11 +15,10 @@ Examples:
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from revela_hub.adaptation import REPORT, SETTINGS
 from revela_hub.data.sources.text_options import TextOptions
@@ -33,12 +32,11 @@ from revela_hub.search.models import encoder_identity, load_dense
 if TYPE_CHECKING:
     from gradio import Blocks
 
-    from revela_hub.demo.collection import Collection, LoadedRetriever, Report
+    from revela_hub.demo.collection import Collection, LoadedRetriever
 
 POSITIONALS = ("model",)
 EXAMPLES, LONGEST_EXAMPLE = 6, 90
 PROBE = Path("work", "probe")  # of an output folder of adapt
-_MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[*`]+|^#+\s*")
 
 
 @dataclass(kw_only=True)
@@ -78,82 +76,88 @@ def run(arguments: Arguments) -> None:
 def demo_page(arguments: Arguments) -> "Iterator[Blocks]":
     """Return the page; its temporary files are deleted at the end."""
     require("gradio")
-    from revela_hub.demo.collection import Report
-    from revela_hub.demo.page import Shown, search_page, usage
+    from revela_hub.demo.page import search_page, usage
     from revela_hub.retrieval.encoder import model_in
     from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
     folder = local_path(arguments.model)
-    place = model_in(arguments.model)
+    model = model_in(arguments.model)
     file = Path(arguments.report) if arguments.report else folder / REPORT
-    report = Report.read(file) if arguments.report or file.is_file() else None
+    report = json.loads(file.read_text(encoding="utf-8")) if arguments.report or file.is_file() else {}
+    retrievers, notes = _retrievers(arguments, folder, model, report)
+    if report:
+        d, verdict = report["difference"], report["verdict"].capitalize()
+        interval = f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]"
+        notes.insert(
+            0,
+            f"{verdict}: {interval} nDCG@10 compared with the base retriever with BM25 ({d['queries']} test queries).",
+        )
+    weight, token_weight = report.get("bm25_weight", BM25_WEIGHT), report.get("token_weight", 0.0)
+    name = _name(model) if folder.is_dir() else model
     with scratch_folder("demo") as temporary:
-        collection, notes = _collection(arguments, folder, place, report, temporary)
-        weight, tokens = (report.bm25_weight, report.token_weight) if report else (BM25_WEIGHT, 0.0)
-        collection.search(
-            "the first query takes longer", weight, 1
-        )  # so that the times on the page are those of others
-        name = _name(folder, place)
-        code = usage(name, weight, tokens, remote_code=arguments.trust_remote_code)
-        url = None if folder.is_dir() else f"https://huggingface.co/{place}"
-        shown = Shown(name, _queries(arguments, folder), url, [*([report.verdict] if report else []), *notes], code)
-        yield search_page(shown, collection, weight, arguments.top_k)
+        yield search_page(
+            name,
+            _collection(arguments, folder, retrievers, report, temporary),
+            weight,
+            arguments.top_k,
+            queries=_queries(arguments, folder),
+            url=None if folder.is_dir() else f"https://huggingface.co/{model}",
+            notes=notes,
+            code=usage(name, weight, token_weight, remote_code=arguments.trust_remote_code),
+        )
 
 
 def _collection(
-    arguments: Arguments, folder: Path, place: str, report: "Report | None", temporary: Path
-) -> "tuple[Collection, list[str]]":
-    """Index the text for the retrievers; return also notes for the page."""
+    arguments: Arguments, folder: Path, retrievers: "list[LoadedRetriever]", report: dict[str, Any], temporary: Path
+) -> "Collection":
+    """Index the text for the retrievers."""
     from revela_hub.data.sources.documents import read_documents
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import parse_sources
     from revela_hub.demo.collection import Collection
     from revela_hub.files import cache_folder, claim
+    from revela_hub.retrieval.bm25 import BM25Settings
 
-    name = "the passages of the evaluation set"
-    sources = [str(folder / PROBE / "corpus.jsonl")]
-    if arguments.corpus:
-        sources = parse_sources(arguments.corpus, **arguments.reading())  # type: ignore[assignment]
-        name = ", ".join(Path(source.path).name or source.path for source in sources[:3])  # type: ignore[attr-defined]
-    elif not Path(sources[0]).is_file():
+    if not arguments.corpus and not (folder / PROBE).is_dir():
         raise UserError("no text to search: give --corpus PATH")
-    retrievers, notes = _retrievers(arguments, folder, place, report)
+    sources = parse_sources(arguments.corpus or [str(folder / PROBE / "corpus.jsonl")], **arguments.reading())
+    names = ", ".join(Path(source.path).name or source.path for source in sources[:3])
     read = ReadReport()
     collection = Collection(
         read_documents(sources, report=read),
         retrievers,
         temporary,
         cache=claim(local_path(arguments.cache_dir or cache_folder("passages"))),
-        name=name,
+        name=names if arguments.corpus else "the passages of the evaluation set",
         max_words=arguments.max_words,
-        bm25=report.bm25 if report else None,
-        token_weight=report.token_weight if report else 0.0,
+        bm25=BM25Settings(**report.get("bm25", {})),
+        token_weight=report.get("token_weight", 0.0),
     )
     note("; ".join([f"{len(collection.passages):,} passages", *read.remarks()]))
-    return collection, notes
+    return collection
 
 
 def _retrievers(
-    arguments: Arguments, folder: Path, place: str, report: "Report | None"
+    arguments: Arguments, folder: Path, model: str, report: dict[str, Any]
 ) -> "tuple[list[LoadedRetriever], list[str]]":
     """Load the base model, if there is one to compare with, and the model; return also notes for the page."""
     from revela_hub.demo.collection import LoadedRetriever
 
     def load(title: str, model: str) -> LoadedRetriever:
+        length = arguments.max_length
         encoder = load_dense(
             model,
             device=arguments.device,
             trust_remote_code=arguments.trust_remote_code,
-            max_seq_length=arguments.max_length,
+            max_seq_length=length,
         )
-        return LoadedRetriever(title, encoder, encoder_identity(encoder, model, arguments.max_length))
+        return LoadedRetriever(title, encoder, encoder_identity(encoder, model, length))
 
-    if report and report.is_base:
-        return [load("retriever", place)], ["The exported retriever is the base model, unchanged."]
-    adapted = load("adapted" if report else "retriever", place)
-    base = arguments.base
+    if report and not report["trained"]:
+        return [load("retriever", model)], ["The exported retriever is the base model, unchanged."]
+    adapted, base = load("adapted" if report else "retriever", model), arguments.base
     if base is None and report and (folder / SETTINGS).is_file():
-        base = json.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("retriever")
+        base = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["retriever"]
     if base is None:
         return [adapted], []
     try:
@@ -166,20 +170,17 @@ def _retrievers(
 
 
 def _queries(arguments: Arguments, folder: Path) -> list[str]:
-    """Return queries to offer as examples, without markup; those of an evaluation set are short ones."""
+    """Return queries to offer as examples; those of an evaluation set are short ones."""
     from revela_hub.data.sources.queries import read_queries
 
     if arguments.example_queries:
         return list(read_queries(arguments.example_queries).values())[:EXAMPLES]
-    if arguments.corpus or not (folder / PROBE / "queries.jsonl").is_file():
+    if arguments.corpus:
         return []
-    plain = (_MARKUP.sub(r"\1", query).strip() for query in read_queries(folder / PROBE).values())
-    return [query for query in plain if 0 < len(query) <= LONGEST_EXAMPLE][:EXAMPLES]
+    return [query for query in read_queries(folder / PROBE).values() if len(query) <= LONGEST_EXAMPLE][:EXAMPLES]
 
 
-def _name(folder: Path, place: str) -> str:
-    """Return a name without the path of this machine: `adapted/retriever`, `my-retriever`, or a Hub id."""
-    if not folder.is_dir():
-        return place
-    whole = local_path(place).resolve()
+def _name(model: str) -> str:
+    """Return a name without the path of this machine: `adapted/retriever` or `my-retriever`."""
+    whole = local_path(model).resolve()
     return "/".join(whole.parts[-2:]) if whole.name in ("retriever", "model") else whole.name
