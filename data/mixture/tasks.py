@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import yaml
 
@@ -125,14 +125,11 @@ class Task:
         return ((1, 2) if self.is_retrieval else (2,)) if self.stages is None else self.stages
 
 
-@dataclass(frozen=True)
-class MixtureFile:
-    """The tasks of a mixture, and its length if the tasks have weights.
+class MixtureFile(NamedTuple):
+    """The tasks of a mixture, with unique names, and its length if the tasks have weights.
 
-    Attributes:
-        tasks: The tasks, with unique names.
-        stopping_strategy: `first_exhausted` ends with the first exhausted task, so no row is repeated; `all_exhausted` ends
-            with the last one and repeats rows of the others.
+    `first_exhausted` ends with the first exhausted task, so no row is repeated; `all_exhausted` ends with the last one and
+    repeats rows of the others.
     """
 
     tasks: tuple[Task, ...]

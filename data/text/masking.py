@@ -2,8 +2,8 @@
 
 As in the original implementation (`_whole_word_mask` of its collator), a mask over L tokens (including special tokens) selects
 random words until max(1, round(ratio L)) tokens are masked; a word that would exceed this number is skipped. The original is a
-Python loop over shuffled words, run 129 times per passage. Here the masks of a span are the rows of a matrix: a random key per
-word and mask, one sort, one cumulative sum. The distribution is the same.
+Python loop over shuffled words, run 129 times per passage. Here all masks of a span are drawn together: each has its own random order
+of the words, and one loop over the places in these orders takes the words that still fit. The distribution is the same.
 
 Differences from the original: word boundaries come from the tokenizer's pre-tokenizer, so all types of tokenizers work, not
 only WordPiece; and all special tokens (such as the unknown token) are never masked, not only the first and the last.
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Bools: TypeAlias = NDArray[np.bool_]
 Tokens: TypeAlias = NDArray[np.int64]
 
-_ALL_BITS = np.iinfo(np.uint64).max
 MASKED_FRACTION, RANDOM_FRACTION = 0.8, 0.1  # of the encoder's selected tokens; the rest are unchanged
 
 
@@ -100,12 +99,17 @@ def whole_word_masks(
     Returns:
         (N, L), True for masked tokens. Each mask has the maximum number of tokens, or no further word fits.
     """
-    sizes_N = np.asarray(sizes_N)
     word_L, lengths_W = _words(word_starts_L, maskable_L)
-    words = len(lengths_W)
-    masks_NW = np.zeros((len(sizes_N), words + 1), dtype=np.bool_)  # the last column is for tokens outside words
-    if words:
-        _choose_words(masks_NW[:, :words], lengths_W, sizes_N, generator)
+    words, room_N = len(lengths_W), np.array(sizes_N)
+    order_NW = generator.random((len(room_N), words), dtype=np.float32).argsort(axis=1)
+    fits_WN = np.zeros((words, len(room_N)), dtype=np.bool_)
+    for length_N, fits_N in zip(lengths_W[order_NW].T, fits_WN, strict=True):
+        np.less_equal(length_N, room_N, out=fits_N)
+        room_N -= length_N * fits_N
+        if not room_N.any():
+            break
+    masks_NW = np.zeros((len(room_N), words + 1), dtype=np.bool_)  # the last column is for tokens outside words
+    np.put_along_axis(masks_NW, order_NW, fits_WN.T, axis=1)
     masks_NL: Bools = masks_NW.take(word_L, axis=1)
     return masks_NL
 
@@ -121,47 +125,6 @@ def _words(word_starts_L: Bools, maskable_L: Bools) -> tuple[Tokens, Tokens]:
     word_L = np.full(len(maskable_L), word_C[-1] + 1)
     word_L[maskable_L] = word_C
     return word_L, np.bincount(word_C)
-
-
-def _choose_words(masks_NW: Bools, lengths_W: Tokens, sizes_N: Tokens, generator: np.random.Generator) -> None:
-    """Sets `masks_NW` for the selected words: in random order, each word that still fits."""
-    words = masks_NW.shape[1]
-    # A key is random except for its lowest bits, which are the word: sorting keys is much faster than argsort. The more
-    # than 40 other bits of two keys are practically never equal (and if they are, the first word comes first).
-    # In place, because allocating arrays of this size costs more than the arithmetic.
-    low = np.uint64((1 << words.bit_length()) - 1)
-    keys_NW = generator.integers(_ALL_BITS, dtype=np.uint64, endpoint=True, size=masks_NW.shape)
-    keys_NW &= ~low
-    keys_NW |= np.arange(words, dtype=np.uint64)
-    order_NW = keys_NW.copy()
-    order_NW.sort(axis=1)
-    order_NW &= low
-    order_NW = order_NW.view(np.int64)
-    total_NW = lengths_W.take(order_NW)
-    np.cumsum(total_NW, axis=1, out=total_NW)
-    taken_N = (total_NW <= sizes_N[:, None]).sum(axis=1)  # words before the first that does not fit
-    some_N, last_N, every_N = taken_N > 0, np.maximum(taken_N - 1, 0), np.arange(len(sizes_N))
-    last_key_N = keys_NW[every_N, order_NW[every_N, last_N]]
-    np.less_equal(keys_NW, last_key_N[:, None], out=masks_NW)
-    masks_NW &= some_N[:, None]
-    room_N = sizes_N - total_NW[every_N, last_N] * some_N
-
-    # A word that does not fit once never will, so each round takes the first remaining word that fits.
-    rows = np.flatnonzero((room_N > 0) & (taken_N < words))
-    order_RW, room_R = order_NW[rows], room_N[rows]
-    lengths_RW = lengths_W[order_RW]
-    too_long = lengths_W.sum() + 1
-    lengths_RW[np.arange(words) < taken_N[rows, None]] = too_long
-    while len(rows):
-        every_R = np.arange(len(rows))
-        first_R = (lengths_RW <= room_R[:, None]).argmax(axis=1)
-        length_R = lengths_RW[every_R, first_R]
-        fits_R = length_R <= room_R
-        masks_NW[rows[fits_R], order_RW[every_R, first_R][fits_R]] = True
-        lengths_RW[every_R, first_R] = too_long
-        room_R = room_R - length_R
-        more_R = fits_R & (room_R > 0)
-        rows, lengths_RW, order_RW, room_R = rows[more_R], lengths_RW[more_R], order_RW[more_R], room_R[more_R]
 
 
 def replace_chosen(
