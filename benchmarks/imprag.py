@@ -48,7 +48,7 @@ from revela_hub.trainers.baselines.ra_dit import (
     reader_likelihoods,
 )
 from revela_hub.trainers.baselines.ra_it import RAITTrainer, RAITTrainingArguments, shortened
-from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, token_rows, tokenize_passages
+from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, padded, tokenize_passages
 from revela_hub.trainers.imprag.retrieval import multi_label_nce, top_rows
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
@@ -152,12 +152,11 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int) -> str
     set_seed(seed)
     model = ImpRAGForCausalLM.from_backbone(start, b=b, t=b, k=given.k, l_max=given.l_max).train()
     model.to(given.device)  # type: ignore[arg-type]  # its decorator hides the argument types
-    passages = tokenize_passages(tokenizer, train.passages, given.l_max)
-    prompts = tokenizer(list(train.prompts["prompt"]), truncation=True, max_length=MAX_LENGTH)
-    questions = token_rows(prompts["input_ids"])
+    passages, _ = tokenize_passages(tokenizer, train.passages, given.l_max)
+    prompts = tokenizer(list(train.prompts["prompt"]), truncation=True, max_length=MAX_LENGTH)["input_ids"]
     steps, batch = given.retrieval_steps, given.retrieval_batch
     drawn = np.random.default_rng(seed + 1000 * (rounds - 1))
-    order = np.concatenate([drawn.permutation(len(questions)) for _ in range(1 + steps * batch // len(questions))])
+    order = np.concatenate([drawn.permutation(len(prompts)) for _ in range(1 + steps * batch // len(prompts))])
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.retrieval_learning_rate, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, min(20, steps // 5), steps)
     half, losses, every = bf16_is_fast(given.device), [], min(50, max(1, steps // 4))
@@ -165,8 +164,9 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int) -> str
         rows = order[step * batch : (step + 1) * batch]
         positives = train.bm25[rows, 0]  # the pseudo-label; passage 0 for a question without one
         with torch.autocast(given.device, torch.bfloat16, enabled=half):
-            queries = model.embed_queries(*(x.to(given.device) for x in questions.batch(rows)))
-            vectors = model.embed_passages(*(x.to(given.device) for x in passages.batch(np.maximum(positives, 0))))
+            asked, read = padded(prompts[n] for n in rows), padded(passages[max(0, n)] for n in positives)
+            queries = model.embed_queries(*(x.to(given.device) for x in asked))
+            vectors = model.embed_passages(*(x.to(given.device) for x in read))
         scores = model.score(queries.float(), vectors.float()) / math.sqrt(vectors.shape[1])
         known = train.bm25[rows][:, :4]
         negative = torch.from_numpy(~(positives[None, :, None] == known[:, None, :]).any(-1))

@@ -25,7 +25,7 @@ from revela_hub.retrieval.top_k import Hits
 from revela_hub.trainers.baselines.ra_it import paste, pasted_log_likelihoods, shortened
 from revela_hub.trainers.imprag.answering import Answerer, left_padded
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
-from revela_hub.trainers.imprag.data import tokenize_passages
+from revela_hub.trainers.imprag.data import padded, tokenize_passages
 from revela_hub.trainers.imprag.retrieval import rank_passages, top_rows
 
 
@@ -173,14 +173,14 @@ def measure_imprag(test: Test, model: ImpRAGForCausalLM) -> dict[str, Any]:
 
     found = Answerer(model, tokenizer, Ranked()).answer(prompts, max_new_tokens=10, batch_size=20)
     answers = [answer.text.split("\n")[0] for answer in found]
-    tokens, prompt_ids = tokenize_passages(tokenizer, passages, test.l_max), tokenizer(prompts)["input_ids"]
+    (tokens, _), prompt_ids = tokenize_passages(tokenizer, passages, test.l_max), tokenizer(prompts)["input_ids"]
     likelihoods = {}
     for name, rows in test.readings(ranking).items():
         parts = []
         for number, (prompt, answer) in enumerate(zip(prompt_ids, test.answer_ids(), strict=True)):
             ids = torch.tensor([[*prompt, *answer, tokenizer.eos_token_id]], device=model.device)
-            own = rows[number : number + 1]
-            read_Bk = model.encode_passages(*(x.to(model.device) for x in tokens.batch(own)))
+            own = padded(tokens[n] for n in rows[number])
+            read_Bk = model.encode_passages(*(x[None].to(model.device) for x in own))
             log_p = model(ids, passage_states=read_Bk).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
             parts.append(log_p.gather(-1, ids[0, len(prompt) :, None]).sum())
         likelihoods[name] = torch.stack(parts)

@@ -76,7 +76,7 @@ def test_from_questions_to_answers(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--last_reading_layer", "2"], "(t=2) is beyond the last layer: the backbone has layers 0 to 1"),
+        (["--last_reading_layer", "2"], "0 <= b <= t < 2"),
         (["--max_passage_length", "1500"], "do not fit into the backbone's 2048"),
         (["--backbone", "tiny-bert"], "is an encoder: give a decoder"),
         (["--backbone", "./nowhere"], "'./nowhere': no such folder"),
@@ -123,7 +123,7 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
     assert "1. " in capsys.readouterr().out
     for wrong, message in (
         ([], "either --retriever, or --backbone"),
-        ([*layers, "9"], "layers 0 to 1"),
+        ([*layers, "9"], "0 <= b <= t < 2"),
         (["--reader", str(bert_folder), *sentences], "is an encoder"),
         ([*sentences, "--output_dir", str(work / "docs" / "out")], "is inside"),
     ):

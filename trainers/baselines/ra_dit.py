@@ -61,6 +61,7 @@ from revela_hub.trainers.imprag.data import (
     ImpRAGDataArguments,
     as_prompts,
     as_texts,
+    padded,
     tokenize_prompts,
     train_on_prompts,
 )
@@ -221,7 +222,7 @@ class RADITTrainer(RetrieverTrainer):
             lm, tokenizer = load_lm(reader or "", tokenizer=reader_tokenizer, **loading)
             kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
             prompts, self.candidates = prompts.select(kept), self.candidates[np.array(kept)]
-            short = shortened(self.passages, tokenizer, max_passage_length, args.log)
+            short = shortened(self.passages, tokenizer, max_passage_length)
             lm.to(args.device)  # type: ignore[arg-type]  # its decorator hides the signature
             size = args.likelihood_batch_size
             log_likelihoods = reader_likelihoods(lm, tokenizer, prompts, short, self.candidates, size, **show)
@@ -310,7 +311,7 @@ class DecoderRetriever(ImpRAGEncoder, nn.Module):
 
     def preprocess(self, texts: list[str], prompt: str | None = None, task: str = "query") -> dict[str, Any]:
         """Return the inputs of `forward`."""
-        ids, mask = self.tokenize(texts, task).batch(np.arange(len(texts)))
+        ids, mask = padded(self.tokenize(texts, task))
         return {"input_ids": ids, "attention_mask": mask, "task": task}
 
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:

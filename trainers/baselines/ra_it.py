@@ -12,7 +12,7 @@ Examples:
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
         how = {"show_progress_bar": not args.disable_tqdm} | loading
         ranking = rank_passages(pseudo_labels, prompts["input"], texts, num_passages, **how)[np.array(kept)]
-        short = shortened(texts, tokenizer, max_passage_length, args.log)
+        short = shortened(texts, tokenizer, max_passage_length)
         data = tokenized_pairs(pasted_prompts(prompts.select(kept), short, ranking[:, :num_passages]), tokenizer)
         check_room(decoder, max(map(len, data["input_ids"])))
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
@@ -205,16 +205,10 @@ def paste(prompt: str, passages: Sequence[str]) -> str:
     return "".join(f"Passage: {' '.join(passage.split())}\n" for passage in passages) + prompt
 
 
-def shortened(
-    passages: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    log: Callable[[str], None] = lambda line: None,
-) -> list[str]:
+def shortened(passages: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]:
     """Return the passages truncated to `max_length` tokens, the text that ImpRAG with that `l_max` reads."""
-    tokens = tokenize_passages(tokenizer, passages, max_length, log)
-    rows = [row.tolist() for row in np.split(tokens.tokens, tokens.starts[1:-1])]
-    return tokenizer.batch_decode(rows, skip_special_tokens=True)
+    rows, _ = tokenize_passages(tokenizer, passages, max_length)
+    return tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
 
 
 def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking_Nk: NDArray[np.int32]) -> Dataset:

@@ -17,7 +17,7 @@ from revela_hub.loading import varying_shapes
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.encoder import model_identity, text_positions
 from revela_hub.trainers.imprag.checkpoint import load_imprag_encoder
-from revela_hub.trainers.imprag.data import tokenize_passages
+from revela_hub.trainers.imprag.data import padded, tokenize_passages
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class Answerer:
             for row, found in zip(rows_Bk.tolist(), self.collection.found(hits), strict=True)
         ]
         flat = [passage.text for found in read for passage in found]
-        tokens = tokenize_passages(self.tokenizer, flat, self.model.config.l_max)
-        parts = (part.to(ids.device) for part in tokens.batch(np.arange(len(flat)).reshape(rows_Bk.shape)))
-        return read, dict(zip(("passage_input_ids", "passage_attention_mask"), parts, strict=True))
+        tokens, _ = tokenize_passages(self.tokenizer, flat, self.model.config.l_max)
+        passage_ids, passage_mask = (part.view(len(ids), -1, part.shape[1]).to(ids.device) for part in padded(tokens))
+        return read, {"passage_input_ids": passage_ids, "passage_attention_mask": passage_mask}
 
     def _check(self, rows: list[list[int]], max_new_tokens: int, places: Sequence[str]) -> None:
         """Raise a `UserError` if a prompt is empty, or exceeds the model's positions with its passages and the answer."""

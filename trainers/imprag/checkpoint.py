@@ -21,7 +21,7 @@ from revela_hub.trainers.base.adapters import merge
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import check_fields, config_fields, is_encoder, load_adapters, load_whole
 from revela_hub.trainers.imprag import IMPRAG, verification
-from revela_hub.trainers.imprag.data import PassageTokens, eos_of, token_rows, tokenize_passages
+from revela_hub.trainers.imprag.data import encode_rows, eos_of, tokenize_passages
 
 OPTIONS = {
     "b": "retrieval_layer",
@@ -153,24 +153,25 @@ class ImpRAGEncoder:
         self.device = model.device
         self.cut = 0  # number of passages so far that were longer than l_max
 
-    def tokenize(self, texts: Sequence[str], task: str) -> PassageTokens:
-        """Tokenise prompts (task `query`), or passages, which are cut at the model's l_max tokens (`document`)."""
+    def tokenize(self, texts: Sequence[str], task: str) -> list[Any]:
+        """Return the tokens of prompts (task `query`), or of passages, cut at the model's l_max (`document`)."""
         if task == "query":
-            return token_rows([ids or [eos_of(self.tokenizer)] for ids in self.tokenizer(list(texts))["input_ids"]])
-        return tokenize_passages(self.tokenizer, texts, self.model.config.l_max)
+            return [ids or [eos_of(self.tokenizer)] for ids in self.tokenizer(list(texts))["input_ids"]]
+        passages, cut = tokenize_passages(self.tokenizer, texts, self.model.config.l_max)
+        self.cut += cut
+        return passages
 
     def encode_query(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
         """Return the (N, E) vectors of N prompts."""
         with evaluating(self.model):
-            tokens = self.tokenize(inputs, "query")
-            return tokens.encode(self.model.embed_queries, self.model.device, batch_size)
+            rows = self.tokenize(inputs, "query")
+            return encode_rows(self.model.embed_queries, rows, self.model.device, batch_size)
 
     def encode_document(self, inputs: list[str], /, *, batch_size: int = 32, show_progress_bar: bool = False) -> Any:
         """Return the (N, E) vectors of N passages."""
         with evaluating(self.model):
-            tokens = self.tokenize(inputs, "document")
-            self.cut += tokens.cut
-            return tokens.encode(self.model.embed_passages, self.model.device, batch_size)
+            rows = self.tokenize(inputs, "document")
+            return encode_rows(self.model.embed_passages, rows, self.model.device, batch_size)
 
     def warnings(self) -> list[str]:
         """Return warnings about the texts encoded so far."""

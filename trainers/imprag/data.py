@@ -1,8 +1,8 @@
 """Arguments and data of ImpRAG (arXiv 2506.02279): prompts, passages and batches. Defaults are the paper's, or ours if it gives none."""
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.prompts import COLUMNS, mix, prompt_row, read_prompts, text_prompts
@@ -58,9 +59,8 @@ class ImpRAGCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Make a batch: `input_ids`, `attention_mask`, `labels` (B, L), `query_*` (B, M), `row` and `retrieve` (B,)."""
-        every = np.arange(len(rows))
-        query_ids, query_mask = token_rows([row["prompt_ids"] for row in rows]).batch(every)
-        ids, mask = token_rows([[*row["prompt_ids"], *row["answer_ids"]] for row in rows]).batch(every)
+        query_ids, query_mask = padded([row["prompt_ids"] for row in rows])
+        ids, mask = padded([[*row["prompt_ids"], *row["answer_ids"]] for row in rows])
         answer = (mask == 1) & (torch.arange(ids.shape[1]) >= query_mask.sum(1, keepdim=True))
         return {
             "input_ids": ids,
@@ -257,89 +257,60 @@ def tokenize_prompts(
     return data.add_column("source_row", kept).add_column("row", list(range(len(data))))
 
 
-@dataclass(frozen=True)
-class PassageTokens:
-    """Concatenated tokens of M passages.
-
-    Attributes:
-        tokens: all tokens.
-        starts: (M + 1,) start of each passage; the last entry is the end.
-        cut: number of truncated passages.
-    """
-
-    tokens: NDArray[np.int32]
-    starts: NDArray[np.int64]
-    cut: int = 0
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def batch(self, rows: NDArray[np.integer]) -> tuple[Tensor, Tensor]:
-        """Return tokens and mask (..., P) of the passages with these indices, padded on the right; -1 gives an empty row.
-
-        >>> passages = PassageTokens(np.array([7, 8, 9], np.int32), np.array([0, 2, 3]))
-        >>> passages.batch(np.array([[1, 0], [-1, 1]]))[0]
-        tensor([[[9, 0],
-                 [7, 8]],
-        <BLANKLINE>
-                [[0, 0],
-                 [9, 0]]])
-        """
-        flat = rows.reshape(-1)
-        lengths = np.where(flat >= 0, self.starts[flat + 1] - self.starts[flat], 0)
-        longest = max(1, int(lengths.max(initial=0)))
-        ids = np.zeros((len(flat), longest), np.int64)
-        for place, (row, length) in enumerate(zip(flat, lengths, strict=True)):
-            ids[place, :length] = self.tokens[self.starts[row] : self.starts[row] + length]
-        mask = np.arange(longest) < lengths[:, None]
-        shape = (*rows.shape, longest)
-        return torch.from_numpy(ids).view(shape), torch.from_numpy(mask.astype(np.int64)).view(shape)
-
-    @varying_shapes()
-    @torch.no_grad()
-    def encode(
-        self, embed: Callable[[Tensor, Tensor], Tensor], device: torch.device, batch_size: int = 32
-    ) -> NDArray[np.float32]:
-        """Return the (M, E) vectors of the passages, in batches of similar length; within `divided`, on all processes together.
-
-        `embed` computes vectors from tokens and mask, both (B, P).
-        """
-
-        def encoded(rows: NDArray[np.int64]) -> Tensor:
-            ids, mask = self.batch(rows)
-            return embed(ids.to(device), mask.to(device)).float().cpu()
-
-        vectors: NDArray[np.float32] = encode_batches(
-            list(batches(np.diff(self.starts), sys.maxsize, batch_size)), encoded
-        ).numpy()
-        return vectors
-
-
-def token_rows(rows: Sequence[Sequence[int]]) -> PassageTokens:
-    """Return rows of token ids as `PassageTokens`."""
-    starts = np.cumsum([0, *map(len, rows)]).astype(np.int64)
-    return PassageTokens(np.concatenate([np.array(row, np.int32) for row in rows]), starts)
-
-
 def tokenize_passages(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
-    max_length: int,
-    log: Callable[[str], None] = lambda line: None,
-) -> PassageTokens:
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
+) -> tuple[list[NDArray[np.int32]], int]:
     """Tokenise passages to at most `max_length` tokens, the last of which is EOS, the position of a passage's vector.
 
-    The number of truncated passages is passed to `log`.
+    Returns:
+        The tokens of each passage, and the number of passages that are truncated.
     """
-    end, parts, cut = eos_of(tokenizer), [], 0
+    end, cut = eos_of(tokenizer), 0
+    passages: list[NDArray[np.int32]] = []
     for start in range(0, len(texts), 1024):
         for ids in tokenizer(list(texts[start : start + 1024]))["input_ids"]:
             ids = ids[:-1] if ids[-1:] == [end] else ids
             cut += len(ids) >= max_length
-            parts.append(np.array([*ids[: max_length - 1], end], np.int32))
-    if cut:
-        log(
-            f"{cut:,} of {len(parts):,} passages are longer than {max_length} tokens and are truncated: lower --max_words or"
-            " raise --max_passage_length"
-        )
-    return replace(token_rows(parts), cut=cut)
+            passages.append(np.array([*ids[: max_length - 1], end], np.int32))
+    return passages, cut
+
+
+def padded(rows: Iterable[Sequence[int] | NDArray[np.int32]]) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask (N, L) of texts, padded on the right.
+
+    >>> padded([[7, 8], [], [9]])
+    (tensor([[7, 8],
+            [0, 0],
+            [9, 0]]), tensor([[1, 1],
+            [0, 0],
+            [1, 0]]))
+    """
+    tokens = [torch.as_tensor(row, dtype=torch.long) for row in rows]
+    masks = [torch.ones_like(row) for row in tokens]
+    return pad_sequence(tokens, batch_first=True), pad_sequence(masks, batch_first=True)
+
+
+@varying_shapes()
+@torch.no_grad()
+def encode_rows(
+    embed: Callable[[Tensor, Tensor], Tensor],
+    rows: Sequence[Sequence[int] | NDArray[np.int32]],
+    device: torch.device,
+    batch_size: int = 32,
+) -> NDArray[np.float32]:
+    """Return the (N, E) vectors of texts, in batches of similar length; within `divided`, on all processes together.
+
+    Args:
+        embed: computes vectors from tokens and mask, both (B, L).
+        rows: tokens of each text.
+        device: device of the model.
+        batch_size: texts per forward pass.
+    """
+
+    def encoded(numbers: NDArray[np.int64]) -> Tensor:
+        ids, mask = padded(rows[number] for number in numbers)
+        return embed(ids.to(device), mask.to(device)).float().cpu()
+
+    lengths = np.array([len(row) for row in rows])
+    vectors: NDArray[np.float32] = encode_batches(list(batches(lengths, sys.maxsize, batch_size)), encoded).numpy()
+    return vectors

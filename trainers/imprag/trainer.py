@@ -44,10 +44,10 @@ from revela_hub.trainers.imprag.checkpoint import ImpRAGCheckpoint, ImpRAGEncode
 from revela_hub.trainers.imprag.data import (
     ImpRAGCollator,
     ImpRAGTrainingArguments,
-    PassageTokens,
     as_prompts,
     as_texts,
-    token_rows,
+    encode_rows,
+    padded,
     tokenize_passages,
     tokenize_prompts,
 )
@@ -124,7 +124,13 @@ class ImpRAGTrainer(MethodTrainer):
         self.args: ImpRAGTrainingArguments
         self.imprag, self.passages, self.same_M = model, passages, first_of_same(passages)
         data = tokenize_prompts(prompts, tokenizer, max_length, args.log)
-        self.tokens: PassageTokens = tokenize_passages(tokenizer, passages, model.config.l_max, args.log)
+        length = model.config.l_max
+        self.tokens, cut = tokenize_passages(tokenizer, passages, length)
+        if cut:
+            args.log(
+                f"{cut:,} of {len(passages):,} passages are longer than {length} tokens and are truncated: lower --max_words or"
+                " raise --max_passage_length"
+            )
         self.pseudo_labels: NDArray[np.int32] | None = None
         if args.retrieval_warmup_epochs or args.retrieval_only_steps:
             trust = bool((model_init_kwargs or {}).get("trust_remote_code"))
@@ -192,9 +198,9 @@ class ImpRAGTrainer(MethodTrainer):
         else:
             passages["passage"] = drawn.read_Bk
         for name, numbers in passages.items():
-            ids, mask = self.tokens.batch(numbers)
-            device = retrieve_B.device
-            inputs |= {f"{name}_input_ids": ids.to(device), f"{name}_attention_mask": mask.to(device)}
+            parts = padded([self.tokens[number] if number >= 0 else [] for number in numbers.flat])
+            ids, mask = (part.reshape(*numbers.shape, part.shape[-1]).to(retrieve_B.device) for part in parts)
+            inputs |= {f"{name}_input_ids": ids, f"{name}_attention_mask": mask}
         outputs = model(**inputs, num_items_in_batch=num_items_in_batch, return_logits=return_outputs)
         retrieval = self._retrieval_loss(outputs, inputs, drawn, retrieve_B)
         generation = retrieval.new_zeros(()) if self.only_retrieving else outputs.loss
@@ -285,8 +291,8 @@ class ImpRAGTrainer(MethodTrainer):
         data: Any = self.train_dataset
         where = self.args.device, self.args.encode_batch_size
         with evaluating(self.imprag), self.accelerator.autocast(), divided():
-            queries_NE = token_rows(data["prompt_ids"]).encode(self.imprag.embed_queries, *where)
-            passages_ME = self.tokens.encode(self.imprag.embed_passages, *where)
+            queries_NE = encode_rows(self.imprag.embed_queries, data["prompt_ids"][:], *where)
+            passages_ME = encode_rows(self.imprag.embed_passages, self.tokens, *where)
         depth = max(self.args.num_candidates, self.imprag.config.k)
         self.ranking = from_main(lambda: top_rows(queries_NE, passages_ME, depth))
         self.built_at = self.state.global_step

@@ -119,7 +119,7 @@ def test_ra_dit_brings_the_retriever_to_what_helps_the_reader(
     queries = {str(number): prompt for number, prompt in enumerate(prompts()["prompt"][:2])}
     trainer.retrieval_task = RetrievalTask(corpus, queries, {number: {number: 1} for number in queries}, "towns")
     assert trainer.evaluate()["eval_ndcg_at_10"] == 1.0
-    with pytest.raises(UserError, match="layers 0 to 1"):
+    with pytest.raises(UserError, match="0 <= b <= t < 2"):
         decoder_retriever(str(llama_folder), 2, bpe_tokenizer)
     with pytest.raises(UserError, match="4000 tokens do not fit"):
         decoder_retriever(str(llama_folder), 1, bpe_tokenizer, 4000)

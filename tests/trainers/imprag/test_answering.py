@@ -1,6 +1,5 @@
-"""Answering over a collection: what is retrieved and read, stored states against computed ones, mistakes."""
+"""Answering over a collection: what is retrieved and read, mistakes."""
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,12 +118,3 @@ def test_tasks_that_do_not_retrieve_are_answered_without_passages(
     monkeypatch.setattr("revela_hub.trainers.imprag.answering.open_answerer", lambda *given, **options: answerer)
     answer_command.run(answer_command.Arguments(model="m", index="i", prompt="Where is Alba?", task=task))
     assert [has for has, _ in answerer.asked] == [retrieves]
-
-
-def test_a_byte_order_mark_on_standard_input_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: Any = SimpleNamespace(prompt=None, batch_size=8)
-    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffWhere is Alba?\n\nWhere is Mole?\n"))
-    [batch] = answer_command._batches(given)
-    assert batch == [("line 1 of standard input", "Where is Alba?"), ("line 3 of standard input", "Where is Mole?")]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff\n"))
-    assert list(answer_command._batches(given)) == []

@@ -18,7 +18,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly, assemble_part
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.imprag.checkpoint import load_imprag, load_imprag_checkpoint
-from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments
+from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, padded
 from revela_hub.trainers.imprag.retrieval import kl_from_retrieval, kl_to_retrieval, multi_label_nce, rank_passages
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
@@ -311,7 +311,7 @@ def test_the_index_finds_the_candidates(tmp_path: Path, bpe_tokenizer: PreTraine
     run.rebuild_index()
     rows = run.train_dataset
     queries = [run.imprag.embed_queries(torch.tensor([ids]))[0] for ids in rows["prompt_ids"]]
-    passages = [run.imprag.embed_passages(run.tokens.batch(np.array([n]))[0])[0] for n in range(len(PASSAGES))]
+    passages = [run.imprag.embed_passages(padded([run.tokens[n]])[0])[0] for n in range(len(PASSAGES))]
     for query, ranked in zip(queries, run.ranking, strict=True):
         scores = torch.stack([query @ passage for passage in passages])
         torch.testing.assert_close(scores[ranked.tolist()], scores.topk(4).values, rtol=1e-3, atol=1e-4)
