@@ -91,22 +91,3 @@ def test_labelled_pairs_are_held_out_and_exported(tmp_path: Path, capsys: pytest
     assert "me/tuned" in capsys.readouterr().out
     assert "2101.06983" in card and str(tmp_path) not in card
     assert SentenceTransformer(str(output / "retriever"), device="cpu").encode_query(["a river"]).shape[0] == 1
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ([], "give either --pairs FILE"),
-        (["--pairs", "p.jsonl", "--data", "d"], "give either --pairs FILE"),
-        (["--pairs", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--pairs", "p.jsonl", "--per_device_train_batch_size", "1"], "a batch of one pair has no negatives"),
-        (["--pairs", "p.jsonl", "--prompts", '{"anchor": "q: "}'], "prompts would be missing from the exported model"),
-    ],
-)
-def test_mistakes_are_one_line(
-    more: list[str], message: str, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--retriever", str(retriever_folder), "--output_dir", str(tmp_path / "out"), *SHORT]
-    assert main(["train", "pairs", *options, *more]) == 2
-    err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1

@@ -65,10 +65,9 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     config.task_type, config.inference_mode = None, False
     given: Any = model
     adapted: Any = get_peft_model(given, config)
-    for layer in adapted.modules():
-        if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
-            if any(holders[id(weight)] > 1 for weight in layer.parameters()):
-                raise UserError("peft_config adapts weights that are tied (token embeddings and output projection)")
+    layers = [layer for layer in adapted.modules() if isinstance(layer, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+    if any(holders[id(weight)] > 1 for layer in layers for weight in layer.parameters()):  # type: ignore[union-attr]
+        raise UserError("peft_config adapts weights that are tied (token embeddings and output projection)")
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)

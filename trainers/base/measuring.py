@@ -176,7 +176,7 @@ class BestWeights(TrainerCallback):
     def store(self, name: str) -> None:
         """Store the trainable weights, which FSDP2 may have sharded. All processes must call it."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-        weights = get_model_state_dict(self._model, options=options)  # empty except on the main process
+        weights: Any = get_model_state_dict(self._model, options=options)  # empty except on the main process
         if self.main:
             trained = [key for key, weight in self._model.named_parameters() if weight.requires_grad]  # ties once
             with atomic(self.folder / f"{name}.safetensors") as part:

@@ -59,7 +59,7 @@ class MethodTrainer(Trainer):
         if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
             if retrieval_task is not None:
                 kwargs["eval_dataset"] = {}  # the Trainer does not evaluate without one
-            elif isinstance(args, ProbeArguments):  # evaluates by default, but its data make no task
+            elif issubclass(type(args), ProbeArguments):  # evaluates by default, but its data make no task
                 args.eval_strategy = IntervalStrategy.NO
         super().__init__(args=args, **kwargs)
         self._check_model()
@@ -293,6 +293,6 @@ class MethodTrainer(Trainer):
         loaded = None if is_sharded(model) else self.exportable()
         return export_parts(self.method, output, output, self.folders, loaded=loaded)
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> str:
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> str:  # type: ignore[override] # does not push
         """Raise an error: the Trainer would upload checkpoints, with local paths in them."""
         raise UserError("call write_models(folder), and publish the result with revela_hub.publish, which verifies it")

@@ -98,6 +98,7 @@ def refuse_fused(name: str) -> None:
 
 def is_encoder(model: str | PreTrainedModel, *, trust_remote_code: bool = False) -> bool:
     """Whether a model is bidirectional, as BERT is; transformers would load it as a causal model without an error."""
+    given: Any = model
     named = isinstance(model, str)
-    config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code) if named else model.config  # type: ignore[union-attr]
+    config = AutoConfig.from_pretrained(given, trust_remote_code=trust_remote_code) if named else given.config
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)

@@ -82,7 +82,8 @@ def load_backbones(
         UserError: a model cannot be loaded, the retriever has modules or a pooling that Revela does not support.
     """
     check_fields(config, *config_fields(RevelaConfig), "attn_implementation", "dtype")
-    retriever, code = retriever_in(retriever), {"trust_remote_code": trust_remote_code}
+    code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    retriever = retriever_in(retriever)
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
     for place in (retriever, lm):
         if isinstance(place, str | Path):
@@ -93,7 +94,8 @@ def load_backbones(
         refuse_other_kind(name)
         if is_sentence_transformer_model(name):
             retriever = open_encoder(SentenceTransformer, name, device="cpu", **code)
-    tokenizer, backbone = tokenizer_of(retriever, retriever_tokenizer, **code), unwrapped(retriever)
+    tokenizer = tokenizer_of(retriever, retriever_tokenizer, **code)
+    backbone: Any = unwrapped(retriever)
     settings = _settings(retriever, name) if isinstance(retriever, SentenceTransformer) else {}
     if not isinstance(backbone, str):  # a loaded model may have a language-model head, which is not used
         backbone = backbone.base_model.to(config.get("dtype", torch.float32 if settings else backbone.dtype))
@@ -183,7 +185,7 @@ def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: 
         raise UserError(f"{folder} has no weights of the language model, and its config.json does not name it")
     refuse_pickles(name)
     lm = load_backbone(AutoModelForCausalLM, name, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    model = RevelaForCausalLM(config, lm=lm).float()
+    model: RevelaForCausalLM = RevelaForCausalLM(config, lm=lm).float()
     expected = {key for key in model.state_dict() if not key.startswith("lm.") and "pooler" not in key.split(".")}
     raise_for_names(folder, "missing weight", expected - set().union(*files.values()))
     if not load_in_place(model, files, expected):

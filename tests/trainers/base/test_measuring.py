@@ -15,6 +15,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fit_weight, fuse_runs, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
+from revela_hub.trainers.base.distributed import rank
 from revela_hub.trainers.base.measuring import BestWeights
 from revela_hub.trainers.base.outcome import RETRIEVAL_CURVE
 
@@ -61,7 +62,7 @@ def measuring(
     trainer: Any = SimpleNamespace(
         model=model,
         retrieval_task=task,
-        args=SimpleNamespace(should_save=True, log=log),
+        args=SimpleNamespace(should_save=rank() == 0, log=log),
         accelerator=SimpleNamespace(unwrap_model=lambda model: model),
         retriever_now=lambda: model,
         last_measurement=latest,

@@ -105,7 +105,6 @@ run_probe._make_probe = slowly
 task = hold_out_text(arguments(Path({text!r}), out)).task  # starts the process group
 model, words = test_measuring.Model(10), test_measuring.words_task()
 measured = test_measuring.measuring(model, words, out)
-measured.main = rank() == 0
 latest = measured.trainer.last_measurement
 measured.trainer.last_measurement = lambda: from_main(latest)  # as `rank_together`
 for step, skill in ((0, 10), (5, 60), (10, 50)):

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.encoder import document_identity, load_encoder, model_identity
+from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
@@ -52,16 +52,6 @@ def test_static_embeddings_are_trained_and_exported(static_folder: Path, tmp_pat
     assert np.array_equal(exported.encode_query(texts), run.retriever.encode_query(texts))
     base = SentenceTransformer(str(static_folder), device="cpu")
     assert not np.allclose(exported.encode_query(texts), base.encode_query(texts))
-
-
-def test_documents_of_static_embeddings_keep_their_identity_in_query_only(static_folder: Path, tmp_path: Path) -> None:
-    run = trainer(str(static_folder), tmp_path / "run", query_only=True)
-    run.train()
-    folder = str(run.export(tmp_path / "out"))
-    assert document_identity(folder) == model_identity(str(static_folder))
-    base, tuned = (SentenceTransformer(str(name), device="cpu") for name in (static_folder, folder))
-    assert np.array_equal(base.encode_document(["a fox"]), tuned.encode_document(["a fox"]))
-    assert not np.allclose(base.encode_query(["a fox"]), tuned.encode_query(["a fox"]))
 
 
 def test_both_routes_of_an_asymmetric_model_are_trained(routed: Path, tmp_path: Path) -> None:

@@ -75,18 +75,6 @@ def test_batch_holds_what_the_texts_say(
     assert bool((batch["input_ids"][padding] == plain.pad_token_id).all())
 
 
-def test_absent_rows(rows: list[Row], plain: PreTrainedTokenizerFast, wordpiece_tokenizer: BertTokenizerFast) -> None:
-    batch = RevelaCollator(wordpiece_tokenizer, plain)([rows[2]])
-
-    absent = batch["document"] == -1
-    assert int(absent.sum()) == 2
-    assert torch.equal(batch["attention_mask"].sum(1) == 0, absent)
-    assert torch.equal(batch["retriever_attention_mask"].sum(1) == 0, absent)
-    assert torch.equal((batch["labels"] == -100).all(1), absent)
-    nothing = RevelaCollator(wordpiece_tokenizer, plain)([group(0, [])])
-    assert nothing["input_ids"].shape == nothing["retriever_input_ids"].shape == (4, 1)
-
-
 def orders(collate: RevelaCollator, epoch: int, texts: list[str]) -> tuple[str, ...]:
     collate.epoch = epoch
     batch = collate([group(5, texts, size=len(texts))])

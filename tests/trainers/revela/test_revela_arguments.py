@@ -143,17 +143,16 @@ def test_recipe_is_understood(repository: Path, name: str) -> None:
     assert len(settings.spans) in (1, len(sources)) and set(settings.spans) <= {"full", "first_half"}
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str) -> None:
-    train = importlib.import_module("revela_hub.trainers.revela.command")
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        *((name, "revela.command") for name in RECIPES),
+        *((f"baselines/{name}-wikipedia", f"baselines.{name}") for name in ("contriever", "replug")),
+    ],
+)
+def test_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str, module: str) -> None:
+    train = importlib.import_module(f"revela_hub.trainers.{module}")
     recipe = yaml.safe_load((repository / "examples" / "revela" / f"{name}.yaml").read_text())
-    assert set(recipe) <= {option.name for option in fields(train.Arguments)}
-
-
-@pytest.mark.parametrize("name", ["contriever", "replug"])
-def test_baseline_recipe_has_no_key_that_the_command_lacks(repository: Path, name: str) -> None:
-    train = importlib.import_module(f"revela_hub.trainers.baselines.{name}")
-    recipe = yaml.safe_load((repository / "examples" / "revela" / "baselines" / f"{name}-wikipedia.yaml").read_text())
     assert set(recipe) <= {option.name for option in fields(train.Arguments)}
 
 

@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from processes import launch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers.processors import TemplateProcessing
 from transformers import (
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaModel,
     TrainerCallback,
@@ -28,7 +25,6 @@ from transformers import (
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers import (
     RevelaTrainer,
     RevelaTrainingArguments,
@@ -402,29 +398,6 @@ def test_the_positions_of_roberta_begin_after_padding(
     with pytest.raises(UserError, match="128 positions, fewer than --max_length 129"):
         make(max_length=129, train_dataset=groups)
     make(max_length=128, train_dataset=groups)
-
-
-def test_what_is_trained_is_what_is_published_also_from_python(
-    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerFast, groups: Dataset
-) -> None:
-    """The published tokenizer ends texts with EOS: so does the one of the training, whatever was given."""
-    lm = LlamaForCausalLM(tiny_llama.config)
-    model = RevelaForCausalLM.from_backbones(tiny_llama.model, lm, group_size=4)
-    assert bpe_tokenizer("fox")["input_ids"][-1] != bpe_tokenizer.eos_token_id
-    run = RevelaTrainer(
-        model,
-        RevelaTrainingArguments(output_dir=str(tmp_path), bf16=False, report_to="none"),
-        retriever_tokenizer=bpe_tokenizer,
-        lm_tokenizer=bpe_tokenizer,
-        peft_config=LoraConfig(r=2, target_modules=["q_proj"]),
-        train_dataset=groups,
-        max_length=32,
-    )
-    batch = run.collator([groups[0]])
-    last = batch["retriever_attention_mask"].sum(1) - 1
-    assert (batch["retriever_input_ids"].gather(1, last[:, None]) == bpe_tokenizer.eos_token_id).all()
-    adapters = {name.split(".lora_")[0].rpartition(".")[2] for name in trained(run.model)}
-    assert adapters == {"q_proj"}  # those of peft_config, before the ones of the arguments
 
 
 def test_both_prompts_are_trained_in_the_papers_form(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
