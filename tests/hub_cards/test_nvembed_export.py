@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from processes import reader
-from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerBase
@@ -191,14 +190,3 @@ def test_an_instruction_that_leaves_no_room_for_text_is_an_error_when_it_is_used
     encoder = nvembed_encoder(build(tiny_llama), tokenizer, max_length=MAX_LENGTH, prompts=prompts)
     with pytest.raises(ValueError, match="no room for text"):
         encoder.encode_query(["fox"])
-
-
-def test_a_saved_encoder_is_loaded_again(
-    tmp_path: Path, tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """As the trainer does to resume, or to load the best model."""
-    encoder = nvembed_encoder(build(tiny_llama), tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS)
-    encoder.save(str(tmp_path), create_model_card=False)
-    again = SentenceTransformer(str(tmp_path), trust_remote_code=encoder.trust_remote_code, device="cpu")
-    encoder.load_state_dict(again.state_dict())
-    np.testing.assert_allclose(again.encode_query(TEXTS), encoder.encode_query(TEXTS), atol=1e-6)

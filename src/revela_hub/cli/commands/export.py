@@ -61,45 +61,40 @@ def run(arguments: Arguments) -> None:
     """Write the folders and print how to load them."""
     from revela_hub.checkpoints import is_adapter, resolve
 
-    adapter = is_adapter(arguments.checkpoint)
-    model = None if adapter else resolve(arguments.checkpoint)
-    output = local_path(arguments.output_dir)
-    if arguments.format == "onnx" and model is not None and model.finished:
+    onnx, output = arguments.format == "onnx", local_path(arguments.output_dir)
+    if onnx and not is_adapter(arguments.checkpoint) and (model := resolve(arguments.checkpoint)).finished:
         if Path(model.path).resolve() != output.resolve():
             shutil.copytree(model.path, output)
         folders = [output]
     else:
-        folders = _export(arguments, output, adapter=adapter)
-    for folder in folders if arguments.format == "onnx" else ():
+        folders = _export(arguments, output)
+    for folder in folders if onnx else ():
         from revela_hub.hub_cards.onnx_export import export_onnx
 
         file = export_onnx(folder)
         print(f"{file.path}: {file.bytes / 1e6:,.1f} MB, vectors differ from the model's by {file.difference:.0e}")
 
 
-def _export(arguments: Arguments, output: Path, *, adapter: bool) -> list[Path]:
+def _export(arguments: Arguments, output: Path) -> list[Path]:
     """Write the folders of a checkpoint or an adapter, and return them without that of the language model."""
     import torch
 
-    from revela_hub.checkpoints import checkpoint_method, export_checkpoint, resolve
+    from revela_hub.checkpoints import checkpoint_method, export_checkpoint, is_adapter, resolve
     from revela_hub.hub_cards.metadata import describe
+    from revela_hub.hub_cards.peft_adapters import export_adapter
 
-    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
-    if adapter:
-        from revela_hub.hub_cards.peft_adapters import export_adapter
-
+    dtype, length = getattr(torch, arguments.dtype) if arguments.dtype else None, arguments.max_length
+    if is_adapter(arguments.checkpoint):
         if output.exists():
             raise UserError(f"--output_dir {output} exists: choose a new folder")
+        options = {"pooling": arguments.pooling, "max_length": length or 2048, "dtype": dtype}
         prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
-        length = arguments.max_length or 2048
-        export_adapter(
-            arguments.checkpoint, output, pooling=arguments.pooling, prompts=prompts, max_length=length, dtype=dtype
-        )
+        export_adapter(arguments.checkpoint, output, prompts=prompts, **options)
         folders = {"retriever": output}
     else:
-        export_checkpoint(arguments.checkpoint, output, lm=arguments.lm, max_length=arguments.max_length, dtype=dtype)
-        wanted = [*checkpoint_method(resolve(arguments.checkpoint)).folders, *(["lm"] if arguments.lm else [])]
-        folders = {name: output / name for name in wanted}
+        export_checkpoint(arguments.checkpoint, output, lm=arguments.lm, max_length=length, dtype=dtype)
+        names = [*checkpoint_method(resolve(arguments.checkpoint)).folders, *(["lm"] if arguments.lm else [])]
+        folders = {name: output / name for name in names}
     for name, folder in folders.items():
         print(f"{'language model' if name == 'lm' else name}: {describe(folder).loading_code(str(folder))}")
     return [folder for name, folder in folders.items() if name != "lm"]

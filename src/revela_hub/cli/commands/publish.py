@@ -112,8 +112,6 @@ def _space(arguments: Arguments) -> dict[str, str]:
         raise UserError("--space needs a text to search: give --space_corpus PATH")
     if arguments.revision or arguments.pull_request:
         raise UserError("--space shows the model of the main branch: leave out --revision and --pull_request")
-    if arguments.part not in ("retriever", "model"):
-        raise UserError(f"--space has no page for the part {arguments.part}: leave out --space")
     return space_files(
         arguments.repo_id,
         local_path(arguments.checkpoint),
@@ -127,14 +125,12 @@ def _space(arguments: Arguments) -> dict[str, str]:
 def _print_checks_and_files(published: "Published") -> None:
     from revela_hub.hub_cards import as_table
 
-    print(as_table(published.checks))
-    print()
+    print(f"{as_table(published.checks)}\n")
     for name, size in published.files.items():
         print(f"{size:>14,}  {name}")
     print(f"{sum(published.files.values()):>14,}  bytes in {counted(len(published.files), 'file')}")
     if published.skipped:
-        print(f"\nskipped, because they are not model files ({len(published.skipped)}):")
-        print("\n".join(f"  {name}" for name in published.skipped))
+        print(f"\nskipped, because they are not model files: {', '.join(published.skipped)}")
 
 
 def _print_plan(published: "Published", space: dict[str, str], repo_id: str) -> None:
@@ -143,7 +139,6 @@ def _print_plan(published: "Published", space: dict[str, str], repo_id: str) -> 
         print(f"would delete from {repo_id}: {name}")
     if space:
         print("\nfiles of the Space:")
-        for name, text in space.items():
-            print(f"{len(text.encode()):>14,}  {name}")
+        print("\n".join(f"{len(text.encode()):>14,}  {name}" for name, text in space.items()))
         print(f"\napp.py:\n\n{space['app.py'].rstrip()}")
     print(f"\ndry run: nothing was uploaded to {repo_id}")
