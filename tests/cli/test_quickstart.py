@@ -29,9 +29,8 @@ def models(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrain
     return folder
 
 
-@pytest.mark.parametrize("name", ["adapt.json", "work/notes.txt"])
-def test_files_of_the_user_stay(tmp_path: Path, models: Path, name: str) -> None:
-    file = tmp_path / "out" / name
+def test_files_of_the_user_stay(tmp_path: Path, models: Path) -> None:
+    file = tmp_path / "out" / "adapt.json"
     file.parent.mkdir(parents=True)
     file.write_text("{}")
     (models / "lm" / "area.py").write_text(FUNCTION.format(name="area", number=1))

@@ -7,14 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from revela_hub.cli.main import main
-from revela_hub.output import is_quiet, quiet
 
 CODE = "import os\n\n\ndef area(width, height):\n    return width * height\n"
 Search = Callable[..., list[dict[str, Any]]]
@@ -133,15 +131,6 @@ def test_a_search_by_words_waits_for_no_deep_learning(corpus: Path) -> None:
         ]
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_the_libraries_draw_no_bars_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
-    for watched in (True, False):
-        monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda watched=watched: watched))
-        with quiet(False):
-            assert ("HF_HUB_DISABLE_PROGRESS_BARS" in os.environ) is not watched and not is_quiet()
-        assert "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ
 
 
 def test_quiet_prints_results_only(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

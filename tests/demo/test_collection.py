@@ -10,7 +10,6 @@ from revela_hub.data.sources.source import Document
 from revela_hub.demo.collection import Collection, Column, LoadedRetriever, source_of
 from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker
-from revela_hub.retrieval.hybrid import Hybrid
 
 TEXTS = [" ".join(WORDS[place : place + 3]) for place in range(len(WORDS) - 2)]
 
@@ -60,34 +59,24 @@ def test_ranks_are_compared_with_the_base_retriever(collection: Collection) -> N
     assert collection.search("river sea", 0.3, top_k=1)[1].results[0].change == "new"
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.1, 0.9, 1.0])
-def test_the_hybrid_is_that_of_search(collection: Collection, weight: float) -> None:
-    ranker = Hybrid([collection.retrievers["adapted"], collection.bm25], "minmax", [1 - weight, weight])
-    [expected] = collection.passages.found(ranker.search(ranker.encode(["sea moon"]), 5))
-    columns = collection.search("sea moon", weight, 5)
-    assert [result.hit for result in columns[0].results] == expected
-    if weight in (0, 1):
-        [alone] = [column for column in columns if column.title == ("BM25" if weight else "adapted")]
-        assert texts(columns[0]) == texts(alone)
-
-
-def test_late_interaction_is_that_of_search(retriever_folder: Path, tmp_path: Path) -> None:
-    encoder, query, weight = SentenceTransformer(str(retriever_folder), device="cpu"), "river sea", 0.4
+@pytest.mark.parametrize(("weight", "token_weight"), [(0.3, 0.4), (0.3, 0.0), (0.0, 0.0), (1.0, 0.0)])
+def test_the_hybrid_is_that_of_search(
+    retriever_folder: Path, tmp_path: Path, weight: float, token_weight: float
+) -> None:
+    encoder, query = SentenceTransformer(str(retriever_folder), device="cpu"), "river sea"
     retrievers = [LoadedRetriever("base", Encoder(), "words"), LoadedRetriever("adapted", encoder, "bert")]
-    collection = Collection(documents(), retrievers, tmp_path, cache=tmp_path, name="rivers", token_weight=weight)
-    column = collection.search(query, 0.3, top_k=30)[0]
-    assert column.title == "hybrid, BM25 weight 0.3, late interaction"
-    found = {}
-    for name, reranker in (("reranked", "self"), ("plain", None)):
-        settings = RankerSettings(mode="hybrid", identity="bert", rerank_depth=20, rerank_weight=weight)
-        ranker = build_ranker(collection.passages.texts, settings, tmp_path, dense=encoder, reranker=reranker)
-        [hits] = collection.passages.found(ranker.search(ranker.encode([query]), 30))
-        found[name] = [(hit.text, hit.score) for hit in hits]
-    assert texts(column) == [text for text, _ in found["reranked"]]
-    assert [result.hit.score for result in column.results] == pytest.approx(
-        [score for _, score in found["reranked"]], abs=1e-5
+    collection = Collection(documents(), retrievers, tmp_path, cache=tmp_path, name="rivers", token_weight=token_weight)
+    column = collection.search(query, weight, top_k=30)[0]
+    assert column.title == f"hybrid, BM25 weight {weight:.1f}{', late interaction' if token_weight else ''}"
+    settings = RankerSettings(
+        mode="hybrid", identity="bert", weights=[1 - weight, weight], rerank_depth=20, rerank_weight=token_weight
     )
-    assert found["reranked"] != found["plain"]
+    reranker = "self" if token_weight else None
+    ranker = build_ranker(collection.passages.texts, settings, tmp_path, dense=encoder, reranker=reranker)
+    [expected] = collection.passages.found(ranker.search(ranker.encode([query]), 30))
+    assert texts(column) == [hit.text for hit in expected]
+    scores = [result.hit.score for result in column.results]
+    assert scores == pytest.approx([hit.score for hit in expected], abs=1e-5)
 
 
 def test_one_retriever_and_a_query_without_a_known_word(tmp_path: Path) -> None:

@@ -172,18 +172,16 @@ class Verdict:
             make_readable(part)
         write_card(folder, self.card(options))
         write_text(options.output / HYBRID, json.dumps(self.hybrid(), indent=2) + "\n")
-        report = self.to_dict() | {"command": "revela-hub adapt", "settings": portable(options)}
+        report = self.to_dict() | {"settings": portable(options)}
         write_text(options.output / REPORT, json.dumps(report, indent=2) + "\n")  # the last: marks a finished run
 
     def card(self, options: AdaptOptions) -> ModelCardMetadata:
         """Return the metadata of the model card."""
-        labels = "labelled queries" if self.test.name == "labels" else "queries of the text"
-        # BM25 is not published with the model: its own score is without it.
-        means: dict[str | None, float] = {
-            None: self.chosen.mean(self.test, 0.0),
-            f"this model, with {with_what(self.chosen)}": self.chosen.mean(self.test),
-            **self.means(),
-        }
+        task = f"held-out {'labelled queries' if self.test.name == 'labels' else 'queries of the text'} (test half)"
+        # BM25 is not published with the model: the model's own score is without it.
+        with_parts = f"this model, with {with_what(self.chosen)}"
+        means: list[tuple[str | None, float]] = [(None, self.chosen.mean(self.test, 0.0))]
+        means += [(with_parts, self.chosen.mean(self.test)), *self.means().items()]
         return ModelCardMetadata(
             description=(
                 f"A retriever adapted to a text {'and labelled pairs' if options.labels else 'without labels'} by `revela-hub adapt`."
@@ -195,10 +193,7 @@ class Verdict:
             training_run=self.cost(),
             command="revela-hub adapt",
             config=json.dumps(portable(options), indent=2),
-            results=[
-                Result(f"held-out {labels} (test half)", {"ndcg_at_10": mean}, model=name)
-                for name, mean in means.items()
-            ],
+            results=[Result(task, {"ndcg_at_10": mean}, model=name) for name, mean in means],
             verdict=self.sentence(),
         )
 
