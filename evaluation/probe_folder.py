@@ -7,7 +7,7 @@ from pathlib import Path
 from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.evaluation.probe import Probe
-from revela_hub.files import atomic, claim, local_path
+from revela_hub.files import claim, local_path, scratch_folder
 
 SETTINGS_FILE = "probe.json"
 
@@ -27,11 +27,14 @@ def write_probe(probe: Probe, folder: str | Path) -> Path:
     }
     rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    claim(folder)
-    with atomic(folder) as new:
-        write_beir(probe.task, claim(new))
-        (new / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
-        (new / SETTINGS_FILE).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+    with scratch_folder("probe", claim(folder)) as part:  # other files in the folder are kept
+        write_beir(probe.task, part)
+        (part / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
+        (part / SETTINGS_FILE).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+        for file in part.rglob("*.*"):
+            target = folder / file.relative_to(part)
+            target.parent.mkdir(exist_ok=True)
+            file.replace(target)
     return folder
 
 

@@ -62,8 +62,9 @@ class SynthesisSettings:
 
     def wanted(self, form: Form) -> int:
         """Return the number of examples of one form."""
-        share, rest = divmod(self.count, len(self.forms))
-        return share + (self.forms.index(form) < rest)
+        forms = list(dict.fromkeys(self.forms))
+        share, rest = divmod(self.count, len(forms))
+        return share + (forms.index(form) < rest)
 
 
 @dataclass

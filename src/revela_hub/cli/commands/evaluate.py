@@ -16,10 +16,8 @@ Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact
   revela-hub evaluate bm25 my-retriever sentence-transformers/all-MiniLM-L6-v2 --corpus data/beir/scifact --json
   revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid
-  revela-hub evaluate bm25 --corpus data/beir/scifact --bm25 anserini
   revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96 --precision float32 int8 binary
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
-  revela-hub evaluate my-retriever --tasks CoIR
   revela-hub evaluate my-retriever --tasks BEIR13
   revela-hub evaluate outputs/reader/model --task qa --data dev.jsonl --index my-index
 """
