@@ -91,8 +91,9 @@ def _read(sources: list[Source], given: ReadReport | None) -> Iterator[Document]
         if not found:
             reasons = skips(report.skipped - skipped, report.endings)
             raise UserError(f"no documents in {source.path}{reasons and f': skipped {reasons}'}")
-    if not report.held_out and (probes := {source.held_out for source in sources if source.held_out is not None}):
-        logger.warning("%s: no text of the probe %s is in these documents: nothing is held out", names, *probes)
+    probes = ", ".join({source.held_out for source in sources if source.held_out is not None})
+    if probes and not report.held_out:
+        logger.warning("%s: no text of the probe %s is in these documents: nothing is held out", names, probes)
     if given is None and (remarks := report.remarks()):
         logger.warning("%s: %s", names, "; ".join(remarks))
 
