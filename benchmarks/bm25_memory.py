@@ -20,13 +20,13 @@ from revela_hub.retrieval.passages import read_passages
 def measure(corpus: str, documents: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         read = (document for _, document in zip(range(documents), read_documents(corpus), strict=False))
-        passages = read_passages(read, Path(folder)).texts
+        passages = read_passages(read, Path(folder))
         number = len(passages)
         words = sum(count_words(text) for row in range(number) for text in passages.read([row])) / number
         index = BM25(passages)
-        scores = index._index.scores
-        size = sum(scores[name].nbytes for name in ("data", "indices", "indptr"))
-        return f"| {number:,} | {words:.0f} | {len(scores['data']) / number:.1f} | {size / number:.0f} | {size / 1e6:.0f} |"
+        postings = index.postings_VN
+        size = sum(array.nbytes for array in (postings.data, postings.indices, postings.indptr))
+        return f"| {number:,} | {words:.0f} | {postings.nnz / number:.1f} | {size / number:.0f} | {size / 1e6:.0f} |"
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ python benchmarks/encode.py --model path/to/retriever
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +54,7 @@ def at_scale(number: int) -> str:
         source = TextList(list(texts(number, 12)))
         read, first = time.monotonic() - began, 0.0
 
-        def encode(batch: list[str], progress: Callable[[int], object]) -> np.ndarray:
+        def encode(batch: list[str]) -> np.ndarray:
             nonlocal first
             vectors = encode_texts(model, batch, "document")
             first = first or time.monotonic() - began - read

@@ -21,7 +21,7 @@ from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.evaluation.question_answering import holds_answer, score_answers
 from revela_hub.modeling import ImpRAGForCausalLM
-from revela_hub.retrieval.top_k import Hits
+from revela_hub.retrieval.hits import Hits
 from revela_hub.trainers.baselines.ra_it import paste, pasted_log_likelihoods, shortened
 from revela_hub.trainers.imprag.answering import Answerer, left_padded
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder

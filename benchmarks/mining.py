@@ -17,7 +17,7 @@ from retrieval_common import cost, heading, static_model, texts
 
 from revela_hub.retrieval import IndexOptions, MiningSettings, RankerSettings, TextList
 from revela_hub.retrieval.dense import open_index
-from revela_hub.retrieval.mining.mining import mine
+from revela_hub.retrieval.mining import MiningReport, mine
 from revela_hub.retrieval.vectors import VectorStore
 
 SETTINGS: dict[str, Any] = {"num_negatives": 3, "range_max": 50, "relative_margin": 0.05}
@@ -52,9 +52,10 @@ def ours(documents: int, anchors: int, folder: str) -> str:
         static_model(256),
         MiningSettings(**SETTINGS),
         ranking,
+        MiningReport(),
         folder=folder,
     )
-    return str(sum(1 for _ in mined.rows))
+    return str(sum(1 for _ in mined))
 
 
 def clusters(rows: list[int], dimension: int) -> np.ndarray:
@@ -68,10 +69,10 @@ def clusters(rows: list[int], dimension: int) -> np.ndarray:
 def at_scale(documents: int, anchors: int, dimension: int, kind: str, folder: Path) -> str:
     source = TextList([str(row) for row in range(documents)])
     store = VectorStore(folder, "clusters")
-    store.fill(source, lambda batch, _: clusters([int(text) for text in batch], dimension))
+    store.fill(source, lambda batch: clusters([int(text) for text in batch], dimension))
     vectors = store.vectors(source, normalize=True)
     random = np.random.default_rng(2)
-    queries = vectors.take(np.sort(random.choice(documents, anchors, replace=False)))
+    queries = vectors[np.sort(random.choice(documents, anchors, replace=False))]
     queries += random.normal(size=queries.shape).astype(np.float32) * 0.05
     began = time.process_time()
     index = open_index(vectors, IndexOptions(kind), folder=folder)

@@ -10,7 +10,7 @@ from datasets import Dataset
 from nvembed_scores import encode, passage_text, read
 from sentence_transformers import SentenceTransformer
 
-from revela_hub.retrieval.mining.mining import MiningSettings, mine_negatives
+from revela_hub.retrieval.mining import MiningSettings, mine_negatives
 
 INSTRUCTIONS = {
     "medquad": "Given a medical question, retrieve passages that answer the question",

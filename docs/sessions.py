@@ -75,7 +75,6 @@ def with_outputs(page: str, outputs: Iterable[str]) -> str:
 
 def shortened(output: str) -> str:
     """Return output without most of the progress lines, with long sentences wrapped and other long lines cut."""
-    output = re.sub(r"(?m)^([\d,]+ passages), [\d,]+ of them from the cache$", r"\1", output)  # of another page's run
     lines = [line.rstrip() for line in output.splitlines()]
     progress = [number for number, line in enumerate(lines) if PROGRESS.match(line)]
     kept = [

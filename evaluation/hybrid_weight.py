@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.retrieval import TOP_K, Rankings, RetrievalScores, score_run
+from revela_hub.retrieval.hits import Hits
 from revela_hub.retrieval.hybrid import BM25_WEIGHT, fuse
-from revela_hub.retrieval.top_k import Hits
 
 WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
 ERRORS, ERRORS_UP = 1.0, 2.0
@@ -106,7 +106,7 @@ def _fused(dense: Rankings, bm25: Rankings, task: RetrievalTask, weights: Sequen
     parts = [_hits(run, list(task.queries), places) for run in (dense, bm25)]
     runs: dict[float, Rankings] = {}
     for weight in weights:
-        scores_QK, rows_QK = fuse(parts, TOP_K, "minmax", [1 - weight, weight])
+        scores_QK, rows_QK = fuse(parts, TOP_K, [1 - weight, weight])
         runs[weight] = {
             query: {documents[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
             for query, rows, scores in zip(task.queries, rows_QK.tolist(), scores_QK.tolist(), strict=True)

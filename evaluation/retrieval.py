@@ -14,7 +14,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import Encoder
-from revela_hub.retrieval.ranker import Ranker
+from revela_hub.retrieval.hits import Ranker
 from revela_hub.retrieval.ranking import Own, RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.rerank import PAIRS, RerankedRanker, Reranker
 from revela_hub.retrieval.texts import TextList
@@ -164,7 +164,7 @@ def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
         task: The queries.
         depth: Hits to keep per query.
     """
-    hits = ranker.search(ranker.encode(list(task.queries.values())), depth + 1)
+    hits = ranker.search(list(task.queries.values()), depth + 1)
     return rankings_of(hits.rows_QK.tolist(), hits.scores_QK.tolist(), task, depth)
 
 

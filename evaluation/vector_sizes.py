@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.data.sources.beir import RetrievalTask
+from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import TOP_K, RetrievalScores, documents_of, rankings_of, score_run
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
-from revela_hub.retrieval.vectors import truncated_dimension
 
 
 class SizeScores(NamedTuple):
@@ -41,8 +41,9 @@ def evaluate_sizes(
     documents_ND = encode_texts(encoder, [task.corpus[id_] for id_ in documents], "document", **options)
     queries_QD = encode_texts(encoder, list(task.queries.values()), "query", **options)
     whole = documents_ND.shape[1]
-    sizes = [truncated_dimension(whole, size) for size in dims or [whole]]
-    for size, precision in product(sizes, precisions or ["float32"]):
+    if max(dims, default=0) > whole:
+        raise UserError(f"the model's vectors have {whole} dimensions, fewer than {max(dims)}: lower the number")
+    for size, precision in product(dims or [whole], precisions or ["float32"]):
         asked_QD = as_vectors(queries_QD[:, :size], len(queries_QD), normalize=cosine)
         cut_ND = as_vectors(documents_ND[:, :size], len(documents), normalize=cosine)
         number_of_bytes, stored_ND = quantised(cut_ND, precision)

@@ -81,7 +81,7 @@ def open_store(
         if store.metadata.options.type == "milvus":  # the address of a server, to which MILVUS_TOKEN would be sent
             raise UserError(f"{index} names a server of Milvus: an index on the Hub must hold its vectors")
         store.derived.mkdir(parents=True, exist_ok=True)
-        if fingerprint is not None and (encoder is None or store.similarities(encoder).min() < EQUAL):
+        if fingerprint is not None and (encoder is None or store.similarity(encoder) < EQUAL):
             store.check_fingerprint(fingerprint, model, documents=documents)
     if encoder is not None:
         store.check_vectors(encoder)

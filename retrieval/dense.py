@@ -1,7 +1,6 @@
 """Indexes over vectors, exact and approximate, behind one method: `search(vectors, k)`.
 
-    exact       compares with all vectors on disk, block by block; up to 256 MiB stay in memory from the second search on
-                (the default)
+    exact       compares with all vectors on disk, block by block; up to 256 MiB of them stay in memory (the default)
     flat        exact search by FAISS with all vectors in memory: faster for many single queries
     hnsw        FAISS, a graph of neighbours: approximate; milliseconds for millions of vectors, 1.1 times their size in memory
     ivfpq       FAISS, compressed to 1/16 of the vectors' size or less: approximate; ten times as many candidates as requested
@@ -12,7 +11,7 @@ Letters in names: Q queries, N vectors of a block, D their dimension, K hits.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,28 +20,23 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, require
 from revela_hub.files import atomic
+from revela_hub.retrieval.hits import Hits, sort_hits
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.top_k import Hits, best_hits
-from revela_hub.retrieval.vectors import NumberedVectors
-
-logger = logging.getLogger(__name__)
+from revela_hub.retrieval.vectors import Vectors
 
 if TYPE_CHECKING:
     import torch
 
+logger = logging.getLogger(__name__)
+
 QUERY_BLOCK = 4096
 """Queries searched together."""
-PRODUCT_VECTORS = 2048
-"""Vectors per matrix product: with 4,096 queries, 32 MiB of scores."""
-FEW, BLOCK_BYTES = 128, 1 << 21
-"""Up to this number of queries, the vectors of up to eight products are read and multiplied together, if they are this small."""
-
+MIN_BLOCK, BLOCK_NUMBERS = 2048, 1 << 22
+"""Vectors per matrix product: up to 16 MiB of vectors and of scores, but not fewer than these."""
 CACHED_BYTES = 1 << 28
-"""Bytes of vectors that an exact index keeps in memory between searches: 170,000 texts with 384 dimensions."""
-
+"""Bytes of vectors that an exact index keeps in memory: 170,000 texts with 384 dimensions."""
 RESCORED_NUMBERS = 1 << 24
 """Vector components that are rescored at a time: 64 MiB."""
-
 TRAINING_SIZE = 100_000
 """Minimum number of vectors that ivfpq is trained on, if there are that many."""
 
@@ -50,48 +44,78 @@ TRAINING_SIZE = 100_000
 class VectorIndex(Protocol):
     """Numbered vectors, searched by dot product (cosine if the vectors have unit length)."""
 
+    vectors: Vectors | NDArray[np.float32]
+
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
         """Return the `k` vectors with the largest dot product with each of the Q queries."""
         ...
 
 
 class ExactIndex:
-    """Exact search over vectors on disk; ties are broken by the lower number."""
+    """Exact search over vectors on disk or in memory; ties are broken by the lower number."""
 
-    def __init__(self, vectors: NumberedVectors, device: "str | torch.device" = "cpu") -> None:
-        self._vectors = vectors
-        self._device = device
-        self._cached: dict[int, torch.Tensor] = {}
-        self._searches = 0
+    def __init__(self, vectors: Vectors | NDArray[np.float32], device: "str | torch.device" = "cpu") -> None:
+        import torch
 
-    def __len__(self) -> int:
-        return len(self._vectors)
+        self.vectors, self._device = vectors, device
+        size, dimension = vectors.shape
+        self._stored: Any = vectors
+        if 4 * size * dimension <= CACHED_BYTES:
+            self._stored = torch.from_numpy(vectors[:]).to(device)
 
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
         """See `VectorIndex`."""
-        if not len(self) or not len(vectors_QD):
-            return Hits.none(len(vectors_QD))
         import torch
 
-        parts = (vectors_QD[start : start + QUERY_BLOCK] for start in range(0, len(vectors_QD), QUERY_BLOCK))
-        return Hits.concatenate(best_hits(self._blocks(torch.from_numpy(part)), k) for part in parts)
+        k = min(k, len(self.vectors))
+        found = [Hits.none(0, k)]
+        for start in range(0, len(vectors_QD) if k else 0, QUERY_BLOCK):
+            queries_QD = torch.from_numpy(vectors_QD[start : start + QUERY_BLOCK]).to(self._device)
+            found.append(best_hits(self._scores(queries_QD), k))
+        return Hits(*map(np.concatenate, zip(*found, strict=True))) if k else Hits.none(len(vectors_QD))
 
-    def _blocks(self, queries_QD: "torch.Tensor") -> "Iterator[tuple[int, torch.Tensor]]":
+    def _scores(self, queries_QD: "torch.Tensor") -> "Iterator[tuple[int, torch.Tensor]]":
         import torch
 
-        self._searches += 1
-        queries_QD = queries_QD.to(self._device)
-        size = PRODUCT_VECTORS * max(1, min(8, BLOCK_BYTES // (4 * PRODUCT_VECTORS * max(1, self._vectors.dimension))))
-        for start in range(0, len(self), size):
-            block_ND = self._cached.get(start)
-            if block_ND is None:
-                block_ND = torch.from_numpy(self._vectors.read(start, start + size)).to(self._device)
-                # Not in the first search: a program that searches once needs no cache.
-                if self._searches > 1 and 4 * (start + size) * self._vectors.dimension <= CACHED_BYTES:
-                    self._cached[start] = block_ND
-            columns = size if len(queries_QD) <= FEW else PRODUCT_VECTORS
-            for first in range(0, len(block_ND), columns):
-                yield start + first, queries_QD @ block_ND[first : first + columns].T
+        size, dimension = self.vectors.shape
+        block = max(MIN_BLOCK, min(BLOCK_NUMBERS // max(1, dimension), BLOCK_NUMBERS // len(queries_QD)))
+        for start in range(0, size, block):
+            yield start, queries_QD @ torch.as_tensor(self._stored[start : start + block], device=self._device).T
+
+
+def best_hits(blocks: "Iterable[tuple[int, torch.Tensor]]", k: int) -> Hits:
+    """Return the `k` best of scores given block by block; ties are broken by the lower number.
+
+    `torch.topk` does not define which of several equal scores it returns, so with duplicate documents in the corpus, or with a
+    model that maps everything to one vector, its result alone is not deterministic.
+
+    Args:
+        blocks: For each block the number of its first text and the scores (Q, N), in ascending order.
+        k: Hits to keep per query, at least 1; if there are fewer texts, the hits are padded.
+    """
+    import torch
+
+    best: tuple[torch.Tensor, torch.Tensor] | None = None
+    for first, scores_QN in blocks:
+        shape = len(scores_QN), k
+        earlier_QK, rows_QK = best or (
+            scores_QN.new_full(shape, -torch.inf),
+            scores_QN.new_full(shape, -1, dtype=torch.long),
+        )
+        all_QM = torch.cat([earlier_QK, scores_QN], dim=1)
+        scores_QM, columns_QM = all_QM.topk(k + 1, dim=1)
+        tied_Q = scores_QM[:, k - 1] == scores_QM[:, k]  # more candidates for the last place than places
+        if tied_Q.any():
+            sorted_QM, order_QM = all_QM[tied_Q].sort(dim=1, descending=True, stable=True)
+            scores_QM[tied_Q], columns_QM[tied_Q] = sorted_QM[:, : k + 1], order_QM[:, : k + 1]
+        # Equal scores further up: order by column first, which the stable sort by score preserves.
+        columns_QK, order_QK = columns_QM[:, :k].sort(dim=1)
+        scores_QK, order_QK = scores_QM.gather(1, order_QK).sort(dim=1, descending=True, stable=True)
+        columns_QK = columns_QK.gather(1, order_QK)
+        of_earlier_QK = rows_QK.gather(1, columns_QK.clamp(max=k - 1))
+        best = scores_QK, torch.where(columns_QK < k, of_earlier_QK, columns_QK - k + first)
+    assert best is not None
+    return Hits(best[0].cpu().float().numpy(), best[1].cpu().numpy())
 
 
 class FaissIndex:
@@ -100,28 +124,19 @@ class FaissIndex:
     Without a path it is built in memory each time. The hits of compressed vectors are rescored with the vectors.
     """
 
-    def __init__(self, vectors: NumberedVectors, kind: str, path: Path | None = None) -> None:
+    def __init__(self, vectors: Vectors | NDArray[np.float32], kind: str, path: Path | None = None) -> None:
         require("faiss")
         import faiss
 
-        self._faiss: Any = faiss
-        self._vectors = vectors
-        self._kind = kind
+        self.vectors, self._kind = vectors, kind
         if path is not None and path.is_file():
-            try:
-                self._index = self._faiss.read_index(str(path))
-            except (RuntimeError, MemoryError) as error:  # a damaged file may ask for an absurd size
-                raise UserError(f"{path} is damaged: delete it, and it will be rebuilt") from error
-            if self._index.ntotal != len(vectors):
-                raise UserError(
-                    f"{path} has {self._index.ntotal:,} vectors, not {len(vectors):,}: delete it, and it will be rebuilt"
-                )
+            self._index: Any = faiss.read_index(str(path))
         else:
-            self._index = self._built()
+            self._index = _built(vectors, kind)
             if path is not None:
                 # Not faiss.write_index(path): on a full disk it may stop early without an error.
                 with atomic(path) as temporary, temporary.open("wb") as stream:
-                    self._faiss.write_index(self._index, self._faiss.PyCallbackIOWriter(stream.write))
+                    faiss.write_index(self._index, faiss.PyCallbackIOWriter(stream.write))
         if kind != "flat":
             self._check_lengths()
         if kind == "ivfpq":
@@ -131,94 +146,67 @@ class FaissIndex:
 
     def _check_lengths(self) -> None:
         """Warn if vectors differ in length, as those of models that compare by dot product do."""
-        lengths = np.linalg.norm(self._sample(1000), axis=1)
-        low, high = (float(np.quantile(lengths, q)) for q in (0.01, 0.99)) if len(lengths) else (1.0, 1.0)
-        if high <= 1.05 * low:
-            return
-        logger.warning(
-            "the model compares by dot product, and its vectors have lengths of %.3g to %.3g: %s may miss many of the best passages; "
-            "compare it with the index type exact",
-            *(low, high, self._kind),
-        )
-
-    def __len__(self) -> int:
-        return int(self._index.ntotal)
+        lengths = np.linalg.norm(_sample(self.vectors, 1000), axis=1)
+        low, high = np.quantile(lengths, [0.01, 0.99])
+        if high > 1.05 * low:
+            logger.warning(
+                "the model compares by dot product, and its vectors have lengths of %.3g to %.3g: %s may miss many of the best "
+                "passages; compare it with the index type exact",
+                *(low, high, self._kind),
+            )
 
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
         """See `VectorIndex`."""
-        if not len(self) or not len(vectors_QD):
-            return Hits.none(len(vectors_QD))
-        is_rescored = self._kind == "ivfpq"
-        wanted = min(10 * k if is_rescored else k, len(self))
-        scores_QK, rows_QK = self._index.search(np.ascontiguousarray(vectors_QD, dtype=np.float32), wanted)
-        if is_rescored:
-            self._rescore(vectors_QD, rows_QK, scores_QK)
-        scores_QK = np.where(rows_QK >= 0, scores_QK, -np.inf)
-        order_QK = np.lexsort((rows_QK, -scores_QK))[:, : min(k, len(self))]  # ties: the lower number first
-        return Hits(np.take_along_axis(scores_QK, order_QK, 1), np.take_along_axis(rows_QK, order_QK, 1))
+        k = min(k, len(self.vectors))
+        if not len(vectors_QD):
+            return Hits.none(0, k)
+        wanted = min(10 * k, len(self.vectors)) if self._kind == "ivfpq" else k
+        scores_QM, rows_QM = self._index.search(np.ascontiguousarray(vectors_QD, dtype=np.float32), wanted)
+        if self._kind == "ivfpq":
+            size = max(1, RESCORED_NUMBERS // (wanted * self.vectors.shape[1]))
+            for start in range(0, len(rows_QM), size):
+                part = slice(start, start + size)
+                found_QMD = self.vectors[rows_QM[part].clip(0).ravel()].reshape(*rows_QM[part].shape, -1)
+                np.einsum("qmd,qd->qm", found_QMD, vectors_QD[part], out=scores_QM[part])
+        return sort_hits(scores_QM, rows_QM, k)
 
-    def _rescore(
-        self, vectors_QD: NDArray[np.float32], rows_QK: NDArray[np.int64], scores_QK: NDArray[np.float32]
-    ) -> None:
-        """Replaces scores by exact dot products with the vectors on disk; each vector is read once per block."""
-        size = max(1, RESCORED_NUMBERS // (rows_QK.shape[1] * self._vectors.dimension))
-        for start in range(0, len(rows_QK), size):
-            part = slice(start, start + size)
-            rows_R, places = np.unique(rows_QK[part], return_inverse=True)
-            found_QKD = self._vectors.take(np.maximum(rows_R, 0))[places.reshape(rows_QK[part].shape)]
-            np.einsum("qkd,qd->qk", found_QKD, vectors_QD[part], out=scores_QK[part])
 
-    def _built(self) -> Any:
-        faiss, size, dimension = self._faiss, len(self._vectors), self._vectors.dimension
-        if self._kind == "flat":
-            index = faiss.IndexFlatIP(dimension)
-        elif self._kind == "hnsw":
-            index = faiss.IndexHNSWFlat(dimension, 32, faiss.METRIC_INNER_PRODUCT)
-        else:
-            if size < 1000:
-                raise UserError(
-                    f"ivfpq needs at least 1,000 vectors to train on, not {size:,}: use the index type exact"
-                )
-            # The number of lists follows FAISS's guidelines, with at least 39 training vectors each; one byte per 8
-            # components, or per 4 or 2 for odd dimensions. Codes of 8 bits need at least 256 training vectors.
-            lists = int(max(1, min(4 * np.sqrt(size), size / 39)))
-            parts = next(
-                parts
-                for parts in (dimension // 8, dimension // 4, dimension // 2, 1)
-                if parts and not dimension % parts
-            )
-            index = faiss.IndexIVFPQ(
-                faiss.IndexFlatIP(dimension), dimension, lists, parts, 8, faiss.METRIC_INNER_PRODUCT
-            )
-            index.train(self._sample(max(TRAINING_SIZE, 40 * lists)))
-        for start in range(0, size, 65_536):
-            index.add(self._vectors.read(start, start + 65_536))
-        return index
+def _built(vectors: Vectors | NDArray[np.float32], kind: str) -> Any:
+    import faiss
 
-    def _sample(self, number: int) -> NDArray[np.float32]:
-        """Return up to this many vectors, drawn with a fixed seed."""
-        size = len(self._vectors)
-        return self._vectors.take(np.sort(np.random.default_rng(0).choice(size, min(size, number), replace=False)))
+    size, dimension = vectors.shape
+    # FAISS's guidelines: 4 sqrt(N) lists with at least 39 training vectors each; one byte per 8 components, or per 4 or 2 for odd
+    # dimensions.
+    lists = int(max(1, min(4 * np.sqrt(size), size / 39)))
+    codes = next(n for n in (dimension // 8, dimension // 4, dimension // 2, 1) if n and not dimension % n)
+    factory = {"flat": "Flat", "hnsw": "HNSW32", "ivfpq": f"IVF{lists},PQ{codes}"}[kind]
+    index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    if kind == "ivfpq":
+        index.train(_sample(vectors, max(TRAINING_SIZE, 40 * lists)))
+    for start in range(0, size, 65_536):
+        index.add(vectors[start : start + 65_536])
+    return index
+
+
+def _sample(vectors: Vectors | NDArray[np.float32], number: int) -> NDArray[np.float32]:
+    """Return up to this many vectors, drawn with a fixed seed."""
+    rows = np.random.default_rng(0).choice(len(vectors), min(len(vectors), number), replace=False)
+    return vectors[np.sort(rows)]
 
 
 def open_index(
-    vectors: NumberedVectors,
-    options: IndexOptions | None = None,
-    *,
-    folder: Path | None = None,
-    device: "str | torch.device" = "cpu",
+    vectors: Vectors, options: IndexOptions | None = None, *, folder: Path | None = None, device: Any = "cpu"
 ) -> VectorIndex:
     """Open the index over vectors, building it first if it is not in the folder yet; default: exact search on the device."""
     options = options or IndexOptions()
-    kind = options.type
-    if kind == "exact":
+    if options.type == "exact":
         return ExactIndex(vectors, device)
-    if kind == "milvus":
+    if options.type == "milvus":
         from revela_hub.retrieval.milvus import MilvusIndex
 
-        return MilvusIndex(vectors, milvus_uri(options, folder))
-    path = None if folder is None else folder / f"{kind}-{vectors.key[:16]}.faiss"
-    return FaissIndex(vectors, kind, path)
+        return MilvusIndex(vectors, milvus_uri(options, folder), vectors.key)
+    path = None if folder is None else folder / f"{options.type}-{vectors.key[:16]}.faiss"
+    return FaissIndex(vectors, options.type, path)
 
 
 def milvus_uri(options: IndexOptions, folder: Path | None) -> str:

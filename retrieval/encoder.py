@@ -16,9 +16,6 @@ from revela_hub.loading import PEFT_ADAPTER, encoder, in_fast_precision, model_j
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer, SparseEncoder
 
-SERVED_PREFIX = ":served:"
-"""Separates the identity of a model from that of a server that computed its vectors."""
-
 DOCUMENT_ENCODER = "document_encoder.json"
 """File in the document route of a model with two routes, with the identity of the model whose vectors it returns."""
 RERANKERS = ("CrossEncoder", "MultiVectorEncoder")
@@ -49,7 +46,7 @@ class Encoder(Protocol):
 def load_encoder(
     name: str, *, device: str | None = None, trust_remote_code: bool = False, max_seq_length: int | None = None
 ) -> "SentenceTransformer":
-    """Loads a sentence-transformers model from a folder or the Hub; safetensors weights only.
+    """Load a sentence-transformers model from a folder or the Hub; safetensors weights only.
 
     Args:
         name: A sentence-transformers folder, or a Hub id.
@@ -106,25 +103,16 @@ def model_identity(name: str, max_seq_length: int | None = None) -> str:
 
     For a folder it contains a hash of the files, independent of the path; for a Hub id the commit. The truncation length
     is included.
-
-    Raises:
-        UserError: Neither the Hub nor its local cache tells the commit.
     """
     cut = "" if max_seq_length is None else f":{max_seq_length}"
     path = local_path(model_in(name))
     if path.is_dir():
         return f"folder@{content_digest(path)[:32]}{cut}"
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub import snapshot_download
 
-    for file in ("modules.json", "config.json", "adapter_config.json"):
-        try:  # files in the Hub's cache are in snapshots/<commit>/
-            return f"{_hub_id(name)}@{Path(hf_hub_download(_hub_id(name), file)).parent.name}{cut}"
-        except EntryNotFoundError:
-            continue
-        except OSError as error:
-            raise UserError(f"cannot determine the version of {name}: {' '.join(str(error).split())}") from error
-    raise UserError(f"cannot determine the version of {name}: it has no configuration file")
+    # Files in the Hub's cache are in snapshots/<commit>/.
+    snapshot = snapshot_download(_hub_id(name), allow_patterns=["modules.json", "*config.json"])
+    return f"{_hub_id(name)}@{Path(snapshot).name}{cut}"
 
 
 def document_identity(name: str, max_seq_length: int | None = None) -> str | None:
@@ -149,7 +137,7 @@ def _hub_id(name: str) -> str:
 def as_vectors(encoded: Any, count: int, *, normalize: bool) -> NDArray[np.float32]:
     """Convert an encoder's output for `count` texts to a float32 array (count, d), with unit length if `normalize`."""
     vectors = np.asarray(encoded, dtype=np.float32)
-    if vectors.ndim != 2 or vectors.shape[0] != count:
+    if vectors.ndim != 2 or len(vectors) != count:
         raise ValueError(f"the encoder returned an array of shape {vectors.shape} for {count} texts, not ({count}, d)")
     if not np.isfinite(vectors).all():
         raise UserError(
@@ -178,10 +166,7 @@ def similarity_of(encoder: Any, name: str = "the encoder") -> str:
 
 def model_in(name: str) -> str:
     """Return the model in an output folder of `adapt` or `train`: its only sentence-transformers folder; else the name itself."""
-    folder = local_path(name)
-    if (folder / "modules.json").is_file():
-        return name
-    models = _exported_in(folder)
+    models = [] if (local_path(name) / "modules.json").is_file() else _exported_in(local_path(name))
     return str(models[0]) if len(models) == 1 else name
 
 
@@ -196,17 +181,18 @@ def model_place(name: str) -> str:
     name = model_in(name)
     path = local_path(name)
     refuse_other_kind(name, sparse=True)
-    if path.is_dir():
-        if not (path / "modules.json").is_file():
-            if several := _exported_in(path):
-                raise UserError(f"{name} contains several models: pass {' or '.join(map(str, several))}")
-            raise UserError(
-                f"{name} is not a sentence-transformers folder (it has no modules.json); "
-                f"turn a training checkpoint into one with `revela-hub export`"
-            )
-    elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        raise UserError(f"{name} is not a folder; pass a sentence-transformers folder, a Hub id, or bm25")
-    return str(path) if path.is_dir() else _hub_id(name)
+    if not path.is_dir():
+        if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise UserError(f"{name} is not a folder; pass a sentence-transformers folder, a Hub id, or bm25")
+        return _hub_id(name)
+    if not (path / "modules.json").is_file():
+        if several := _exported_in(path):
+            raise UserError(f"{name} contains several models: pass {' or '.join(map(str, several))}")
+        raise UserError(
+            f"{name} is not a sentence-transformers folder (it has no modules.json); "
+            f"turn a training checkpoint into one with `revela-hub export`"
+        )
+    return str(path)
 
 
 def _load(
@@ -221,41 +207,24 @@ def _load(
     return in_fast_precision(model)
 
 
-def open_model(
-    kind: Any, place: str, name: str, *, device: str | None, trust_remote_code: bool, what: str = "model"
-) -> Any:
+def open_model(kind: Any, place: str, name: str, *, device: str | None, trust_remote_code: bool) -> Any:
     """Return a model of sentence-transformers, of the class `kind`."""
-    with loading(f"cannot load the {what} {name}", name):
+    with loading(f"cannot load the model {name}", name):
         model = encoder(kind, place, device=device, trust_remote_code=trust_remote_code)
-    limit_to_positions(model, name)
+    limit_to_positions(model)
     return model
 
 
-def limit_to_positions(model: Any, name: str) -> None:
+def limit_to_positions(model: Any) -> None:
     """Truncate texts to the model's positions: sentence-transformers' default for RoBERTa's relatives is too long for them."""
-    _check_integer(getattr(model, "truncate_dim", None), "truncate_dim", name)
     for module in input_modules(model):
-        limit = getattr(module, "max_seq_length", None)
-        _check_integer(limit, "max_seq_length", name)
-        positions = _positions(module)
+        limit, positions = getattr(module, "max_seq_length", None), _positions(module)
         if positions and _truncates(module) and (limit is None or limit > positions):
             module.max_seq_length = positions
 
 
-def _check_integer(value: Any, key: str, name: str) -> None:
-    unlimited = value is None or (isinstance(value, float) and value >= 1e30)
-    if not (unlimited or (isinstance(value, int) and value > 0)):
-        raise UserError(
-            f"{key} of {name} must be a positive integer, not {value!r}: correct it in the model's JSON files"
-        )
-
-
-def learnt_positions(model: Any) -> int | None:
-    """Return how many tokens the model can read, in its shortest route; None for unlimited (computed) positions."""
-    return min(filter(None, map(_positions, input_modules(model))), default=None)
-
-
 def _positions(module: Any) -> int | None:
+    """Return how many tokens a module can read; None for unlimited (computed) positions."""
     config = getattr(getattr(module, "auto_model", None), "config", None)
     rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None)
     return None if rotary else text_positions(config)
@@ -291,26 +260,19 @@ def length_limit(model: Any) -> int | None:
 
 
 def limit_length(model: Any, max_length: int, name: str) -> None:
-    """Truncate texts to a number of tokens. Of a model with routes, those that read texts of any length stay as they are."""
-    if not truncates(model):
-        raise UserError(
-            f"{name} is a {type(model[0]).__name__} model, which reads texts of any length: leave out --max_length"
-        )
-    if max_length > (positions := learnt_positions(model) or max_length):
-        raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
-    for module in input_modules(model):
-        if _truncates(module):
-            special = getattr(getattr(module, "tokenizer", None), "num_special_tokens_to_add", int)()
-            if max_length <= special:  # every text would have the same vector
-                raise UserError(
-                    f"--max_length {max_length} leaves no room for text: {name} adds {special} special tokens"
-                )
-            module.max_seq_length = max_length
+    """Truncate texts to a number of tokens; modules that read texts of any length (static embeddings) stay as they are."""
+    for module in filter(_truncates, input_modules(model)):
+        special = getattr(getattr(module, "tokenizer", None), "num_special_tokens_to_add", int)()
+        if max_length <= special:  # every text would have the same vector
+            raise UserError(f"--max_length {max_length} leaves no room for text: {name} adds {special} special tokens")
+        if max_length > (positions := _positions(module) or max_length):
+            raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
+        module.max_seq_length = max_length
 
 
 def truncates(model: Any) -> bool:
     """Whether the maximum length of texts can be set, in some route at least."""
-    return any(_truncates(module) for module in input_modules(model))
+    return any(map(_truncates, input_modules(model)))
 
 
 def _truncates(module: Any) -> bool:

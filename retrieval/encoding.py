@@ -6,9 +6,10 @@ are the same.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,14 +32,11 @@ _PART: ContextVar[tuple[int, int]] = ContextVar("_PART", default=(0, 1))
 @varying_shapes()
 def encode_texts(
     encoder: Encoder,
-    texts: list[str],
+    texts: Sequence[str],
     kind: Literal["query", "document"],
     *,
     batch_size: int = 32,
     prompt: str | None = None,
-    convert: Callable[[Any, int], NDArray[np.float32]] | None = None,
-    progress: Callable[[int], object] = lambda _: None,
-    **options: Any,
 ) -> NDArray[np.float32]:
     """Return the vectors (N, D) of texts.
 
@@ -49,67 +47,60 @@ def encode_texts(
         batch_size: Texts per forward pass for encoders other than sentence-transformers models, and on a GPU for texts
             of a typical length (256 tokens); shorter texts are batched up to eight times as many.
         prompt: A prompt that replaces the encoder's own.
-        convert: Converts the encoder's output for a number of texts to an array; default: `as_vectors`.
-        progress: Called with the number of texts encoded since the last call.
-        options: More keywords for the encoder's method.
     """
-    texts = [without_surrogates(text) for text in texts]
-    method: Callable[..., Any] = encoder.encode_query if kind == "query" else encoder.encode_document
-    options = (
-        {"show_progress_bar": False} | options | ({} if prompt is None else {"prompt": without_surrogates(prompt)})
-    )
-    convert = convert or (lambda encoded, count: as_vectors(encoded, count, normalize=False))
     if not texts or not _is_dense_transformer(encoder):
-        vectors = convert(method(texts, batch_size=batch_size, **options), len(texts))
-        progress(len(texts))
-        return vectors
+        return as_vectors(encoded(encoder, texts, kind, batch_size, prompt), len(texts), normalize=False)
 
     def encode(rows: NDArray[np.int64]) -> "Tensor":
         batch = [texts[row] for row in rows]
-        vectors_PD: Tensor = method(batch, batch_size=len(batch), convert_to_tensor=True, **options)
+        vectors_PD: Tensor = encoded(encoder, batch, kind, len(batch), prompt, convert_to_tensor=True)
         return vectors_PD.float().cpu()
 
     budget = token_budget(str(getattr(encoder, "device", "cpu")), batch_size)
-    lengths_N = _lengths(texts, getattr(encoder, "max_seq_length", None))
-    made = list(batches(lengths_N, budget, 8 * batch_size))
-    return convert(encode_batches(made, encode, progress), len(texts))
+    # A token has about four bytes in UTF-8, in most languages.
+    lengths = [len(text.encode("utf-8", "replace")) // 4 + 2 for text in texts]
+    lengths_N = np.minimum(lengths, getattr(encoder, "max_seq_length", None) or sys.maxsize)
+    vectors_ND = encode_batches(list(batches(lengths_N, budget, 8 * batch_size)), encode)
+    return as_vectors(vectors_ND, len(texts), normalize=False)
+
+
+def encoded(
+    encoder: Any, texts: Sequence[str], kind: str, batch_size: int = 32, prompt: str | None = None, **options: Any
+) -> Any:
+    """Return what an encoder's own method returns for texts, without lone surrogates, which tokenizers do not accept."""
+    method = encoder.encode_query if kind == "query" else encoder.encode_document
+    if prompt is not None:
+        options["prompt"] = without_surrogates(prompt)
+    return method(list(map(without_surrogates, texts)), batch_size=batch_size, show_progress_bar=False, **options)
 
 
 def encode_batches(
-    batches_of_rows: list[NDArray[np.int64]],
-    encode: Callable[[NDArray[np.int64]], "Tensor"],
-    progress: Callable[[int], object] = lambda _: None,
+    batches_of_rows: list[NDArray[np.int64]], encode: Callable[[NDArray[np.int64]], "Tensor"]
 ) -> "Tensor":
     """Return the vectors (N, D) of N rows, encoded in batches; within `divided`, each process encodes some of the batches.
 
     Args:
         batches_of_rows: Row numbers of each batch; together 0 to N - 1.
         encode: Returns the vectors of a batch.
-        progress: Called with the size of each batch, also of those that other processes encode.
     """
     rank, processes = _PART.get()
-    own: list[tuple[NDArray[np.int64], Tensor]] = []
+    parts: list[tuple[NDArray[np.int64], Tensor]] = []
     for first in range(0, len(batches_of_rows), processes):
         turn = batches_of_rows[first : first + processes]
         # With sharded weights, all processes take part in each forward pass: in the last turn, some repeat a batch.
         rows = turn[rank % len(turn)]
         vectors_PD = encode(rows)
-        if rank < len(turn):
-            own.append((rows, vectors_PD))
-        progress(sum(map(len, turn)))
-    parts = own if processes == 1 else _gathered(own, vectors_PD.device)
+        parts.append((rows, vectors_PD))
     vectors_ND = vectors_PD.new_empty(sum(map(len, batches_of_rows)), *vectors_PD.shape[1:])
-    for rows, found_PD in parts:
-        vectors_ND[rows] = found_PD
+    if processes > 1:
+        from torch import distributed
+
+        of_process: list[Any] = [None] * processes
+        distributed.all_gather_object(of_process, [(rows, part_PD.detach().cpu()) for rows, part_PD in parts])
+        parts = list(chain.from_iterable(of_process))
+    for rows, part_PD in parts:
+        vectors_ND[rows] = part_PD.to(vectors_ND.device)
     return vectors_ND
-
-
-def _gathered(own: "list[tuple[NDArray[np.int64], Tensor]]", device: Any) -> "list[tuple[NDArray[np.int64], Tensor]]":
-    from torch import distributed
-
-    found: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, [(rows, vectors_PD.detach().cpu()) for rows, vectors_PD in own])
-    return [(rows, vectors_PD.to(device)) for part in found for rows, vectors_PD in part]
 
 
 @contextmanager
@@ -141,11 +132,6 @@ def batches(lengths_N: NDArray[np.int64], budget: int, most: int) -> Iterator[ND
         size = min(most, max(1, budget // max(1, int(lengths_N[order_N[start]]))))
         yield order_N[start : start + size]
         start += size
-
-
-def _lengths(texts: list[str], longest: int | None) -> NDArray[np.int64]:
-    """Return about the number of tokens of each text: a token has about four bytes in UTF-8, in most languages."""
-    return np.minimum([len(text.encode()) // 4 + 2 for text in texts], longest or sys.maxsize)
 
 
 def _is_dense_transformer(encoder: Any) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from revela_hub.data.openai_server import concurrently, openai_client, server_errors, server_name
 from revela_hub.errors import UserError
 from revela_hub.loading import model_json, module_types
-from revela_hub.retrieval.encoder import SERVED_PREFIX, model_place, similarity_of, text_positions
+from revela_hub.retrieval.encoder import model_place, similarity_of, text_positions
 
 
 class OpenAIEncoder:
@@ -62,7 +62,7 @@ class OpenAIEncoder:
         self._url, self._key, self._model, self._concurrency = url, api_key, served_name or model, concurrency
         self._client = openai_client(url, api_key)
         self.description = f"{self._model} at {server_name(url)}"
-        self.served_identity = f"{SERVED_PREFIX}{self._model}"
+        self.served_identity = f":served:{self._model}"
 
     def encode_query(self, inputs: list[str], /, **options: Any) -> NDArray[np.float32]:
         """Return the vectors (N, D) of N queries; `prompt` replaces the model's own."""

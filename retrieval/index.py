@@ -9,39 +9,34 @@ An index belongs to one model: opening it with another one raises an error. One 
 when they are complete, and a run that was interrupted keeps its shards of vectors.
 """
 
-import contextlib
 import json
-import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError
 from revela_hub.files import claim, local_path, remove, write_text
 from revela_hub.retrieval.dense import VectorIndex, milvus_uri, open_index
-from revela_hub.retrieval.encoder import Encoder, similarity_of
+from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
+from revela_hub.retrieval.hits import Hits
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.milvus import connect
 from revela_hub.retrieval.passages import Hit, Passages
 from revela_hub.retrieval.ranking import RankerSettings, document_store, document_vectors
-from revela_hub.retrieval.texts import TextFile
-from revela_hub.retrieval.top_k import Hits
-from revela_hub.retrieval.vectors import Vectors, VectorStore, store_folder
-
-logger = logging.getLogger(__name__)
+from revela_hub.retrieval.vectors import Vectors
 
 METADATA = "index.json"
 COMPARED = 4
 """Passages that are encoded again when an index is opened."""
 USABLE = 0.95
-"""Mean similarity of their vectors below which search is wrong; int8 models reach 0.95 to 0.99."""
+"""Similarity of their vectors below which search is wrong; int8 models reach 0.95 to 0.99."""
 EQUAL = 0.999
 """Similarity from which vectors count as equal: float32 batches differ by 1e-6, bfloat16 by 1e-4."""
 
@@ -75,18 +70,12 @@ class IndexMetadata:
     options: IndexOptions = IndexOptions()
 
     @classmethod
-    def read(cls, folder: str | Path) -> "IndexMetadata":
+    def read(cls, folder: Path) -> "IndexMetadata":
         """Read the metadata of an index."""
-        path = local_path(folder) / METADATA
-        if not path.is_file():
+        if not (folder / METADATA).is_file():
             raise UserError(f"{folder} is not an index ({METADATA} is missing): build one with revela-hub index")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if values["similarity"] not in ("cosine", "dot"):
-                raise ValueError(f"unknown similarity {values['similarity']!r}")
-            return cls(**values | {"options": IndexOptions(**values["options"])})
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{path} is damaged ({error}): build the index again") from error
+        values = json.loads((folder / METADATA).read_text(encoding="utf-8"))
+        return cls(**values | {"options": IndexOptions(**values["options"])})
 
 
 class PassageStore:
@@ -100,7 +89,7 @@ class PassageStore:
         derived: Folder of FAISS indexes; default: that of the index.
 
     Raises:
-        UserError: There is no index, it belongs to another model, or its texts are damaged.
+        UserError: There is no index, or it belongs to another model.
     """
 
     def __init__(
@@ -117,21 +106,19 @@ class PassageStore:
         self.metadata = IndexMetadata.read(self.folder)
         if fingerprint is not None:
             self.check_fingerprint(fingerprint, model, documents=documents)
-        self.passages = Passages(TextFile(self.folder / f"texts-{self.metadata.texts}.arrow"))
+        self.passages = Passages(self.folder / f"texts-{self.metadata.texts}.arrow")
 
     @cached_property
     def vectors(self) -> Vectors:
         """The vectors of the passages.
 
         Raises:
-            UserError: Some are missing or damaged.
+            UserError: Some are missing.
         """
-        metadata, options = self.metadata, self.metadata.options
-        store = VectorStore(
-            self.folder, document_store(metadata.fingerprint, metadata.document_prompt), dtype=options.dtype
-        )
-        normalize = metadata.similarity == "cosine"
-        return store.vectors(self.passages.texts, normalize=normalize, truncate_dim=options.truncate_dim)
+        built, options = self.metadata, self.metadata.options
+        store = document_store(self.folder, built.fingerprint, built.document_prompt, options.dtype)
+        is_cosine = built.similarity == "cosine"
+        return store.vectors(self.passages, normalize=is_cosine, truncate_dim=options.truncate_dim)
 
     @cached_property
     def index(self) -> VectorIndex:
@@ -149,9 +136,8 @@ class PassageStore:
             length = "" if built.max_length is None else f" with --max_length {built.max_length}"
             server = "" if built.endpoint is None else f" on {built.endpoint}"
             raise UserError(
-                f"{self.folder} was built with {built.model}{length}{server} ({_short(built.fingerprint)}), whose vectors are"
-                f" not comparable with those of {model} ({_short(fingerprint)}): use the same model and options, or build"
-                " another index"
+                f"{self.folder} was built with {built.model}{length}{server} ({built.fingerprint}), whose vectors are not"
+                f" comparable with those of {model} ({fingerprint}): use the same model and options, or build another index"
             )
 
     def __len__(self) -> int:
@@ -171,9 +157,7 @@ class PassageStore:
             raise UserError(
                 f"{self.folder} has vectors of dimension {self.metadata.dimension}, but the queries have the shape {vectors_QD.shape}"
             )
-        if self.metadata.similarity == "cosine":
-            vectors_QD = vectors_QD / np.maximum(np.linalg.norm(vectors_QD, axis=1, keepdims=True), 1e-12)
-        return self.index.search(vectors_QD, k)
+        return self.index.search(self._comparable(vectors_QD), k)
 
     def check_vectors(self, encoder: Encoder) -> None:
         """Check that an encoder of the same model still computes the stored vectors: a library or a server may have changed.
@@ -181,32 +165,25 @@ class PassageStore:
         Raises:
             UserError: The vectors differ by more than an int8 model's rounding, so that search would be wrong.
         """
-        similarity = float(self.similarities(encoder).mean())
+        similarity = self.similarity(encoder)
         if similarity < USABLE:
             raise UserError(
                 f"{self.folder}: the model computes other vectors now than when the index was built (similarity {similarity:.4f}):"
                 " undo the change of a library, the device or the server, or build the index in a new folder"
             )
 
-    def similarities(self, encoder: Encoder) -> NDArray[np.float32]:
-        """Return the similarity of some stored vectors to those that an encoder computes now, 1 for equal ones: (COMPARED,)."""
-        rows = np.unique(np.linspace(0, len(self) - 1, COMPARED).astype(np.int64))
+    def similarity(self, encoder: Encoder) -> float:
+        """Return the similarity of some stored vectors to those that an encoder computes now: 1 if they are equal."""
+        rows_R = np.unique(np.linspace(0, len(self) - 1, COMPARED).astype(np.int64))
         truncate_dim, prompt = self.metadata.options.truncate_dim, self.metadata.document_prompt
-        now_RD = encode_texts(encoder, self.texts(rows), "document", prompt=prompt)[:, :truncate_dim]
-        then_RD = replace(self.vectors, normalize=False).take(rows)
+        now_RD = encode_texts(encoder, self.passages.read(rows_R), "document", prompt=prompt)[:, :truncate_dim]
+        now_RD, then_RD = self._comparable(now_RD), self.vectors[rows_R]
         if now_RD.shape != then_RD.shape:
-            raise UserError(
-                f"{self.folder} has vectors of dimension {then_RD.shape[1]}, but the model's have {now_RD.shape[1]}"
-            )
-        now_R, then_R = np.linalg.norm(now_RD, axis=1), np.linalg.norm(then_RD, axis=1)
-        scale_R = now_R * then_R if self.metadata.similarity == "cosine" else np.maximum(now_R, then_R) ** 2
-        products_R: NDArray[np.float32] = (now_RD * then_RD).sum(axis=1)
-        cosine_R: NDArray[np.float32] = np.where(scale_R > 0, products_R / np.maximum(scale_R, 1e-30), now_R == then_R)
-        return cosine_R
+            return 0.0
+        return float((now_RD * then_RD).sum() / max((now_RD**2).sum(), (then_RD**2).sum(), 1e-30))
 
-    def texts(self, rows: Any) -> list[str]:
-        """Return the passages with these numbers."""
-        return self.passages.texts.read(int(row) for row in rows)
+    def _comparable(self, vectors_RD: NDArray[np.float32]) -> NDArray[np.float32]:
+        return as_vectors(vectors_RD, len(vectors_RD), normalize=self.metadata.similarity == "cosine")
 
     def found(self, hits: Hits) -> list[list[Hit]]:
         """Return the retrieved passages of each query with their locations, best first."""
@@ -235,33 +212,20 @@ def build_store(
         endpoint: The server that encodes the passages, for the metadata.
 
     Raises:
-        UserError: There is no passage; the folder holds the index of another model; another process builds an index in it.
+        UserError: There is no passage; the folder holds the index of another model.
+        filelock.Timeout: Another process builds an index in the folder.
     """
-    folder = claim(local_path(output))
-    path = local_path(model)
-    described = {
-        "model": path.resolve().name if path.exists() else model,
-        "max_length": max_length,
-        "endpoint": endpoint,
-    }
-    try:
-        with FileLock(folder / "index.lock", timeout=0):
-            _build(write, encoder, folder, settings, described)
-    except Timeout as error:
-        raise UserError(f"another process builds an index in {folder}") from error
+    folder, path = claim(local_path(output)), local_path(model)
+    name = path.resolve().name if path.exists() else model
+    with FileLock(folder / "index.lock", timeout=0):
+        _build(write, encoder, folder, settings, model=name, max_length=max_length, endpoint=endpoint)
     return PassageStore(folder, settings.identity, model)
 
 
 def _build(
-    write: Callable[[Path], Passages],
-    encoder: Encoder,
-    folder: Path,
-    settings: RankerSettings,
-    described: dict[str, Any],
+    write: Callable[[Path], Passages], encoder: Encoder, folder: Path, settings: RankerSettings, **described: Any
 ) -> None:
-    earlier = None
-    with contextlib.suppress(UserError):  # missing or damaged: written again at the end
-        earlier = IndexMetadata.read(folder)
+    earlier = IndexMetadata.read(folder) if (folder / METADATA).is_file() else None
     if earlier is not None and earlier.fingerprint != settings.identity:
         raise UserError(f"{folder} holds the index of {earlier.model}: choose another --output_dir, or delete it")
     passages = write(folder)
@@ -269,17 +233,12 @@ def _build(
         raise UserError("no passage contains any text")
     if settings.index.type == "milvus":  # raises errors before the texts are encoded
         connect(milvus_uri(settings.index, folder)).close()
-    store = store_folder(folder, document_store(settings.identity, settings.document_prompt), settings.index.dtype)
-    if not store.exists() and any(folder.glob("vectors-*")):
-        logger.warning(
-            "%s has vectors of another --dtype, --document_prompt or --max_length: they are not used, and all passages are encoded",
-            folder,
-        )
-    vectors = document_vectors(passages.texts, encoder, settings, folder)
-    open_index(vectors, settings.index, folder=folder)
+    vectors = document_vectors(passages, encoder, settings, folder)
+    if settings.index.type != "exact":
+        open_index(vectors, settings.index, folder=folder)
     metadata = IndexMetadata(
         fingerprint=settings.identity,
-        texts=passages.texts.fingerprint,
+        texts=passages.fingerprint,
         passages=len(passages),
         dimension=vectors.dimension,
         similarity=similarity_of(encoder),
@@ -289,12 +248,6 @@ def _build(
     )
     write_text(folder / METADATA, json.dumps(asdict(metadata), indent=2) + "\n")
     # Removed text does not stay on the disk. Searches that have these files open can still read them.
-    replaced = ["texts-*"] if earlier is None or earlier.texts == metadata.texts else ["texts-*", "bm25-*", "*.faiss"]
-    for file in [file for pattern in replaced for file in folder.glob(pattern)]:
+    for file in [file for pattern in ("texts-*", "bm25-*", "*.faiss") for file in folder.glob(pattern)]:
         if metadata.texts not in file.name and vectors.key[:16] not in file.name:
             remove(file)
-
-
-def _short(fingerprint: str) -> str:
-    name, _, version = fingerprint.partition("@")
-    return f"{name}@{version[:12]}"

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, first_line, require
-from revela_hub.retrieval.top_k import Hits
-from revela_hub.retrieval.vectors import NumberedVectors
+from revela_hub.retrieval.hits import Hits
+from revela_hub.retrieval.vectors import Vectors
 
 ID, VECTOR = "id", "vector"
 BATCH_ROWS = 1000
@@ -30,50 +30,39 @@ class MilvusIndex:
     Args:
         vectors: The vectors to search; those missing from the collection are inserted.
         uri: `http://host:19530`, or a path that ends in `.db`.
+        key: A hash of the vectors, which names the collection.
     """
 
-    def __init__(self, vectors: NumberedVectors, uri: str) -> None:
-        self._size = len(vectors)
+    def __init__(self, vectors: Vectors | NDArray[np.float32], uri: str, key: str) -> None:
+        self.vectors, self.name = vectors, f"revela_hub_{key[:32]}"
         self._client = connect(uri)
-        self.name = f"revela_hub_{vectors.key[:32]}"
-        self._fill(vectors)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
-        """See `VectorIndex`; at most 16,384 results per query, Milvus's limit."""
-        if not self._size or not len(vectors_QD):
-            return Hits.none(len(vectors_QD))
-        k = min(k, self._size, MAX_HITS)
-        scores_QK = np.full((len(vectors_QD), k), -np.inf, dtype=np.float32)
-        rows_QK = np.full((len(vectors_QD), k), -1, dtype=np.int64)
-        for start in range(0, len(vectors_QD), BATCH_ROWS):
-            block = vectors_QD[start : start + BATCH_ROWS].astype(np.float32).tolist()
-            found = self._client.search(self.name, data=block, anns_field=VECTOR, limit=k)
-            for query, hits in enumerate(found, start=start):
-                ranked = sorted((-hit["distance"], hit["id"]) for hit in hits)  # ties: the lower number first
-                scores_QK[query, : len(ranked)] = [-score for score, _ in ranked]
-                rows_QK[query, : len(ranked)] = [row for _, row in ranked]
-        return Hits(scores_QK, rows_QK)
-
-    def drop(self) -> None:
-        """Delete the collection, and nothing else on the server."""
-        self._client.drop_collection(self.name)
-
-    def _fill(self, vectors: NumberedVectors) -> None:
         if not self._client.has_collection(self.name):
-            self._create(vectors.dimension)
+            self._create(vectors.shape[1])
         self._client.load_collection(self.name)
         # Vectors are inserted in order, so the collection holds the first `stored` of them, and after an interruption perhaps
         # a part of the next call, which is replaced. Not the statistics' row_count: it counts replaced vectors twice until the
         # server compacts its segments.
         [counted] = self._client.query(self.name, filter="", output_fields=["count(*)"], consistency_level="Strong")
         stored = int(counted["count(*)"])
-        for start in range(max(0, stored - BATCH_ROWS), self._size if stored < self._size else 0, BATCH_ROWS):
-            block_ND = vectors.read(start, start + BATCH_ROWS)
-            rows = [{ID: start + row, VECTOR: vector.tolist()} for row, vector in enumerate(block_ND)]
-            self._client.upsert(self.name, rows)
+        for start in range(max(0, stored - BATCH_ROWS), len(vectors) if stored < len(vectors) else 0, BATCH_ROWS):
+            rows = enumerate(vectors[start : start + BATCH_ROWS], start=start)
+            self._client.upsert(self.name, [{ID: row, VECTOR: vector.tolist()} for row, vector in rows])
+
+    def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
+        """See `VectorIndex`; at most 16,384 results per query, Milvus's limit."""
+        hits = Hits.none(len(vectors_QD), min(k, len(self.vectors), MAX_HITS))
+        for start in range(0, len(vectors_QD), BATCH_ROWS):
+            block = vectors_QD[start : start + BATCH_ROWS].astype(np.float32).tolist()
+            found = self._client.search(self.name, data=block, anns_field=VECTOR, limit=hits.rows_QK.shape[1])
+            for query, of_query in enumerate(found, start=start):
+                ranked = sorted((-hit["distance"], hit["id"]) for hit in of_query)  # ties: the lower number first
+                hits.scores_QK[query, : len(ranked)] = [-score for score, _ in ranked]
+                hits.rows_QK[query, : len(ranked)] = [row for _, row in ranked]
+        return hits
+
+    def drop(self) -> None:
+        """Delete the collection, and nothing else on the server."""
+        self._client.drop_collection(self.name)
 
     def _create(self, dimension: int) -> None:
         from pymilvus import DataType

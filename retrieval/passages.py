@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import Chunk, chunk_document
+from revela_hub.retrieval.hits import Hits
 from revela_hub.retrieval.texts import TextFile, write_texts
-from revela_hub.retrieval.top_k import Hits
 
 PASSAGE = pa.schema(
     [
@@ -57,24 +60,14 @@ class Hit:
         return vars(self) | {"copies": list(self.copies)}
 
 
-class Passages:
-    """Distinct texts to search, each with its locations.
-
-    Args:
-        texts: The texts, in a file with the columns of `PASSAGE`.
-    """
-
-    def __init__(self, texts: TextFile) -> None:
-        self.texts = texts
-
-    def __len__(self) -> int:
-        return len(self.texts)
+class Passages(TextFile):
+    """Distinct texts to search, each with its locations: a file with the columns of `PASSAGE`."""
 
     def hit(self, row: int, score: float) -> Hit:
         """Return text number `row` as a hit."""
-        lines = self.texts.lines_of(row)
-        columns = [self.texts.column(name, lines) for name in PASSAGE.names[1:]]
-        [text] = self.texts.read([row])
+        lines = [int(self._first_line_N[row]), *self._repeated_L[self.rows_L[self._repeated_L] == row].tolist()]
+        columns = [self.column(name, lines) for name in PASSAGE.names[1:]]
+        [text] = self.read([row])
         first, *copies = (Hit(score, text, *place) for place in zip(*columns, strict=True))
         return replace(first, copies=tuple(copy.location for copy in copies))
 
@@ -84,6 +77,11 @@ class Passages:
             [self.hit(int(row), float(score)) for row, score in zip(rows, scores, strict=True) if row >= 0]
             for rows, scores in zip(hits.rows_QK, hits.scores_QK, strict=True)
         ]
+
+    @cached_property
+    def _repeated_L(self) -> NDArray[np.int64]:
+        """The lines that repeat an earlier text."""
+        return np.delete(np.arange(len(self.rows_L)), self._first_line_N)
 
 
 def write_passages(chunks: Iterable[Chunk], folder: Path) -> Passages:

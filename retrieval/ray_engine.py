@@ -8,6 +8,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -36,15 +37,15 @@ def encode_on_ray(
     load: Callable[[], Encoder],
     store: VectorStore,
     texts: TextSource,
-    *,
     part: slice = slice(None),
-    batch_size: int = 32,
-    prompt: str | None = None,
+    *,
     num_actors: int | None = None,
+    **options: Any,
 ) -> None:
     """Encode the texts in a part that are missing from a store on the connected cluster; all nodes share the folder of both.
 
     `load` is called once in each of `num_actors` actors (default: one per GPU of the cluster, or per CPU core if it has none).
+    The options are those of `encode_texts`.
     """
     import ray
 
@@ -59,7 +60,7 @@ def encode_on_ray(
     blocks = [pa.table({"row": missing[start : start + size]}) for start in range(0, len(missing), size)]
     encoded = ray.data.from_blocks(blocks).map_batches(
         _Actor,
-        fn_constructor_args=(load, store, texts, {"batch_size": batch_size, "prompt": prompt}),
+        fn_constructor_args=(load, store, texts, options),
         batch_size=size,  # a whole block; Ray requires a number for actors with GPUs
         compute=ray.data.ActorPoolStrategy(size=min(actors, len(blocks))),
         num_gpus=1 if gpus else None,
@@ -76,15 +77,14 @@ class _Actor:
     def __init__(
         self, load: Callable[[], Encoder], store: VectorStore, texts: TextSource, options: dict[str, Any]
     ) -> None:
-        self._load, self._store, self._texts, self._options = load, store, texts, options
-        self._encoder: Encoder | None = None
+        self._encoder, self._store, self._texts, self._options = cache(load), store, texts, options
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Our own errors are returned, because Ray would put them into a traceback and repeat the block."""
         try:
-            encoder = self._encoder = self._encoder or self._load()
+            encoder = self._encoder()
             self._store.add(
-                self._texts, batch["row"], lambda texts, _: encode_texts(encoder, texts, "document", **self._options)
+                self._texts, batch["row"], lambda texts: encode_texts(encoder, texts, "document", **self._options)
             )
         except UserError as error:
             return {"error": [str(error)]}

@@ -16,7 +16,7 @@ Letters in names: Q queries, K hits, P pairs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,11 @@ from tqdm.auto import tqdm
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
-from revela_hub.files import key_of
 from revela_hub.loading import in_fast_precision, model_kind, varying_shapes
 from revela_hub.retrieval.encoder import RERANKERS, input_modules, model_identity, open_model
+from revela_hub.retrieval.hits import Hits, Ranker, sort_hits
 from revela_hub.retrieval.hybrid import fuse
-from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.texts import TextSource
-from revela_hub.retrieval.top_k import Hits
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
@@ -50,7 +48,6 @@ class Reranker:
         device: "cpu", "cuda", ...; default: the fastest available. A loaded retriever stays on its device.
         trust_remote_code: Whether to run the model's own Python code.
         batch_size: Pairs per forward pass.
-        identity: A string that identifies a loaded retriever in a cache folder.
         prompts: Prompts of queries ("query") and passages ("document") that replace those of a loaded retriever, unless they are None.
     """
 
@@ -61,7 +58,6 @@ class Reranker:
         device: str | None = None,
         trust_remote_code: bool = False,
         batch_size: int = 32,
-        identity: str = "",
         prompts: Mapping[str, str | None] | None = None,
     ) -> None:
         self._batch_size = batch_size
@@ -70,23 +66,20 @@ class Reranker:
             self.name, self.identity, self._model = model, model_identity(model), in_fast_precision(opened)
         else:
             self._kind, self._model = "MultiVectorEncoder", token_encoder(model, prompts or {})
-            without = " without the prompt" if _excludes_prompt(model) else ""
-            self.name, self.identity = "the retriever", f"token vectors{without} {identity} {self._model.prompts}"
+            self.name, self.identity = "the retriever", "its token vectors"
 
     @varying_shapes()
     def scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
         """Return the scores (P,) of pairs of a query and a passage, as the model's own activation gives them."""
         pairs = [(without_surrogates(query), without_surrogates(passage)) for query, passage in pairs]
-        if not pairs:
-            return np.empty(0, dtype=np.float32)
-        if self._kind == "CrossEncoder":
-            found = self._model.predict(pairs, batch_size=self._batch_size, show_progress_bar=False)
-        else:
-            found = self._late_interaction(pairs)
-        scores_P = np.asarray(found, dtype=np.float32)
+        scores_P = np.empty(0, dtype=np.float32)
+        if pairs and self._kind == "CrossEncoder":
+            scores_P = self._model.predict(pairs, batch_size=self._batch_size, show_progress_bar=False)
+        elif pairs:
+            scores_P = self._late_interaction(pairs)
         if not np.isfinite(scores_P).all():
             raise UserError(f"the scores of {self.name} contain NaN or infinity: its precision may be too low")
-        return scores_P
+        return np.asarray(scores_P, dtype=np.float32)
 
     def _late_interaction(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
         """Encode each different text once, and compare the pairs.
@@ -115,13 +108,13 @@ def _open(name: str, device: str | None, trust_remote_code: bool) -> tuple[str, 
     import sentence_transformers
 
     kind = model_kind(name)
-    if kind not in RERANKERS:
+    if kind not in RERANKERS:  # a model without a classifier would get a random one
         raise UserError(
-            f"{name} is {'a retriever' if kind else 'not a reranker'} ({kind or 'a model without a classifier'}): --rerank"
-            " needs a CrossEncoder or a MultiVectorEncoder, such as cross-encoder/ms-marco-MiniLM-L6-v2; self reranks with the retriever's own token vectors"
+            f"{name} is not a reranker: --rerank needs a CrossEncoder or a MultiVectorEncoder, such as"
+            " cross-encoder/ms-marco-MiniLM-L6-v2, or self, which reranks with the retriever's own token vectors"
         )
     of_kind = getattr(sentence_transformers, kind)
-    model = open_model(of_kind, name, name, device=device, trust_remote_code=trust_remote_code, what="reranker")
+    model = open_model(of_kind, name, name, device=device, trust_remote_code=trust_remote_code)
     if kind == "CrossEncoder" and model.num_labels != 1:
         raise UserError(f"{name} has {model.num_labels} outputs; a reranker has one: the relevance of a passage")
     return kind, model
@@ -139,9 +132,9 @@ def has_tokens(retriever: Any) -> bool:
     if not isinstance(retriever, SentenceTransformer):
         return False
     modules = input_modules(retriever)
-    transformers = all(isinstance(module, Transformer) for module in modules)
     if len(set(map(id, modules))) > 1 and any(isinstance(module, Dense) for module in retriever.modules()):
         return False
+    transformers = all(isinstance(module, Transformer) for module in modules)
     return transformers and len({module.get_embedding_dimension() for module in modules}) == 1
 
 
@@ -159,36 +152,20 @@ def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | 
             " of tokens in context, or those of queries and passages have different sizes or different Dense layers: leave out --rerank self"
         )
     normalize = Normalize("token_embeddings")
-    if _excludes_prompt(retriever):
+    if not all(getattr(module, "include_prompt", True) for module in retriever.modules()):
         normalize.register_forward_hook(_without_prompt)
     return MultiVectorEncoder(
         modules=[retriever[0], normalize],
         device=str(retriever.device),
-        prompts={
-            kind: prompt
-            for kinds in (retriever.prompts, prompts)
-            for kind, prompt in kinds.items()
-            if prompt is not None
-        },
+        prompts=retriever.prompts | {kind: prompt for kind, prompt in prompts.items() if prompt is not None},
         default_prompt_name=retriever.default_prompt_name,
         similarity_fn_name="meanmaxsim",
     )
 
 
-def _excludes_prompt(retriever: "SentenceTransformer") -> bool:
-    return not all(getattr(module, "include_prompt", True) for module in retriever.modules())
-
-
 def _without_prompt(_module: Any, _inputs: Any, features: dict[str, Any]) -> dict[str, Any]:
     mask_PL = features["attention_mask"]
     return features | {"attention_mask": mask_PL * (mask_PL.cumsum(1) > features.get("prompt_length", 0))}
-
-
-class _Queries(NamedTuple):
-    """Queries, and their form in the ranker whose results are reranked."""
-
-    texts: list[str]
-    encoded: Any
 
 
 class RerankedRanker:
@@ -208,25 +185,15 @@ class RerankedRanker:
         show_progress_bar: bool = False,
     ) -> None:
         self.ranker, self.depth, self.weight = ranker, depth, weight
-        self.key = key_of("rerank", ranker.key, reranker.identity, depth, weight)
         self._reranker, self._texts, self._show = reranker, texts, show_progress_bar
 
-    def encode(self, queries: Sequence[str]) -> _Queries:
+    def search(self, queries: Sequence[str], k: int) -> Hits:
         """See `Ranker`."""
-        return _Queries(list(queries), self.ranker.encode(queries))
-
-    def search(self, queries: _Queries, k: int) -> Hits:
-        """See `Ranker`."""
-        found = self.ranker.search(queries.encoded, max(k, self.depth))
-        best = reranked(found, lambda *pairs: self.pair_scores(queries, *pairs), self.depth, self.weight)
-        return Hits(best.scores_QK[:, :k], best.rows_QK[:, :k])
-
-    def why_nothing(self, queries: _Queries) -> list[str]:
-        """See `Ranker`."""
-        return self.ranker.why_nothing(queries.encoded)
+        found = self.ranker.search(queries, max(k, self.depth))
+        return reranked(found, lambda *pairs: self.pair_scores(queries, *pairs), self.depth, self.weight).first(k)
 
     def pair_scores(
-        self, queries: _Queries, queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
+        self, queries: Sequence[str], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """See `Ranker`: the reranker's scores."""
         scores_P = np.empty(len(rows_P), dtype=np.float32)
@@ -234,7 +201,7 @@ class RerankedRanker:
             for start in range(0, len(rows_P), PAIRS):
                 part = slice(start, start + PAIRS)
                 passages = self._texts.read(rows_P[part].tolist())
-                asked = [queries.texts[query] for query in queries_P[part].tolist()]
+                asked = [queries[query] for query in queries_P[part].tolist()]
                 scores_P[part] = self._reranker.scores(list(zip(asked, passages, strict=True)))
                 bar.update(len(passages))
         return scores_P
@@ -254,16 +221,13 @@ def reranked(
         depth: Number of hits per query to score again.
         weight: Weight of the new scores, see the top of this file.
     """
-    first, rest_QK = Hits(found.scores_QK[:, :depth], found.rows_QK[:, :depth]), found.rows_QK[:, depth:]
+    first, rest_QK = found.first(depth), found.rows_QK[:, depth:]
     queries_P, places_P = np.nonzero(first.rows_QK >= 0)
     scores_QK = np.full(first.rows_QK.shape, -np.inf, dtype=np.float32)
     scores_QK[queries_P, places_P] = score(queries_P, first.rows_QK[queries_P, places_P])
-    if weight < 1:
-        best = fuse([first, Hits(scores_QK, first.rows_QK)], depth, "minmax", [1 - weight, weight])
-    else:
-        order_QK = np.argsort(-scores_QK, axis=1, kind="stable")
-        best = Hits(np.take_along_axis(scores_QK, order_QK, 1), np.take_along_axis(first.rows_QK, order_QK, 1))
+    again = Hits(scores_QK, first.rows_QK)
+    best = fuse([first, again], depth, [1 - weight, weight]) if weight < 1 else sort_hits(*again, depth)
     lowest_Q1 = best.scores_QK.min(axis=1, where=best.rows_QK >= 0, initial=np.inf, keepdims=True)
     below_QK = lowest_Q1 - 1 - np.arange(rest_QK.shape[1], dtype=np.float32)
-    scores_QK = np.concatenate([best.scores_QK, np.where(rest_QK >= 0, below_QK, -np.inf)], axis=1)
-    return Hits(scores_QK.astype(np.float32), np.concatenate([best.rows_QK, rest_QK], axis=1))
+    rest = Hits(np.where(rest_QK >= 0, below_QK, -np.inf).astype(np.float32), rest_QK)
+    return Hits(*(np.concatenate(arrays, axis=1) for arrays in zip(best, rest, strict=True)))

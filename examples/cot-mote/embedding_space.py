@@ -23,7 +23,7 @@ from sklearn.cluster import KMeans
 from sklearn.manifold import TSNE
 
 from revela_hub.retrieval.encoder import as_vectors, load_encoder, similarity_of
-from revela_hub.retrieval.mining.sources import read_corpus
+from revela_hub.retrieval.mining_input import read_corpus
 
 Vectors = NDArray[np.float32]
 

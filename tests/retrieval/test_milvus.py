@@ -1,7 +1,6 @@
 """Vectors in Milvus: interruptions, a hybrid search with a server, and mistakes."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,36 +9,23 @@ import numpy as np
 import pytest
 
 from revela_hub.cli.main import main
-from revela_hub.errors import UserError
 from revela_hub.retrieval import milvus
-from revela_hub.retrieval.vectors import VectorsInMemory
 
-VECTORS = VectorsInMemory(np.random.default_rng(0).normal(size=(57, 4)).astype(np.float32))
+VECTORS = np.random.default_rng(0).normal(size=(57, 4)).astype(np.float32)
 TEXTS = ["swallows fly south in autumn", "swallows return in spring", "storks fly south", "stone bridges last"]
 
 
-def test_without_pymilvus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pymilvus"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(UserError, match="pymilvus"):
-        milvus.MilvusIndex(VECTORS, "http://localhost:1")
-
-
 class Server:
-    """Counts a vector again that was replaced, as a server does until it has compacted its segments."""
+    """Is interrupted in the third, the sixth and the eighth call."""
 
     def __init__(self) -> None:
         self.rows: dict[int, list[float]] = {}
-        self.row_count = self.calls = 0
+        self.calls = 0
 
     def has_collection(self, name: str) -> bool:
         return True
 
     def load_collection(self, name: str) -> None: ...
-
-    def get_collection_stats(self, name: str) -> dict[str, int]:
-        return {"row_count": self.row_count}
 
     def query(self, name: str, **options: Any) -> list[dict[str, int]]:
         assert options["output_fields"] == ["count(*)"]
@@ -49,7 +35,6 @@ class Server:
         self.calls += 1
         if self.calls in (3, 6, 8):
             rows = rows[1:] if self.calls == 3 else []  # an interrupted call may have stored any part of its rows
-        self.row_count += len(rows)
         self.rows |= {row["id"]: row["vector"] for row in rows}
         if self.calls in (3, 6, 8):
             raise KeyboardInterrupt
@@ -61,8 +46,8 @@ def test_no_vector_is_skipped_after_several_interruptions(monkeypatch: pytest.Mo
     monkeypatch.setattr(milvus, "BATCH_ROWS", 10)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            milvus.MilvusIndex(VECTORS, "http://localhost:1")
-    milvus.MilvusIndex(VECTORS, "http://localhost:1")
+            milvus.MilvusIndex(VECTORS, "http://localhost:1", "key")
+    milvus.MilvusIndex(VECTORS, "http://localhost:1", "key")
     assert sorted(server.rows) == list(range(57))
 
 
@@ -96,7 +81,7 @@ def test_a_hybrid_with_a_server_ranks_as_the_one_here(
         found.append(json.loads(capsys.readouterr().out)["hits"])
     assert [hit["text"] for hit in found[0]] == [hit["text"] for hit in found[1]]
     scores = [[hit["score"] for hit in hits] for hits in found]
-    np.testing.assert_allclose(*scores, atol=1e-5)
+    np.testing.assert_allclose(*scores, atol=1e-4)
     assert not any(b"secret" in file.read_bytes() for file in Path("there").rglob("*") if file.is_file())
 
 

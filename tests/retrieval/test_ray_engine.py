@@ -17,7 +17,7 @@ from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoding import encode_texts
 from revela_hub.retrieval.ray_engine import encode_on_ray
-from revela_hub.retrieval.texts import TextFile, write_texts
+from revela_hub.retrieval.texts import TextFile, TextList, write_texts
 from revela_hub.retrieval.vectors import VectorStore
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
@@ -56,25 +56,26 @@ def encoded(texts: Any, folder: Path, load: Callable[[], Any], actors: int = 1) 
 def test_a_killed_worker_loses_nothing_and_the_vectors_are_those_of_one_process(
     ray_cluster: None, tmp_path: Path
 ) -> None:
-    texts = write_texts([*TEXTS, *TEXTS[:3]], tmp_path)
+    texts = TextFile(write_texts(({"text": text} for text in [*TEXTS, *TEXTS[:3]]), tmp_path))
     expected = encode_texts(word_encoder.Encoder(), TEXTS, "document")
     found = encoded(texts, tmp_path / "there", partial(dying_encoder, tmp_path / "killed"), actors=2)
     assert (tmp_path / "killed").exists()
-    np.testing.assert_array_equal(found.read(0, len(texts)), expected)
+    np.testing.assert_array_equal(found[:], expected)
 
     # A second run finds everything, and loads no encoder.
     again = encoded(texts, tmp_path / "there", failing_encoder)
-    np.testing.assert_array_equal(again.read(10, 20), expected[10:20])
+    np.testing.assert_array_equal(again[10:20], expected[10:20])
 
 
 def test_an_error_of_a_worker_is_one_line(ray_cluster: None, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^this model cannot be loaded$"):
-        encoded(write_texts(TEXTS, tmp_path), tmp_path, failing_encoder)
+        encoded(TextList(TEXTS), tmp_path, failing_encoder)
 
 
 def test_texts_and_vectors_travel_as_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    texts, store = write_texts(TEXTS, Path()), VectorStore(Path("vectors"), "words")
+    texts = TextFile(write_texts(({"text": text} for text in TEXTS), Path()))
+    store = VectorStore(Path("vectors"), "words")
     packed = ray.cloudpickle.dumps(texts)
     assert len(packed) < 1000
     both = ray.cloudpickle.dumps((texts, store))

@@ -41,6 +41,6 @@ def test_the_hybrid_is_the_sum_of_the_models_own_scores(
     ):
         settings = RankerSettings(mode=mode, parts=("dense", "sparse"), fusion="sum", identity="d", sparse_identity="s")
         ranker = build_ranker(TextList(texts), settings, tmp_path / "cache", dense=dense, sparse=sparse)
-        hits = ranker.search(ranker.encode(queries), 3)
+        hits = ranker.search(queries, 3)
         np.testing.assert_array_equal(hits.rows_QK, np.argsort(-scores, axis=1, kind="stable")[:, :3])
         assert hits.scores_QK == pytest.approx(-np.sort(-scores, axis=1)[:, :3], rel=1e-4, abs=1e-4)

@@ -79,7 +79,7 @@ def load_retriever(
     backbones = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     saved = {part for backbone in backbones for part in backbone.modules()}  # transformers saves their code, too
     refuse_remote_code(name, set(model.modules()) - saved)
-    limit_to_positions(model, name)
+    limit_to_positions(model)
     if max_length is not None:
         limit_length(model, max_length, name)
     return model.float()  # type: ignore[no-any-return]

@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.dense import open_index
+from revela_hub.retrieval.dense import ExactIndex
 from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
 from revela_hub.retrieval.texts import TextList
-from revela_hub.retrieval.vectors import VectorsInMemory
 
 
 def multi_label_nce(scores_QN: Tensor, positive_QN: Tensor, negative_QN: Tensor) -> Tensor:
@@ -79,7 +78,7 @@ def rank_passages(
     settings = RankerSettings(mode="dense" if encoder else "bm25", show_progress_bar=show_progress_bar)
     with ranking_folder(None, settings) as (folder, settings):
         ranker = build_ranker(TextList(passages), settings, folder, dense=encoder)
-        rows_QK = ranker.search(ranker.encode(list(queries)), depth).rows_QK
+        rows_QK = ranker.search(queries, depth).rows_QK
     ranked = np.full((len(queries), depth), -1, np.int32)
     ranked[:, : rows_QK.shape[1]] = rows_QK
     return ranked
@@ -87,4 +86,4 @@ def rank_passages(
 
 def top_rows(queries_Qd: NDArray[np.float32], passages_Md: NDArray[np.float32], k: int) -> NDArray[np.int32]:
     """Return (Q, k) indices of the passages with the largest dot products, best first; ties by lower index."""
-    return open_index(VectorsInMemory(passages_Md)).search(queries_Qd, k).rows_QK.astype(np.int32)
+    return ExactIndex(passages_Md).search(queries_Qd, k).rows_QK.astype(np.int32)

@@ -9,9 +9,9 @@ from revela_hub.data.sources.source import Document
 from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker, read_passages
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
+from revela_hub.retrieval.hits import Ranker
 from revela_hub.retrieval.hybrid import Hybrid
 from revela_hub.retrieval.passages import Hit
-from revela_hub.retrieval.ranker import Ranker
 from revela_hub.retrieval.rerank import OWN_DEPTH, RerankedRanker, Reranker
 
 
@@ -78,11 +78,11 @@ class Collection:
         self.passages = read_passages(documents, folder, max_words=max_words)
         if not len(self.passages):
             raise UserError("the text is empty: no passage contains any text")
-        self.bm25 = BM25(self.passages.texts, bm25)
+        self.bm25 = BM25(self.passages, bm25)
         self.retrievers: dict[str, Ranker] = {}
         for title, encoder, identity in retrievers:
             settings = RankerSettings(identity=identity, device=getattr(encoder, "device", "cpu"))
-            self.retrievers[title] = build_ranker(self.passages.texts, settings, cache, dense=encoder)
+            self.retrievers[title] = build_ranker(self.passages, settings, cache, dense=encoder)
         self.token_weight = token_weight
         self.reranker = Reranker(retrievers[-1].encoder) if token_weight else None
 
@@ -91,23 +91,22 @@ class Collection:
         titles = [*self.retrievers]
         base, last = titles[0], titles[-1]
         name = f"hybrid, BM25 weight {bm25_weight:.1f}"
-        hybrid: Ranker = Hybrid([self.retrievers[last], self.bm25], "minmax", [1 - bm25_weight, bm25_weight])
+        hybrid: Ranker = Hybrid([self.retrievers[last], self.bm25], [1 - bm25_weight, bm25_weight])
         if self.reranker is not None:
             name = f"{name}, late interaction"
-            hybrid = RerankedRanker(hybrid, self.reranker, self.passages.texts, OWN_DEPTH, self.token_weight)
+            hybrid = RerankedRanker(hybrid, self.reranker, self.passages, OWN_DEPTH, self.token_weight)
         rankers = {name: hybrid, **dict(reversed(self.retrievers.items())), "BM25": self.bm25}
-        encoded = {title: ranker.encode([query]) for title, ranker in rankers.items()}
-        hits = {title: ranker.search(encoded[title], top_k) for title, ranker in rankers.items()}
+        hits = {title: ranker.search([query], top_k) for title, ranker in rankers.items()}
         numbers = {title: [int(row) for row in found.rows_QK[0] if row >= 0] for title, found in hits.items()}
         columns = []
-        for title, ranker in rankers.items():
+        for title in rankers:
             [found] = self.passages.found(hits[title])
             of_base = None if title == base else numbers[base]
             results = [
                 Result(hit, change(number, rank, of_base), self.bm25.matches(query, hit.text))
                 for rank, (number, hit) in enumerate(zip(numbers[title], found, strict=True), start=1)
             ]
-            columns.append(Column(title, results, "" if results else ranker.why_nothing(encoded[title])[0]))
+            columns.append(Column(title, results, "" if results else "no passage has a word of the query"))
         return columns
 
 

@@ -112,12 +112,8 @@ class Searcher:
             raise UserError("the query is empty")
         if top_k < 1:
             raise UserError(f"top_k is {top_k}: give 1 or more")
-        found = list(self.passages.found(self._ranker.search(self._ranker.encode(queries), top_k))) if queries else []
+        found = list(self.passages.found(self._ranker.search(queries, top_k))) if queries else []
         return found[0] if isinstance(query, str) else found
-
-    def why_nothing(self, query: str) -> str:
-        """Return why a query has no results."""
-        return self._ranker.why_nothing(self._ranker.encode([query]))[0] or "no passage has a term of the query"
 
 
 def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
@@ -127,8 +123,6 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
     from revela_hub.files import cache_folder, claim
     from revela_hub.retrieval import build_ranker, read_passages
     from revela_hub.retrieval.encoder import document_identity
-    from revela_hub.retrieval.ranking import VectorRanker
-    from revela_hub.retrieval.rerank import RerankedRanker
 
     if not options.index:
         report = ReadReport()
@@ -156,14 +150,11 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
         else:
             claim(folder)
         if "dense" in settings.used:
-            stored = {"vectors": store.vectors, "index": store.index}
+            stored = {"index": store.index}
     elif settings.used == ("bm25",):
         folder = temporary  # BM25 statistics are computed from the current files
     else:
         claim(folder)
-    ranker = build_ranker(passages.texts, settings, folder, dense=dense, sparse=sparse, reranker=reranker, **stored)
-    first = ranker.ranker if isinstance(ranker, RerankedRanker) else ranker
-    vectors = [part.vectors for part in getattr(first, "parts", [first]) if isinstance(part, VectorRanker)]
-    reused = f", {vectors[0].reused:,} of them from the cache" if vectors and vectors[0].reused else ""
-    note(f"{counted(len(passages), 'passage')}{reused}")
+    ranker = build_ranker(passages, settings, folder, dense=dense, sparse=sparse, reranker=reranker, **stored)
+    note(counted(len(passages), "passage"))
     return ranker, passages

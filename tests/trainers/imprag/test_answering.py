@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from revela_hub.cli.commands import evaluate
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM
-from revela_hub.retrieval.top_k import Hits
+from revela_hub.retrieval.hits import Hits
 from revela_hub.trainers.imprag import answer_command
 from revela_hub.trainers.imprag.answering import Answer, Answerer, PassageRead
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder

@@ -11,7 +11,6 @@ Examples:
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index
 """
 
-import re
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +19,7 @@ from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
-from revela_hub.retrieval.index_options import IndexOptions
+from revela_hub.retrieval.index_options import IndexOptions, Precision
 
 POSITIONALS = ("model",)
 
@@ -29,6 +28,7 @@ POSITIONALS = ("model",)
 class Arguments(PassageOptions):
     """Arguments of `revela-hub encode`."""
 
+    dtype: Precision = option("float32", "Type of the stored vectors.")
     shard: str = option("0/1", "Part of the passages to encode, e.g. 7/64, counted from 0.", metavar="I/N")
     ray: str | None = option(
         None, "Ray cluster to encode on: its address, auto, or local (this machine's cores).", metavar="ADDRESS"
@@ -44,44 +44,25 @@ def run(arguments: Arguments) -> None:
     from revela_hub.files import claim
     from revela_hub.retrieval.ranking import document_store, fill_store
     from revela_hub.retrieval.ray_engine import connect, encode_on_ray
-    from revela_hub.retrieval.vectors import VectorStore
 
-    shard, shards = shard_of(arguments.shard)
+    shard, shards = map(int, arguments.shard.split("/"))
+    if shard not in range(shards):
+        raise UserError(f"--shard {arguments.shard} must be I/N with I from 0 to N - 1, e.g. 0/64 to 63/64")
     if arguments.ray is not None:
         connect(arguments.ray)
-    loaded = load(arguments, IndexOptions(dtype=arguments.dtype))
-    folder = claim(local_path(arguments.output_dir))
-    texts = loaded.write(folder).texts
+    encoder, settings, write = load(arguments, IndexOptions(dtype=arguments.dtype))
+    folder, prompt = claim(local_path(arguments.output_dir)), arguments.document_prompt
+    passages = write(folder)
     # Consecutive passages, not every n-th one, because they are read in order later.
-    start, stop = (len(texts) * (shard + end) // shards for end in (0, 1))
-    part = slice(start, stop)
-    identity = document_store(loaded.settings.identity, arguments.document_prompt)
-    store = VectorStore(folder, identity, dtype=arguments.dtype)
+    part = slice(*(len(passages) * number // shards for number in (shard, shard + 1)))
+    store = document_store(folder, settings.identity, prompt, arguments.dtype)
     if arguments.ray is None:
-        fill_store(store, texts, loaded.encoder, loaded.settings, part=part)
+        fill_store(store, passages, encoder, settings, part)
     else:
         place = local_path(arguments.model)
         model = str(place.resolve()) if place.exists() else arguments.model  # actors have their own working directory
-        encode_on_ray(
-            partial(load_encoder_of, replace(arguments, model=model)),
-            store,
-            texts,
-            part=part,
-            batch_size=arguments.batch_size,
-            prompt=arguments.document_prompt,
-            num_actors=arguments.num_actors,
-        )
+        load_model = partial(load_encoder_of, replace(arguments, model=model))
+        how = {"batch_size": arguments.batch_size, "prompt": prompt}
+        encode_on_ray(load_model, store, passages, part, num_actors=arguments.num_actors, **how)
     which = f" (shard {shard} of 0 to {shards - 1})" if shards > 1 else ""
-    print(f"encoded {stop - start:,} of {counted(len(texts), 'passage')} in {folder}{which}")
-
-
-def shard_of(text: str) -> tuple[int, int]:
-    """Return the number of a shard and the number of shards.
-
-    >>> shard_of("7/64")
-    (7, 64)
-    """
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if found is None or int(found[1]) >= int(found[2]):
-        raise UserError(f"--shard {text} must be I/N with I from 0 to N - 1, e.g. 0/64 to 63/64")
-    return int(found[1]), int(found[2])
+    print(f"encoded {part.stop - part.start:,} of {counted(len(passages), 'passage')} in {folder}{which}")

@@ -29,7 +29,7 @@ from revela_hub.files import local_path
 from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt, TextLength
-from revela_hub.retrieval.index_options import IndexOptions, Precision, SmallVectorArguments
+from revela_hub.retrieval.index_options import IndexOptions, IndexType, Precision
 from revela_hub.search.models import OnDevices, encoder_identity, load_dense
 from revela_hub.search.options import EndpointOptions
 
@@ -52,7 +52,6 @@ class PassageOptions(TextOptions, EndpointOptions):
     output_dir: str = required("Folder of the index.")
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
     document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
-    dtype: Precision = option("float32", "Type of the stored vectors.")
     batch_size: PositiveInt = option(32, "Number of passages per forward pass.")
     device: str | None = option(
         None, "Device to run on, e.g. cpu or mps, or several: cuda:0,cuda:1 (default: the fastest one)."
@@ -64,9 +63,15 @@ class PassageOptions(TextOptions, EndpointOptions):
 
 
 @dataclass(kw_only=True)
-class Arguments(PassageOptions, SmallVectorArguments):
+class Arguments(PassageOptions):
     """Arguments of `revela-hub index`."""
 
+    dtype: Precision = option("float32", "Type of the stored vectors.")
+    index_type: IndexType = option("exact", "Index type; hnsw and ivfpq (FAISS) are approximate.")
+    milvus_uri: str | None = option(
+        None, "Milvus server, e.g. http://host:19530, for --index_type milvus (default: a local file)."
+    )
+    truncate_dim: PositiveInt | None = option(None, "Search with the first N components of each vector (default: all).")
     push_to_hub: str | None = option(
         None, "Data set repository to push the index to; the text is published.", metavar="REPO_ID"
     )
@@ -93,21 +98,17 @@ def run(arguments: Arguments) -> None:
     shared = {"private": arguments.private, "update": arguments.update}
     if arguments.push_to_hub is not None:
         index_repository(arguments.push_to_hub, **shared)
-    loaded = load(arguments, arguments.index_options(arguments.dtype))
+    uri = arguments.milvus_uri
+    uri = str(local_path(uri).resolve()) if uri and uri.endswith(".db") else uri  # then found from another folder, too
+    options = IndexOptions(arguments.index_type, arguments.dtype, uri, arguments.truncate_dim)
+    encoder, settings, write = load(arguments, options)
+    built = {"model": arguments.model, "max_length": arguments.max_length}
     store = build_store(
-        loaded.write,
-        loaded.encoder,
-        arguments.output_dir,
-        loaded.settings,
-        model=arguments.model,
-        max_length=arguments.max_length,
-        endpoint=getattr(loaded.encoder, "description", None),
+        write, encoder, arguments.output_dir, settings, endpoint=getattr(encoder, "description", None), **built
     )
-    options = store.metadata.options
-    print(
-        f"{counted(len(store), 'passage')}, {store.metadata.dimension}-dimensional vectors ({options.type}), in {store.folder}"
-    )
-    for line in loaded.encoder.warnings() if method and method.encoder else ():
+    vectors = f"{store.metadata.dimension}-dimensional vectors ({settings.index.type})"
+    print(f"{counted(len(store), 'passage')}, {vectors}, in {store.folder}")
+    for line in encoder.warnings() if method and method.encoder else ():
         note(line)
     if arguments.push_to_hub is not None:
         print(f"pushed to {push_index(store, arguments.push_to_hub, **shared)}")
@@ -126,8 +127,7 @@ def load(options: PassageOptions, index: IndexOptions) -> Loaded:
     output = local_path(options.output_dir)
     check_apart(parse_sources(options.corpus, exclude=options.exclude), output)
     claim(output)
-    report = ReadReport()
-    documents = read_documents(options.corpus, report=report, **options.reading())
+    report, show = ReadReport(), shows_progress()
     encoder = load_encoder_of(options)
     settings = RankerSettings(
         identity=encoder_identity(encoder, options.model, options.max_length),
@@ -135,13 +135,13 @@ def load(options: PassageOptions, index: IndexOptions) -> Loaded:
         batch_size=options.batch_size,
         index=index,
         device=encoder.device,
-        show_progress_bar=shows_progress(),
+        show_progress_bar=show,
     )
 
     def write(folder: Path) -> "Passages":
-        show = shows_progress()
-        shared = {"max_words": options.max_words, "corpus": options.corpus, "report": report}
-        passages = read_passages(documents, folder, show_progress_bar=show, **shared)  # type: ignore[arg-type]
+        documents = read_documents(options.corpus, report=report, **options.reading())
+        shared: dict[str, Any] = {"max_words": options.max_words, "corpus": options.corpus, "report": report}
+        passages = read_passages(documents, folder, show_progress_bar=show, **shared)
         note("; ".join(report.remarks()))  # the index lacks what was not read
         return passages
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("model", "query")
 
+NOTHING = "no passage has a word of the query (words such as 'the' do not count)"
 SNIPPET_LINES = 5
 SNIPPET_WIDTH = 116
 SNIPPET_CHARACTERS = 10 * SNIPPET_LINES * SNIPPET_WIDTH  # wrapping a word takes the square of its length
@@ -57,13 +58,12 @@ def run(arguments: Arguments) -> None:
         queries = [arguments.query] if arguments.query is not None else _typed_queries()
         for text in map(without_surrogates, queries):
             hits = searcher.search(text, arguments.top_k)
-            nothing = "" if hits else searcher.why_nothing(text)
             if arguments.json:
                 record = {"query": text, "hits": [hit.to_dict() for hit in hits]}
-                record |= {"nothing_found": nothing} if nothing else {}
+                record |= {} if hits else {"nothing_found": NOTHING}
                 print(json_format.dumps(record, ensure_ascii=not is_utf8()), flush=True)
             else:
-                print("\n".join(_lines(hits)) or f"nothing found: {nothing}", flush=True)
+                print("\n".join(_lines(hits)) or f"nothing found: {NOTHING}", flush=True)
 
 
 def _typed_queries() -> Iterator[str]:

@@ -1,7 +1,9 @@
 """Hard negatives: which texts may be negatives, that nothing is computed twice, and that the corpus is not in memory."""
 
 import json
+import tracemalloc
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,20 @@ from word_encoder import WORDS, Encoder
 
 from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
-from revela_hub.retrieval import dense, vectors
+from revela_hub.retrieval import (
+    IndexOptions,
+    MiningReport,
+    MiningSettings,
+    RankerSettings,
+    dense,
+    mine_negatives,
+    mining,
+    vectors,
+)
 from revela_hub.retrieval.bm25 import BM25
-from revela_hub.retrieval.mining import mining
-from revela_hub.retrieval.mining.mining import MiningReport, MiningSettings, RankerSettings, mine_negatives
-from revela_hub.retrieval.mining.sources import read_corpus
+from revela_hub.retrieval.mining_input import read_corpus
+
+CACHED = RankerSettings(identity="model@1")
 
 
 def on_circle(score: float) -> str:
@@ -38,7 +49,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small data have several blocks of everything, and last blocks that are not full."""
     monkeypatch.setattr(vectors, "FIRST_SHARD", 7)
     monkeypatch.setattr(vectors, "SHARD_SIZE", 7)
-    monkeypatch.setattr(dense, "PRODUCT_VECTORS", 3)
+    monkeypatch.setattr(dense, "MIN_BLOCK", 3)
+    monkeypatch.setattr(dense, "BLOCK_NUMBERS", 1)
     monkeypatch.setattr(mining, "ANCHOR_BLOCK", 5)
 
 
@@ -66,7 +78,6 @@ def static_model() -> Any:
 
 
 LIMITS: list[dict[str, Any]] = [
-    {"relative_margin": 0.05},
     {"relative_margin": 0.3, "num_negatives": 4},
     {"relative_margin": None},
     {"relative_margin": 0.05, "max_score": 0.6},
@@ -127,48 +138,35 @@ def test_a_negative_scores_at_most_95_percent_of_the_positive() -> None:
     [row] = mined.dataset
     assert negatives(row) == [on_circle(0.75), on_circle(0.5)]
     assert row["scores"] == pytest.approx([0.8, 0.75, 0.5], abs=1e-6)
-    assert dict(mined.report.removed) == {"being a positive": 1, "being the anchor": 0, "relative margin": 3}
-    assert (mined.report.candidates, mined.report.mined, mined.report.added) == (6, 1, 1)
-    assert mined.report.positive_score == pytest.approx(0.8)
-    assert mined.report.negative_score == pytest.approx(0.625)
-
-
-def test_a_margin_to_a_negative_score_is_below_it() -> None:
+    removed = {"being a positive": 1, "being the anchor": 0, "relative margin": 3}
+    assert dict(mined.report.removed) == removed
+    assert (mined.report.candidates, mined.report.mined) == (6, 1)
+    # Of a negative score, the margin is below it.
     corpus = [on_circle(score) for score in (0.1, -0.2, -0.205, -0.22)]
-    mined = mine_negatives(["1 0"], [on_circle(-0.2)], corpus, Encoder())
-    assert negatives(mined.dataset[0]) == [on_circle(-0.22)]
+    assert negatives(mine_negatives(["1 0"], [on_circle(-0.2)], corpus, Encoder()).dataset[0]) == [on_circle(-0.22)]
 
 
 def test_the_positive_that_scores_lowest_sets_the_margin() -> None:
     positives = [on_circle(0.9), on_circle(0.5)]
     corpus = [*positives, on_circle(0.6), on_circle(0.4)]
     mined = mine_negatives(["1 0", "1 0"], positives, corpus, Encoder())
-    assert [(row["positive"], negatives(row)) for row in mined.dataset] == [
-        (positive, [on_circle(0.4)]) for positive in positives
-    ]
+    expected = [(positive, [on_circle(0.4)]) for positive in positives]
+    assert [(row["positive"], negatives(row)) for row in mined.dataset] == expected
     assert mined.report.removed["being a positive"] == 2
 
 
 def test_every_limit_reports_what_it_removed() -> None:
     corpus = [on_circle(score / 100) for score in range(1, 100)]
-    settings = MiningSettings(
-        num_negatives=2,
-        relative_margin=0.2,
-        max_score=0.5,
-        range_min=4,
-        range_max=99,
-    )
+    settings = MiningSettings(2, relative_margin=0.2, max_score=0.5, range_min=4, range_max=99)
     mined = mine_negatives(["1 0"], [on_circle(0.8)], corpus, Encoder(), settings)
     assert dict(mined.report.removed) == {
         "being a positive": 1,
         "being the anchor": 0,
         "relative margin": 35 - 1,  # 0.65 to 0.99, above 0.64, without the positive
         "maximum score": 14,  # 0.51 to 0.64
-        "rank": 4,
     }
     assert negatives(mined.dataset[0]) == [on_circle(0.46), on_circle(0.45)]
-    for reason in mined.report.removed:
-        assert f"by {reason}" in str(mined.report)
+    assert all(f"by {reason}" in str(mined.report) for reason in mined.report.removed)
 
 
 @pytest.mark.parametrize(("similarity", "negative"), [("dot", "1.5 9"), ("cosine", "3 9")])
@@ -176,8 +174,7 @@ def test_similarities(similarity: str, negative: str) -> None:
     corpus, settings = ["5 1", "3 9", "1.5 9", "1 0"], MiningSettings(relative_margin=0.2)
     encoder = Encoder()
     encoder.similarity_fn_name = similarity
-    mined = mine_negatives(["1 0"], ["2 0"], corpus, encoder, settings)
-    assert negatives(mined.dataset[0]) == [negative]
+    assert negatives(mine_negatives(["1 0"], ["2 0"], corpus, encoder, settings).dataset[0]) == [negative]
 
 
 def test_random_negatives_are_within_the_limits_and_the_same_for_a_seed(small_blocks: None) -> None:
@@ -185,18 +182,14 @@ def test_random_negatives_are_within_the_limits_and_the_same_for_a_seed(small_bl
     positives = corpus[:12]
     anchors = [" ".join(text.split()[1:]) for text in positives]
 
-    def mined(seed: int, sampling: str = "random") -> list[list[str]]:
-        settings = MiningSettings(
-            num_negatives=3, relative_margin=0.05, range_max=10, sampling=sampling, seed=seed, fewer="keep"
-        )
+    def mined(seed: int, sampling: str = "random", number: int = 3) -> list[list[str]]:
+        settings = MiningSettings(number, range_max=10, sampling=sampling, seed=seed, fewer="keep")
         return [negatives(row) for row in mine_negatives(anchors, positives, corpus, Encoder(), settings).dataset]
 
-    settings = MiningSettings(num_negatives=10, relative_margin=0.05, range_max=10, fewer="keep")
-    allowed = [negatives(row) for row in mine_negatives(anchors, positives, corpus, Encoder(), settings).dataset]
     assert mined(0) == mined(0)
     assert mined(0) != mined(1)
     assert mined(0) != mined(0, "top")
-    for drawn, possible in zip(mined(0), allowed, strict=True):
+    for drawn, possible in zip(mined(0), mined(0, "top", 10), strict=True):
         places = [possible.index(text) for text in drawn if text is not None]
         assert places == sorted(set(places))
         assert len(places) == min(3, sum(text is not None for text in possible))
@@ -223,11 +216,11 @@ def test_copies_and_known_positives_are_no_negatives() -> None:
         (positive, ["River sea lamp"]) for positive in corpus[:2]
     ]
     report = mined.report
-    assert (report.pairs, report.anchors, report.documents, report.copies) == (2, 1, 4, 2)
-    assert dict(report.skipped) == {"empty pairs": 2, "duplicate pairs": 1, "empty documents": 1}
+    assert (report.pairs, report.anchors, report.documents) == (2, 1, 4)
+    skipped = {"empty pairs": 2, "duplicate pairs": 1, "empty documents": 1, "duplicate documents": 2}
+    assert dict(report.skipped) == skipped
     assert dict(report.removed) == {"being a positive": 2, "being the anchor": 1}
-    assert "skipped: 2 empty pairs, 1 duplicate pairs, 1 empty documents" in str(report)
-    assert "skipped 2 duplicates" in str(report)
+    assert all(f"{number} {reason}" in str(report) for reason, number in skipped.items())
 
 
 def test_a_positive_is_the_passage_that_has_its_text_below_a_title(tmp_path: Path) -> None:
@@ -243,13 +236,30 @@ def test_a_positive_is_the_passage_that_has_its_text_below_a_title(tmp_path: Pat
     rows, report = mined(str(corpus), "old sea", "Stone old moon", "old road")
     assert [row[0] for row in rows] == ["River old sea", "Stone old moon", "old road"]
     assert [row[1:] for row in rows] == [["Iron old hill", None]] * 3
-    assert (report.documents, report.copies, report.added) == (4, 2, 1)
+    assert (report.documents, report.skipped["duplicate documents"]) == (4, 2)
     rows, report = mined(str(corpus), "STONE, old moon")  # also in another spelling
     assert "Stone old moon" not in rows[0][1:]
     rows, _ = mined({"path": str(corpus), "title_column": ""}, "old sea")
     assert {*rows[0][1:]} == {"old moon", "old hill"}
     with pytest.raises(UserError, match="no column 'heading'"):
         mined({"path": str(corpus), "title_column": "heading"}, "old sea")
+
+
+@pytest.mark.parametrize("corpus", [False, True])
+def test_a_negative_is_no_other_form_of_the_positive_or_the_anchor(corpus: bool) -> None:
+    """Passages and questions also occur decomposed, in capitals or without punctuation; the questions are documents, too."""
+    questions = [f"Où est née la rivière {number} ?" for number in range(18)]
+    passages = [f"La rivière {number} est née à l'été, près de la forêt." for number in range(18)]
+    forms = [lambda text: unicodedata.normalize("NFD", text), str.upper, lambda text: f"\u200b«{text[:-1].strip()}»"]
+    anchors = [*questions, *(form(text) for form in forms for text in questions)]
+    positives = passages + [form(text) for form in (*forms[1:], forms[0]) for text in passages]
+    documents = [*positives, *anchors, *(f"Un autre texte {number} de la forêt." for number in range(40))]
+    settings = MiningSettings(3, relative_margin=None)
+    mined = mine_negatives(anchors, positives, documents if corpus else None, "bm25", settings)
+    assert len(mined.dataset) == 18  # each pair once
+    for row in mined.dataset:
+        own = {text_key(row["anchor"]), text_key(row["positive"])}
+        assert not own & {text_key(text) for text in negatives(row)}
 
 
 def test_pairs_with_fewer_negatives_are_dropped_or_kept() -> None:
@@ -262,7 +272,6 @@ def test_pairs_with_fewer_negatives_are_dropped_or_kept() -> None:
     assert negatives(kept.dataset[0]) == [on_circle(0.1), None]
     assert kept.dataset[0]["scores"] == pytest.approx([0.5, 0.1], abs=1e-6)
     assert None not in negatives(kept.dataset[1])
-    assert "1 with fewer (kept; raise range_max to consider more candidates)" in str(kept.report)
 
 
 def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
@@ -275,8 +284,15 @@ def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
         mine_negatives(["", " "], ["x", "y"], ["z"], Encoder())
     with pytest.raises(UserError, match="no document with text"):
         mine_negatives(["a"], ["x"], ["", "\n"], Encoder())
-    with pytest.raises(UserError, match="no document shares a term with any anchor"):
+    with pytest.raises(UserError, match="of 0 candidates"):
         mine_negatives(["river"], ["sea"], ["stone"], "bm25")
+    for settings in ({"num_negatives": 3}, {"num_negatives": 100_000, "fewer": "keep"}, {"range_min": 2}):
+        never = Encoder(limit=0)
+        with pytest.raises(UserError, match="the corpus is too small for .*: it has 3 different documents"):
+            mine_negatives(*pair, [on_circle(0.1), on_circle(0.9)], never, MiningSettings(**settings))
+
+
+# --- the rankers
 
 
 def test_prompts_go_to_the_model(tmp_path: Path) -> None:
@@ -300,14 +316,10 @@ def test_prompts_go_to_the_model(tmp_path: Path) -> None:
     assert encoded(query_prompt="Find: ", document_prompt="Text: ") == (["Find: river"], ["Text: stone", "Text: sea"])
 
 
-# --- BM25
-
-
-@pytest.mark.parametrize("ranker", ["bm25", BM25])
-def test_bm25_compares_with_a_positive_from_outside_the_corpus(ranker: Any) -> None:
+def test_bm25_compares_with_a_positive_from_outside_the_corpus() -> None:
     corpus = ["river sea lamp", "river lamp rope", "lamp", "bird fish"]
     settings = MiningSettings(num_negatives=1, scores=True)
-    mined = mine_negatives(["river sea", "seed"], ["river sea", "lamp door"], corpus, ranker, settings)
+    mined = mine_negatives(["river sea", "seed"], ["river sea", "lamp door"], corpus, "bm25", settings)
     hits = BM25([*corpus, "river sea", "lamp door"]).search(["river sea"], 10)
     by_row = dict(zip(hits.rows_QK[0].tolist(), hits.scores_QK[0].tolist(), strict=True))
     # The positive is the anchor's own text here, and "river sea lamp" scores less than 95% of it.
@@ -315,15 +327,11 @@ def test_bm25_compares_with_a_positive_from_outside_the_corpus(ranker: Any) -> N
     assert negatives(row) == ["river sea lamp"]
     assert row["scores"] == pytest.approx([by_row[4], by_row[0]], rel=1e-5)
     assert mined.report.fewer == 1  # a positive that shares no word with its anchor scores 0, and nothing is below that
-
-
-def test_bm25_without_a_margin_takes_the_best() -> None:
-    corpus = ["river sea lamp", "river lamp rope", "lamp"]
-    mined = mine_negatives(["river sea"], ["bird"], corpus, "bm25", MiningSettings(2, relative_margin=None))
+    settings = MiningSettings(2, relative_margin=None)
+    mined = mine_negatives(["river sea"], ["bird"], np.array(corpus[:3]), "bm25", settings)  # type: ignore[arg-type]
     assert negatives(mined.dataset[0]) == ["river sea lamp", "river lamp rope"]
-
-
-# --- several rankers together
+    with pytest.raises(UserError, match=r"the corpus is the text 'my folder/documents\.txt'"):
+        mine_negatives(["river"], ["bird"], "my folder/documents.txt", "bm25")
 
 
 class Terms:
@@ -340,81 +348,145 @@ class Terms:
 
     encode_query = encode_document
 
-    def get_embedding_dimension(self) -> int:
-        return len(WORDS)
-
 
 @pytest.mark.parametrize("fusion", ["sum", "minmax"])
 def test_hybrids_mine(fusion: str, small_blocks: None) -> None:
     documents, anchors = random_texts(40, 2), random_texts(11, 3)
-    parts = ("dense", "sparse", "bm25")
-    ranking = RankerSettings(mode="hybrid", parts=parts, fusion=fusion, identity="a", sparse_identity="b")
     settings = MiningSettings(num_negatives=2, relative_margin=0.05, scores=True, fewer="keep")
-    mined = mine_negatives(anchors, documents[:11], documents, Encoder(), settings, ranking, sparse=Terms())
-    assert mined.report.negatives > 5
-    for row in mined.dataset:
+
+    def mined(**options: Any) -> Any:
+        ranking = RankerSettings(identity="a", sparse_identity="b", **options)
+        return mine_negatives(anchors, documents[:11], documents, Encoder(), settings, ranking, sparse=Terms())
+
+    hybrid = {"mode": "hybrid", "fusion": fusion, "parts": ("dense", "sparse", "bm25")}
+    both = mined(**hybrid)
+    assert sum(text is not None for row in both.dataset for text in negatives(row)) > 5
+    for row in both.dataset:
         positive, *others = row["scores"]
         assert all(score <= positive * 0.95 + 1e-6 for score in others)
         assert row["positive"] not in negatives(row)
-    alone = mine_negatives(
-        anchors, documents[:11], documents, Encoder(), settings, RankerSettings(mode="sparse", sparse_identity="b"),
-        sparse=Terms(),
-    )  # fmt: skip
-    for row in alone.dataset:
+    # Positives and candidates are scored over the same hits, however few `depth` asks for.
+    assert (
+        mined(depth=1, **hybrid).dataset.to_list() == mined(depth=settings.last_rank(1) + 1, **hybrid).dataset.to_list()
+    )
+    for row in mined(mode="sparse").dataset:
         shared = [len(set(row["anchor"].split()) & set(text.split())) for text in negatives(row) if text]
         assert row["scores"][1:] == shared
 
 
-def test_the_corpus_may_be_an_array_and_is_never_one_text(small_blocks: None) -> None:
-    documents, anchors = random_texts(20, 2), random_texts(5, 3)
-    given: Any = (np.array(documents), [*documents, None])
-    mined = [mine_negatives(anchors, documents[:5], corpus, "bm25").dataset.to_list() for corpus in given]
-    assert mined[0] == mined[1] == mine_negatives(anchors, documents[:5], documents, "bm25").dataset.to_list()
-    with pytest.raises(UserError, match="the corpus is the text 'my folder/documents.txt': give a list of texts"):
-        mine_negatives(anchors, documents[:5], "my folder/documents.txt", "bm25")
+# --- on disk
+
+DOCUMENTS = random_texts(40, 2)
+ANCHORS = random_texts(11, 3)
 
 
-@pytest.mark.parametrize("fusion", ["minmax"])
-def test_positives_of_hybrids_are_scored_as_their_candidates(fusion: str, small_blocks: None) -> None:
-    """Over the hits of all candidates, however few `depth` asks for."""
-    documents, anchors = random_texts(40, 2), random_texts(11, 3)
-    settings = MiningSettings(num_negatives=2, relative_margin=0.05, scores=True, fewer="keep")
-    few, many = (
-        mine_negatives(
-            anchors, documents[:11], documents, Encoder(), settings,
-            RankerSettings(mode="hybrid", parts=("dense", "bm25"), fusion=fusion, identity="a", depth=depth),
-        )
-        for depth in (1, settings.depth(1))
-    )  # fmt: skip
-    assert few.dataset.to_list() == many.dataset.to_list() and few.report.negatives > 5
+def mined_rows(ranker: Any, folder: Path | None, **values: Any) -> list[dict[str, Any]]:
+    settings = MiningSettings(num_negatives=2, relative_margin=None, scores=True, **values)
+    return list(mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, ranker, settings, CACHED, cache_dir=folder).dataset)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"num_negatives": 3}, {"num_negatives": 100_000, "fewer": "keep"}, {"range_min": 2}]
-)
-def test_more_negatives_than_documents_are_refused_before_anything_is_encoded(settings: dict[str, Any]) -> None:
-    class NeverUsed(Encoder):
-        def encode_document(self, *_: Any, **__: Any) -> Any:
-            raise AssertionError
-
-    corpus = [on_circle(0.1), on_circle(0.9)]
-    with pytest.raises(UserError, match="the corpus is too small for .*: it has 3 different documents"):
-        mine_negatives(["1 0"], [on_circle(0.5)], corpus, NeverUsed(), MiningSettings(**settings))
+@pytest.mark.parametrize("ranker", [Encoder(), "bm25"])
+def test_blocks_change_nothing(ranker: Any, request: pytest.FixtureRequest) -> None:
+    whole = mined_rows(ranker, None)
+    request.getfixturevalue("small_blocks")
+    for one, other in zip(whole, mined_rows(ranker, None), strict=True):
+        assert one.pop("scores") == pytest.approx(other.pop("scores"), rel=1e-5)
+        assert one == other
+    assert len(whole) == 11
 
 
-@pytest.mark.parametrize("corpus", [False, True])
-def test_a_negative_is_no_other_form_of_the_positive_or_the_anchor(corpus: bool) -> None:
-    """Passages and questions also occur decomposed, in capitals or without punctuation; the questions are documents, too."""
-    questions = [f"Où est née la rivière {number} ?" for number in range(18)]
-    passages = [f"La rivière {number} est née à l'été, près de la forêt." for number in range(18)]
-    forms = [lambda text: unicodedata.normalize("NFD", text), str.upper, lambda text: f"\u200b«{text[:-1].strip()}»"]
-    anchors = [*questions, *(form(text) for form in forms for text in questions)]
-    positives = passages + [form(text) for form in (*forms[1:], forms[0]) for text in passages]
-    documents = [*positives, *anchors, *(f"Un autre texte {number} de la forêt." for number in range(40))]
-    mined = mine_negatives(
-        anchors, positives, documents if corpus else None, BM25, MiningSettings(3, relative_margin=None)
-    )
-    assert len(mined.dataset) == 18  # each pair once
-    for row in mined.dataset:
-        own = {text_key(row["anchor"]), text_key(row["positive"])}
-        assert not own & {text_key(text) for text in negatives(row)}
+def test_an_interrupted_run_is_resumed_where_it_stopped(tmp_path: Path, small_blocks: None) -> None:
+    first = Encoder(limit=2)  # blocks of 7 texts
+    with pytest.raises(KeyboardInterrupt):
+        mined_rows(first, tmp_path)
+    assert first.documents == DOCUMENTS[:14]
+    assert list(tmp_path.rglob("*.tmp")) == []
+    second = Encoder()
+    resumed = mined_rows(second, tmp_path)
+    assert second.documents == DOCUMENTS[14:]
+    assert second.queries == ANCHORS  # when their block is searched for, once
+    assert resumed == mined_rows(Encoder(), None)
+    third = Encoder(limit=0)
+    assert mined_rows(third, tmp_path) == resumed
+    assert third.queries == third.documents == []
+
+
+def test_an_interrupted_search_is_resumed_and_other_limits_need_none(
+    tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[int] = []
+    real = dense.ExactIndex.search
+
+    def spy(self: Any, queries: np.ndarray, k: int) -> Any:
+        if len(searched) == 2:
+            raise KeyboardInterrupt
+        searched.append(len(queries))
+        return real(self, queries, k)
+
+    monkeypatch.setattr(dense.ExactIndex, "search", spy)
+    with pytest.raises(KeyboardInterrupt):
+        mined_rows(Encoder(), tmp_path)
+    assert searched == [5, 5]
+    searched.clear()
+    mined_rows(Encoder(), tmp_path)
+    assert searched == [1]
+    other = Encoder()
+    mined_rows(other, tmp_path, sampling="random", seed=3)
+    assert searched == [1]
+    assert other.queries == other.documents == []  # the positives' scores are kept with the hits
+
+
+def test_models_corpora_and_types_do_not_share_vectors(tmp_path: Path) -> None:
+    encoder = Encoder()
+
+    def run(corpus: list[str], **values: Any) -> list[str]:
+        encoder.documents.clear()
+        ranking = RankerSettings(**({"identity": "model@1"} | values))
+        settings = MiningSettings(relative_margin=None)
+        mine_negatives(ANCHORS, DOCUMENTS[:11], corpus, encoder, settings, ranking, cache_dir=tmp_path)
+        return list(encoder.documents)
+
+    assert run(DOCUMENTS) == DOCUMENTS
+    assert run(DOCUMENTS) == []
+    assert run(DOCUMENTS, identity="model@2") == DOCUMENTS
+    encoder.similarity_fn_name = "dot"
+    assert run(DOCUMENTS) == []  # vectors are stored as the model returns them
+    assert run(DOCUMENTS, index=IndexOptions(dtype="float16")) == DOCUMENTS
+    assert run([*DOCUMENTS, "new"]) == ["new"]
+
+
+@pytest.mark.slow
+def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "SHARD_SIZE", 256)
+    monkeypatch.setattr(dense, "MIN_BLOCK", 256)
+    monkeypatch.setattr(dense, "BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(dense, "CACHED_BYTES", 1 << 20)
+    monkeypatch.setattr("revela_hub.retrieval.texts.LINES_PER_BATCH", 64)
+    number, filler = 3000, "x" * 10_000
+
+    class Sparse(Encoder):
+        """Vectors of 1,024 numbers, of which the first says all."""
+
+        similarity_fn_name = "dot"
+
+        def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
+            vectors = np.ones((len(inputs), 1024), dtype=np.float32)
+            vectors[:, 0] = [float(text.split()[0]) for text in inputs]
+            return vectors
+
+        encode_document = encode_query
+
+    def corpus() -> Iterator[str]:
+        for index in range(number):
+            yield f"{index} {filler}"
+
+    settings, pairs = MiningSettings(relative_margin=None), [("1", "5")]
+    tracemalloc.start()
+    try:
+        [row] = mining.mine(pairs, corpus(), Sparse(), settings, CACHED, MiningReport(), folder=tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert row["negative_1"].startswith(f"{number - 1} ")
+    # The texts are 30 MB and their vectors 12 MB.
+    assert peak < 8e6

@@ -1,1 +1,0 @@
-"""Hard-negative mining from corpora of any size."""
