@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -27,12 +27,14 @@ from revela_hub.data.sources.rows import file_rows
 from revela_hub.data.synthesis.backends import CUT_OFF, Backend, Reply, Request
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Form, brainstorm_prompt, example_prompt
-from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates
 from revela_hub.data.text.words import words
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt, Seed
+
+if TYPE_CHECKING:
+    from revela_hub.data.text.ngram_overlap import ExcludedTexts, NearDuplicates
 
 PAIRS = "pairs.jsonl"
 TASK_PREFIX = "synthetic/"
@@ -94,7 +96,7 @@ def synthesize(
     output: str | Path,
     settings: SynthesisSettings | None = None,
     *,
-    excluded: ExcludedTexts | None = None,
+    excluded: "ExcludedTexts | None" = None,
     overwrite: bool = False,
     show_progress_bar: bool = False,
 ) -> SynthesisReport:
@@ -112,13 +114,15 @@ def synthesize(
     Raises:
         UserError: `pairs.jsonl` has other columns, or the model no longer gives usable replies.
     """
+    from revela_hub.data.text.ngram_overlap import NearDuplicates  # imports numpy, which the help text does not need
+
     settings = settings or SynthesisSettings()
     file = local_path(output) / PAIRS
     earlier = list(_earlier(file))
     others = {row["model"] for row in earlier} - {settings.model}
     if others and not overwrite:
         raise UserError(f"{file} has examples of {', '.join(others)}: choose another --output_dir, or --overwrite")
-    run = _Synthesis(backend, file, settings, excluded, show_progress_bar)
+    run = _Synthesis(backend, file, settings, excluded, show_progress_bar, NearDuplicates())
     for row in [] if overwrite else earlier:
         run.remember(row)
     run.report.earlier = sum(map(len, run.rows.values()))
@@ -142,10 +146,10 @@ class _Synthesis:
     backend: Backend
     file: Path
     settings: SynthesisSettings
-    excluded: ExcludedTexts | None
+    excluded: "ExcludedTexts | None"
     show_progress_bar: bool
+    similar: "NearDuplicates"
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {form: [] for form in FORMS})
-    similar: NearDuplicates = field(default_factory=NearDuplicates)
     asked: set[tuple[str, ...]] = field(default_factory=set)
     report: SynthesisReport = field(default_factory=SynthesisReport)
     useless: int = 0
@@ -175,6 +179,8 @@ class _Synthesis:
 
     def _tasks(self, form: Form) -> list[str]:
         """Return tasks, those of earlier runs first: as many as are wanted, or until no list has a new one."""
+        from revela_hub.data.text.ngram_overlap import NearDuplicates
+
         wanted = -(-self.settings.wanted(form) // self.settings.examples_per_task)
         tasks = list(dict.fromkeys(row["instruction"] for row in self.rows[form]))
         seen = NearDuplicates()
@@ -256,7 +262,7 @@ class _Synthesis:
         return Random("/".join(map(str, (self.settings.seed, *key))))
 
 
-def _new_tasks(reply: Reply, seen: NearDuplicates) -> list[str]:
+def _new_tasks(reply: Reply, seen: "NearDuplicates") -> list[str]:
     """Return the new tasks in a reply, and add them to `seen`."""
     if reply.problem not in (None, CUT_OFF):
         raise Rejected(reply.problem)

@@ -14,11 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from datasketch import LeanMinHash, MinHash, MinHashLSH
 
 from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.documents import read_documents
@@ -27,6 +26,9 @@ from revela_hub.data.sources.source import SourceLike, parse_sources
 from revela_hub.data.text.words import characters_per_word, words
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
+
+if TYPE_CHECKING:
+    from datasketch import LeanMinHash
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
@@ -178,6 +180,8 @@ class NearDuplicates:
     def __init__(self, threshold: float = 0.8) -> None:
         if not 0 < threshold <= 1:
             raise UserError(f"the similarity of near-duplicates must be above 0 and at most 1, not {threshold}")
+        from datasketch import MinHash, MinHashLSH  # imports scipy, which takes a second
+
         self.threshold = threshold
         sizes = [rows for rows in range(1, 33) if 1 - (1 - threshold**rows) ** (_PERMUTATIONS // rows) >= 0.98]
         rows = max(sizes, default=1)
@@ -194,7 +198,9 @@ class NearDuplicates:
         minima = self._minhash(text)
         return any(self._minima[key].jaccard(minima) >= self.threshold for key in self._index.query(minima))
 
-    def _minhash(self, text: str) -> LeanMinHash:
+    def _minhash(self, text: str) -> "LeanMinHash":
+        from datasketch import LeanMinHash
+
         tokens = words(text) or [text]
         minhash = self._empty.copy()
         minhash.update_batch([pair.encode(errors="replace") for pair in _word_bigrams(tokens)])
