@@ -136,7 +136,7 @@ class FaissIndex:
             if path is not None:
                 # Not faiss.write_index(path): on a full disk it may stop early without an error.
                 with atomic(path) as temporary, temporary.open("wb") as stream:
-                    faiss.write_index(self._index, faiss.PyCallbackIOWriter(stream.write))
+                    faiss.write_index(self._index, faiss.PyCallbackIOWriter(stream.write))  # type: ignore[attr-defined]
         if kind != "flat":
             self._check_lengths()
         if kind == "ivfpq":

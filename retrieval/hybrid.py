@@ -40,7 +40,8 @@ def fuse(parts: Sequence[Hits], k: int, weights: Sequence[float]) -> Hits:
     hits = Hits.none(len(rows_QA), min(k, rows_QA.shape[1]))
     for query, (rows_A, scaled_A) in enumerate(zip(rows_QA, scaled_QA, strict=True)):
         rows, places_A = np.unique(rows_A, return_inverse=True)
-        best = sort_hits(np.bincount(places_A, scaled_A)[None], rows[None], k)
+        sums = np.bincount(places_A, scaled_A).astype(np.float64)
+        best = sort_hits(sums[None], rows[None], k)
         found = best.rows_QK.shape[1]
         hits.scores_QK[query, :found], hits.rows_QK[query, :found] = best.scores_QK[0], best.rows_QK[0]
     return hits

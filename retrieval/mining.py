@@ -266,7 +266,7 @@ def _rows(
         if not enough and settings.fewer == "drop":
             continue
         # The positive as it is in the corpus: like the negatives, with its title.
-        texts = block.corpus.read([positive, *found.rows_QK[anchor, columns].tolist()])
+        texts: list[Any] = block.corpus.read([positive, *found.rows_QK[anchor, columns].tolist()])
         texts += [None] * (1 + settings.num_negatives - len(texts))
         row: dict[str, Any] = dict(zip(settings.columns, [block.anchors[anchor], *texts], strict=True))
         scores = {"scores": [float(score), *found.scores_QK[anchor, columns].tolist()]}

@@ -154,10 +154,11 @@ def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | 
     normalize = Normalize("token_embeddings")
     if not all(getattr(module, "include_prompt", True) for module in retriever.modules()):
         normalize.register_forward_hook(_without_prompt)
+    own: Any = retriever.prompts
     return MultiVectorEncoder(
         modules=[retriever[0], normalize],
         device=str(retriever.device),
-        prompts=retriever.prompts | {kind: prompt for kind, prompt in prompts.items() if prompt is not None},
+        prompts=own | {kind: prompt for kind, prompt in prompts.items() if prompt is not None},
         default_prompt_name=retriever.default_prompt_name,
         similarity_fn_name="meanmaxsim",
     )
@@ -230,4 +231,6 @@ def reranked(
     lowest_Q1 = best.scores_QK.min(axis=1, where=best.rows_QK >= 0, initial=np.inf, keepdims=True)
     below_QK = lowest_Q1 - 1 - np.arange(rest_QK.shape[1], dtype=np.float32)
     rest = Hits(np.where(rest_QK >= 0, below_QK, -np.inf).astype(np.float32), rest_QK)
-    return Hits(*(np.concatenate(arrays, axis=1) for arrays in zip(best, rest, strict=True)))
+    return Hits(
+        np.concatenate([best.scores_QK, rest.scores_QK], axis=1), np.concatenate([best.rows_QK, rest.rows_QK], axis=1)
+    )

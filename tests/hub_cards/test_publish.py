@@ -8,10 +8,12 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from huggingface_hub.errors import HfHubHTTPError
 from loopback_hub import WRITER, LoopbackHub, Repository
 from peft import LoraConfig, get_peft_model
@@ -24,7 +26,7 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, with_eos, write_card
 from revela_hub.hub_cards.assemble import assemble_part
 from revela_hub.modeling import RevelaForCausalLM
-from revela_hub.trainers import RevelaTrainingArguments
+from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_backbones
 from revela_hub.trainers.revela import REVELA
 
 # The module, not the function of the same name.
@@ -416,6 +418,30 @@ def test_the_result_of_a_run_is_not_replaced_by_one_of_its_checkpoints(
 
 
 # --- trainers
+
+
+def test_a_trainer_publishes_its_retriever_after_training(
+    hub: LoopbackHub, tmp_path: Path, llama_folder: Path, texts: list[str]
+) -> None:
+    backbones = load_backbones(str(llama_folder), str(llama_folder), group_size=2, temperature=0.1)
+    settings: dict[str, Any] = {"max_steps": 1, "gradient_accumulation_steps": 1, "lora_rank": 2, "bf16": False}
+    settings |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    rows = [{"group": i, "document": ["a", "b"], "text": texts[2 * i : 2 * i + 2]} for i in range(len(texts) // 2)]
+    trainer = RevelaTrainer(
+        backbones.model,
+        RevelaTrainingArguments(output_dir=str(tmp_path / "run"), **settings),
+        retriever_tokenizer=backbones.retriever_tokenizer,
+        lm_tokenizer=backbones.lm_tokenizer,
+        max_length=32,
+        train_dataset=Dataset.from_list(rows),
+    )
+    trainer.train()
+    published = trainer.push_to_hub("org/pushed", private=True)
+    assert hub.repositories["org/pushed"].private
+    files = hub.repositories["org/pushed"].files(str(published.commit)) or {}
+    assert {"modules.json", "model.safetensors", "README.md"} <= files.keys()
+    assert not any("adapter" in name or name.endswith((".bin", ".pt")) for name in files)
+    assert b"org/pushed" in files["README.md"]
 
 
 def test_training_uploads_nothing_and_no_checkpoint_has_the_token(hub: LoopbackHub, tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ class RunArguments(TrainingArguments):
         if self.label_smoothing_factor:
             raise ValueError("the methods have their own losses: remove label_smoothing_factor")
         if self.push_to_hub:
-            raise ValueError("the Trainer would upload checkpoints: use revela-hub publish instead of push_to_hub")
+            raise ValueError(
+                "the Trainer would upload checkpoints: call trainer.push_to_hub() or revela-hub publish after the run"
+            )
 
     def card_settings(self) -> dict[str, str]:
         """Return settings that a model card lists even if they have their default values."""

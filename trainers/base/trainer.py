@@ -24,8 +24,9 @@ from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
 from revela_hub.files import local_path
-from revela_hub.hub_cards.assemble import export_parts
+from revela_hub.hub_cards.assemble import copy_finished, export_parts
 from revela_hub.hub_cards.method import Method
+from revela_hub.hub_cards.repository import Destination
 from revela_hub.interrupts import Interrupted
 from revela_hub.loading import varying_shapes
 from revela_hub.retrieval.encoder import Encoder
@@ -293,6 +294,20 @@ class MethodTrainer(Trainer):
         loaded = None if is_sharded(model) else self.exportable()
         return export_parts(self.method, output, output, self.folders, loaded=loaded)
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> str:  # type: ignore[override] # does not push
-        """Raise an error: the Trainer would upload checkpoints, with local paths in them."""
-        raise UserError("call write_models(folder), and publish the result with revela_hub.publish, which verifies it")
+    def push_to_hub(self, repo_id: str | None = None, **options: Any) -> Any:
+        """Write the models, verify the retriever and upload it, and nothing else of the run; see `revela_hub.publish`.
+
+        Args:
+            repo_id: `namespace/name`; by default `args.hub_model_id`.
+            **options: fields of `Destination`, such as `private`, `revision` or `token`.
+
+        Returns:
+            The published model; None except on the main process.
+        """
+        from revela_hub.hub_cards.upload import publish
+
+        folders = self.write_models(str(self.args.output_dir))
+        if not self.is_world_process_zero():
+            return None
+        destination = Destination(repo_id or str(self.args.hub_model_id), **{"update": True} | options)
+        return publish(copy_finished, folders[0], destination, methods={self.method.name: self.method})

@@ -168,7 +168,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card to checkpoints: TRL's would contain local paths."""
 
-    def exportable(self) -> PreTrainedModel:
+    def exportable(self) -> Any:
         """Return the decoder with adapters merged."""
         model: Any = self.accelerator.unwrap_model(self.model)
         return merged_copy(model.get_base_model(), model) if isinstance(model, PeftModel) else model
@@ -180,8 +180,9 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         if not self.args.should_save:
             return []
         tokenizer: Any = self.processing_class
+        model: Any = self.model
         with atomic(target) as folder:
-            save_backbone(_load_saved(output) if is_sharded(self.model) else self.exportable(), folder)
+            save_backbone(_load_saved(output) if is_sharded(model) else self.exportable(), folder)
             save_tokenizer(tokenizer, folder)
             keep_other_files(target, folder)
         return [target]

@@ -91,7 +91,8 @@ class Answerer:
             ids, mask = ids.to(self.model.device), mask.to(self.model.device)
             with varying_shapes():
                 read, passages = self._retrieve(ids, mask)
-                ended = self.model.generate(
+                model: Any = self.model
+                ended = model.generate(
                     ids,
                     attention_mask=mask,
                     max_new_tokens=max_new_tokens,

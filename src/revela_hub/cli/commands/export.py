@@ -87,9 +87,15 @@ def _export(arguments: Arguments, output: Path) -> list[Path]:
     if is_adapter(arguments.checkpoint):
         if output.exists():
             raise UserError(f"--output_dir {output} exists: choose a new folder")
-        options = {"pooling": arguments.pooling, "max_length": length or 2048, "dtype": dtype}
         prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
-        export_adapter(arguments.checkpoint, output, prompts=prompts, **options)
+        export_adapter(
+            arguments.checkpoint,
+            output,
+            pooling=arguments.pooling,
+            prompts=prompts,
+            max_length=length or 2048,
+            dtype=dtype,
+        )
         folders = {"retriever": output}
     else:
         export_checkpoint(arguments.checkpoint, output, lm=arguments.lm, max_length=length, dtype=dtype)

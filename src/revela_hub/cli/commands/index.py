@@ -102,9 +102,14 @@ def run(arguments: Arguments) -> None:
     uri = str(local_path(uri).resolve()) if uri and uri.endswith(".db") else uri  # then found from another folder, too
     options = IndexOptions(arguments.index_type, arguments.dtype, uri, arguments.truncate_dim)
     encoder, settings, write = load(arguments, options)
-    built = {"model": arguments.model, "max_length": arguments.max_length}
     store = build_store(
-        write, encoder, arguments.output_dir, settings, endpoint=getattr(encoder, "description", None), **built
+        write,
+        encoder,
+        arguments.output_dir,
+        settings,
+        endpoint=getattr(encoder, "description", None),
+        model=arguments.model,
+        max_length=arguments.max_length,
     )
     vectors = f"{store.metadata.dimension}-dimensional vectors ({settings.index.type})"
     print(f"{counted(len(store), 'passage')}, {vectors}, in {store.folder}")
