@@ -294,7 +294,7 @@ class MethodTrainer(Trainer):
         loaded = None if is_sharded(model) else self.exportable()
         return export_parts(self.method, output, output, self.folders, loaded=loaded)
 
-    def push_to_hub(self, repo_id: str | None = None, **options: Any) -> Any:
+    def push_to_hub(self, repo_id: str | None = None, **options: Any) -> Any:  # type: ignore[override] # a verified model
         """Write the models, verify the retriever and upload it, and nothing else of the run; see `revela_hub.publish`.
 
         Args:
