@@ -243,6 +243,10 @@ class RetrieverTrainer(MethodTrainer):
             for name, value in extra.items():
                 value.data.copy_(weights[name])
 
+    def _load_best_model(self) -> None:
+        """Load the best checkpoint (`--load_best_model_at_end`); the Trainer would look for weights with the names of its model."""
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
     def saved_retriever(self, folder: Path) -> nn.Module:
         """Load what `write_retriever` wrote."""
         return encoder(SentenceTransformer, str(folder), device="cpu")

@@ -171,7 +171,7 @@ class RevelaTrainer(MethodTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
             metrics = similarity_statistics(outputs.similarity, document_N)
-            metrics["temperature"] = torch.tensor(self.revela.config.temperature, device=loss.device)
+            metrics["temperature"] = loss.new_full((), self.revela.config.temperature)
             biases = [p for n, p in self.revela.named_parameters() if "reading_bias" in n and p.requires_grad]
             if biases and not is_sharded(self.revela):
                 metrics["reading_bias"] = biases[0].mean()
@@ -215,7 +215,7 @@ class RevelaTrainer(MethodTrainer):
         """Create the Trainer's schedule; the retriever's learning rate is 0 until its start step and then warms up.
 
         Raises:
-            UserError: the retriever would start after the last step.
+            UserError: the retriever would start after the last step, or the schedule or optimizer cannot delay it.
         """
         start, warmup = self.args.retriever_start_step, self.args.get_warmup_steps(num_training_steps)
         if start >= num_training_steps:
@@ -223,12 +223,17 @@ class RevelaTrainer(MethodTrainer):
                 f"--retriever_start_step {start}: the retriever would not be trained in {num_training_steps} steps"
             )
         scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if start and isinstance(scheduler, LambdaLR):
-            for index, group in enumerate(scheduler.optimizer.param_groups):
-                if group.get("is_retriever"):
-                    factor = partial(_delayed, scheduler.lr_lambdas[index], start, warmup)
-                    scheduler.lr_lambdas[index] = factor
-                    group["lr"] = group["initial_lr"] * factor(0)
+        if start:
+            groups = scheduler.optimizer.param_groups
+            own = [index for index, group in enumerate(groups) if group.get("is_retriever")]
+            if not own or not isinstance(scheduler, LambdaLR):
+                raise UserError(
+                    "--retriever_start_step needs the Trainer's optimizer, and a schedule that depends on the step"
+                )
+            for index in own:
+                factor = partial(_delayed, scheduler.lr_lambdas[index], start, warmup)
+                scheduler.lr_lambdas[index] = factor
+                groups[index]["lr"] = groups[index]["initial_lr"] * factor(0)
         return scheduler
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:

@@ -175,6 +175,21 @@ def test_a_killed_run_resumes_with_its_queue_and_momentum_encoder(retriever_fold
         assert torch.equal(got[name], value), name
 
 
+def test_the_best_checkpoint_is_loaded(retriever_folder: Path, tmp_path: Path) -> None:
+    steps: dict[str, Any] = {f"{name}_strategy": "steps" for name in ("eval", "save")} | {
+        "eval_steps": 2,
+        "save_steps": 2,
+    }
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    args = arguments(tmp_path, learning_rate=1e-3, **steps, **best)
+    run = ContrieverTrainer(str(retriever_folder), args, train_dataset=passages(), eval_dataset=passages())
+    run.train()
+    checkpoint = str(run.state.best_model_checkpoint)
+    assert not checkpoint.endswith("-6")
+    for name, weight in SentenceTransformer(checkpoint, device="cpu").state_dict().items():
+        assert torch.equal(run.retriever.state_dict()[name].cpu(), weight), name
+
+
 def test_it_learns(retriever_folder: Path, tmp_path: Path) -> None:
     run = trainer(tmp_path / "run", retriever_folder, max_steps=30, learning_rate=1e-3)
     run.train()

@@ -293,6 +293,9 @@ def test_the_retriever_waits_for_its_start_and_then_warms_up(
     assert [moved(weights) for weights, _, _ in seen] == [False, False, True, True, True, True]
     assert [rate for _, rate, _ in seen] == pytest.approx([0, 5e-4, 1e-3, 1e-3, 1e-3, 1e-3])
     assert seen[-1][2] == pytest.approx(1e-2)
+    run.lr_scheduler = None
+    with pytest.raises(UserError, match="retriever_start_step"):  # an optimizer that does not know the retriever
+        run.create_scheduler(6, torch.optim.SGD(run.model.parameters(), lr=0.1))
 
 
 def test_the_temperature_falls_to_that_of_the_model(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
