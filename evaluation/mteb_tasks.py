@@ -48,9 +48,9 @@ def evaluate_mteb(
     Raises:
         UserError: mteb is not installed, or a name is unknown or not a retrieval task.
     """
+    resolved = resolve_tasks(tasks)
     import mteb
 
-    resolved = resolve_tasks(tasks)
     evaluated: Any = mteb.get_model(BM25_BASELINE) if model == "bm25" else model
     return [_evaluate(evaluated, task, batch_size, show_progress_bar) for task in resolved]
 

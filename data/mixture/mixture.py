@@ -31,7 +31,7 @@ from revela_hub.data.mixture.pairs import (
     fill_negatives,
     sts_pairs,
 )
-from revela_hub.data.mixture.rows import read_corpus, read_labelled, read_pairs, read_scored, with_beir_parts
+from revela_hub.data.mixture.rows import Corpus, read_labelled, read_pairs, read_scored, with_beir_parts
 from revela_hub.data.mixture.tasks import Task, parse_mixture
 from revela_hub.data.row_cache import cached_rows, rows_fingerprint
 from revela_hub.data.sources.report import counted, skips
@@ -185,17 +185,19 @@ def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path 
     rows, counts = cached_rows(
         f"mixture-{rows_fingerprint(made_with, sources)}",
         dict.fromkeys(names, "string"),
-        lambda: _rows(task, num_negatives, seed, report),
+        lambda: _rows(task, num_negatives, seed, report, cache_dir),
         lambda: vars(report),
         cache_dir,
     )
     return rows, TaskReport(**counts)
 
 
-def _rows(task: Task, num_negatives: int, seed: int, report: TaskReport) -> Iterator[dict[str, str]]:
+def _rows(
+    task: Task, num_negatives: int, seed: int, report: TaskReport, cache_dir: str | Path | None
+) -> Iterator[dict[str, str]]:
     """Make the pairs of a task: checked, sampled, and with negatives."""
     seed = int.from_bytes(hashlib.sha256(f"{seed}\0{task.name}".encode()).digest()[:8], "big")
-    pairs, pool, known = _read(task, seed, report.dropped)
+    pairs, pool, known = _read(task, seed, report.dropped, cache_dir)
     if task.max_samples is not None:
         order = np.random.default_rng([seed, 1]).permutation(len(pairs)).tolist()
         pairs = [pairs[index] for index in order]
@@ -216,12 +218,14 @@ def _rows(task: Task, num_negatives: int, seed: int, report: TaskReport) -> Iter
         raise UserError(f"task {task.name}: no positives for training in {task.source.path} ({reasons})")
 
 
-def _read(task: Task, seed: int, dropped: Counter[str]) -> tuple[list[Pair], Sequence[str], KnownPairs | SameLabel]:
+def _read(
+    task: Task, seed: int, dropped: Counter[str], cache_dir: str | Path | None
+) -> tuple[list[Pair], Sequence[str], KnownPairs | SameLabel]:
     """Return the pairs of a task, the texts that negatives are drawn from, and the pairs whose passages are no negatives."""
     if task.is_retrieval:
-        corpus = read_corpus(task.corpus) if task.corpus else None
-        pairs = list(read_pairs(task, corpus, dropped))
-        pool = [pair.positive for pair in pairs] if corpus is None else list(corpus.values())
+        corpus, queries = (Corpus(source, cache_dir) if source else None for source in (task.corpus, task.queries))
+        pairs = list(read_pairs(task, corpus, queries, dropped))
+        pool = [pair.positive for pair in pairs] if corpus is None else corpus
         return pairs, pool, KnownPairs((pair.anchor, pair.positive) for pair in pairs)
     if task.type == "sts":
         rows = list(read_scored(task, dropped))

@@ -2,18 +2,21 @@
 
     source --read_rows--> Row --(where, columns, ids resolved)--> Pair
 
-A task is read into memory, with its corpus if it has one; its training examples are cached on disk.
+A task is read into memory; its corpus and its training examples are cached on disk.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from revela_hub.data.mixture.pairs import Pair
 from revela_hub.data.mixture.tasks import Task
+from revela_hub.data.row_cache import cached_rows, rows_fingerprint
 from revela_hub.data.sources.beir import beir_files, beir_splits, titled
 from revela_hub.data.sources.rows import Row, id_text, read_rows
 from revela_hub.data.sources.source import Source
@@ -43,21 +46,41 @@ def with_beir_parts(task: Task) -> Task:
     return replace(task, source=qrels, split=None, columns=columns, corpus=corpus, queries=queries)
 
 
-def read_corpus(source: Source) -> dict[str, str]:
-    """Return the texts of a corpus by their ids; title and text are joined by a space, as in BEIR and in the evaluation."""
+class Corpus(Sequence[str]):
+    """The texts of a corpus, memory-mapped from the cache; memory holds the ids, and the texts that were found by them.
+
+    Title and text are joined by a space, as in BEIR and in the evaluation.
+    """
+
+    def __init__(self, source: Source, cache_dir: str | Path | None = None) -> None:
+        name = f"corpus-{rows_fingerprint({}, [source])}"
+        rows, _ = cached_rows(name, {"id": "string", "text": "string"}, lambda: _texts_of(source), cache_dir=cache_dir)
+        self._texts = rows.data.column("text")  # not rows["text"], where reading a text takes 20 times as long
+        ids = rows.data.column("id").to_pylist()
+        self._rows = dict(zip(reversed(ids), reversed(range(len(ids))), strict=True))  # the first row of an id counts
+        self.find = cache(self._find)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._texts[row].as_py()
+
+    def _find(self, id_: str) -> str | None:
+        """Return the text with this id."""
+        return self[self._rows[id_]] if id_ in self._rows else None
+
+
+def _texts_of(source: Source) -> Iterator[dict[str, str]]:
     title = "title" if source.title_column is None else source.title_column
-    texts: dict[str, str] = {}
     for row in read_rows(source):
         values = [row.columns.get(title), *map(row.value, source.text_columns)]
-        texts.setdefault(
-            id_text(row.value(source.id_column or "_id")), " ".join(str(value) for value in values if value)
-        )
-    return texts
+        text = " ".join(str(value) for value in values if value)
+        yield {"id": id_text(row.value(source.id_column or "_id")), "text": text}
 
 
-def read_pairs(task: Task, corpus: Mapping[str, str] | None, dropped: Counter[str]) -> Iterator[Pair]:
+def read_pairs(task: Task, corpus: Corpus | None, queries: Corpus | None, dropped: Counter[str]) -> Iterator[Pair]:
     """Yield a pair for each positive of a row of retrieval, pairs or triplets; with a corpus, positives and negatives are ids."""
-    queries = read_corpus(task.queries) if task.queries else None
     _check_no_ids(list(islice(_selected_rows(task, Counter()), 8 * _MIN_ID_ROWS)), task)
     for row in _selected_rows(task, dropped):
         anchor = _found(_one(row, "anchor", task), queries)
@@ -73,8 +96,8 @@ def read_pairs(task: Task, corpus: Mapping[str, str] | None, dropped: Counter[st
                 yield Pair(anchor, positive, negatives, instruction)
 
 
-def _found(text: str, by_id: Mapping[str, str] | None) -> str | None:
-    return text if by_id is None else by_id.get(id_text(text))
+def _found(text: str, corpus: Corpus | None) -> str | None:
+    return text if corpus is None else corpus.find(id_text(text))
 
 
 def read_labelled(task: Task, dropped: Counter[str]) -> Iterator[Pair]:
@@ -103,7 +126,8 @@ def _selected_rows(task: Task, dropped: Counter[str]) -> Iterator[Row]:
     """Yield the rows selected by `where`, with the task added to their locations for messages."""
     for row in read_rows(task.source):
         row = Row(f"{row.where}: task {task.name}", row.columns)
-        if all(str(row.value(name)) in map(str, allowed) for name, allowed in task.where.items()):
+        values = ((row.value(name), allowed) for name, allowed in task.where.items())
+        if all(value in allowed or str(value) in map(str, allowed) for value, allowed in values):  # 1 is 1.0 and "1"
             yield row
         else:
             dropped[EXCLUDED_BY_WHERE] += 1

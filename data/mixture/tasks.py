@@ -174,7 +174,11 @@ def _parse_task(given: Any, root: str) -> Task:
     for key in ("source", "corpus", "queries"):
         if key in values:
             source = parse_source(values[key])
-            values[key] = source if source.is_dataset else replace(source, path=os.path.join(root, source.path))
+            values[key] = (
+                source
+                if source.is_dataset
+                else replace(source, path=os.path.join(root, os.path.expanduser(source.path)))
+            )
     if "split" in values and values["source"].is_dataset:
         values["source"] = replace(values["source"], split=values.pop("split"))
     for key in ("columns", "where"):

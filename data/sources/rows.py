@@ -131,7 +131,7 @@ def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     try:
         for number, columns in read(path, report):
             yield Row(location(path, number), columns)
-    except UserError:
+    except (UserError, FileNotFoundError):
         raise
     except Exception as error:  # of any of the libraries
         raise UserError(f"{location(path, number)}: damaged after this row: {first_line(error)}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from revela_hub.data import read_documents
-from revela_hub.data.mixture.rows import read_corpus
+from revela_hub.data.mixture.rows import Corpus
 from revela_hub.data.sources.beir import read_beir, read_beir_pairs
 from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.sources.source import Source
@@ -105,7 +105,8 @@ def test_ids_meet_whatever_the_white_space_around_them(folder: Path) -> None:
     assert task.qrels == {"q1": {"d1": 1, "d2": 1}} and task.queries == {"q1": "where"}
     assert sorted(read_beir_pairs(folder, "test")) == [("where", "a lake"), ("where", "a sea")]
     assert read_queries(folder) == {"q1": "where"}
-    assert read_corpus(Source(str(folder / "corpus.jsonl"))) == task.corpus
+    corpus = Corpus(Source(str(folder / "corpus.jsonl")), folder.parent)
+    assert list(corpus) == ["a sea", "a lake"] and corpus.find("d2") == "a lake" and corpus.find("d3") is None
     assert [document.id for document in read_documents(folder / "corpus.jsonl")] == ["d1", "d2"]
 
 
