@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ class Corpus(Sequence[str]):
         self._texts = rows.data.column("text")  # not rows["text"], where reading a text takes 20 times as long
         ids = rows.data.column("id").to_pylist()
         self._rows = dict(zip(reversed(ids), reversed(range(len(ids))), strict=True))  # the first row of an id counts
-        self.find = cache(self._find)
+        self._found: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -66,9 +65,11 @@ class Corpus(Sequence[str]):
     def __getitem__(self, row: Any) -> Any:
         return self._texts[row].as_py()
 
-    def _find(self, id_: str) -> str | None:
+    def find(self, id_: str) -> str | None:
         """Return the text with this id."""
-        return self[self._rows[id_]] if id_ in self._rows else None
+        if id_ in self._rows and id_ not in self._found:
+            self._found[id_] = self[self._rows[id_]]
+        return self._found.get(id_)
 
 
 def _texts_of(source: Source) -> Iterator[dict[str, str]]:

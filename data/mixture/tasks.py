@@ -97,6 +97,7 @@ class Task:
             "type": self.type in ROLES,
             "mode": self.mode in get_args(PairMode),
             "columns": {*self.columns} <= {*roles} and len({*columns}) == len(columns),
+            "corpus": self.is_retrieval or not (self.corpus or self.queries),
             "symmetric": self.symmetric in (None, True, False),
             "weight": self.weight is None or self.weight > 0,
             "stages": self.stages is None or {*self.stages} in ({1}, {2}, {1, 2}),
@@ -105,6 +106,7 @@ class Task:
             if not holds:
                 expected = {
                     "type": f" (one of {', '.join(ROLES)})",
+                    "corpus": f" (for {', '.join(RETRIEVAL_TYPES)})",
                     "columns": f" (a column for each of {', '.join(roles)})",
                 }
                 raise UserError(f"task {self.name}: wrong {name} {getattr(self, name)!r}{expected.get(name, '')}")

@@ -147,7 +147,12 @@ def parse_source(source: SourceLike, **defaults: Any) -> Source:
     if str(values["path"]).startswith(HUB_PREFIX):
         parts = _dataset_parts(values["path"])
         values = parts | values | {"path": parts["path"]}
-    return Source(**values)
+    parsed = Source(**values)
+    if not parsed.is_dataset and (other := {"name", "split", "revision", "data_files"} & values.keys()):
+        raise UserError(
+            f"source {parsed.path}: {', '.join(other)} is for a data set, whose path begins with {HUB_PREFIX}"
+        )
+    return parsed
 
 
 def _dataset_parts(path: str) -> dict[str, str]:

@@ -251,6 +251,7 @@ def test_the_prompt_is_that_of_the_official_checkpoints() -> None:
 
 def test_where_and_symmetric(folder: Path) -> None:
     given = [{"anchor": f"q{n}", "positive": f"d{n}", "label": n % 3} for n in range(9)]
+    given[3]["label"] = 0.0
     write_lines(folder / "rows.jsonl", given)
     task = {"name": "t", "type": "pairs", "source": "rows.jsonl", "instruction": "Find it", "symmetric": True}
 
@@ -427,6 +428,7 @@ BEIR = {"name": "t", "type": "retrieval", "source": "beir", "split": "train"}
         ({**BEIR, "split": "dev"}, r"\(train\)"),
         ({**BEIR, "type": "clustering"}, "is for type retrieval"),
         ({"name": "t", "type": "triplets", "source": "sts.jsonl", "columns": {"anchor": "sentence1", "positive": "sentence2"}}, "no column 'negative'"),
+        ({**COLOURS, "corpus": "passages.jsonl.gz"}, r"wrong corpus .*for retrieval, pairs, triplets"),
         ({**COLOURS, "where": {"lang": "en"}}, r"no column 'lang'; the columns are 'text', 'label'"),
         ({**COLOURS, "where": {"label": "pink"}}, r"no positives for training in .*12 excluded by where"),
         ({**COLOURS, "where": {"label": "red"}}, r"no positives for training in .*, 4 without a possible negative"),

@@ -326,6 +326,7 @@ def test_sources_as_they_are_written() -> None:
     [
         ({"path": "x", "column": "body"}, "the fields name, split"),
         ({"text_column": "body"}, "it needs a path"),
+        ({"path": "x", "split": "test"}, "split is for a data set"),
         ({"path": "x", "kind": "prose"}, "kind is 'prose'; it must be text or code"),
         ({"path": "x", "max_documents": "1e6"}, "max_documents is '1e6'; it must be a whole number above 0"),
         ({"path": "x", "max_file_mib": 0}, "max_file_mib is 0; it must be a whole number above 0"),
