@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUERY_BLOCK = 4096
+QUERY_BLOCK = 2048
 """Queries searched together."""
-MIN_BLOCK, BLOCK_NUMBERS = 2048, 1 << 22
-"""Vectors per matrix product: up to 16 MiB of vectors and of scores, but not fewer than these."""
+MIN_BLOCK, BLOCK_NUMBERS = 8192, 1 << 22
+"""Vectors per matrix product: up to 16 MiB of vectors and of scores, but not fewer than these: `torch.topk` is two to three times as fast
+if a row has at least 64 times as many scores as it returns."""
 CACHED_BYTES = 1 << 28
 """Bytes of vectors that an exact index keeps in memory: 170,000 texts with 384 dimensions."""
 RESCORED_NUMBERS = 1 << 24

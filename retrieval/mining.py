@@ -72,7 +72,9 @@ class MiningSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise a `UserError` for a range that leaves nothing."""
+        """Raise a `UserError` for an unknown choice, or a range that leaves nothing."""
+        if self.sampling not in ("top", "random") or self.fewer not in ("drop", "keep"):
+            raise UserError(f"sampling is top or random, and fewer is drop or keep, not {self.sampling}, {self.fewer}")
         if self.range_max is not None and self.range_max < self.range_min + self.num_negatives:
             needed = f"range_min + num_negatives ({self.range_min + self.num_negatives})"
             raise UserError(f"range_max must be at least {needed}, not {self.range_max}")
@@ -213,7 +215,8 @@ def mine(
     built = build_ranker(numbered.corpus, ranking, folder, dense=ranker, sparse=sparse, reranker=reranker)
     of_hits = replace(ranking, device="", batch_size=1, show_progress_bar=False)
     reranked = getattr(reranker, "identity", reranker)
-    key = key_of(repr(of_hits), reranked, numbered.corpus.fingerprint, numbered.anchors, ANCHOR_BLOCK)
+    pairs_P = [numbered.anchors_P.tolist(), numbered.positives_P.tolist()]
+    key = key_of(repr(of_hits), reranked, numbered.corpus.fingerprint, numbered.anchors, pairs_P, ANCHOR_BLOCK)
     with tqdm(desc="Mining", total=report.anchors, unit=" anchors", disable=not ranking.show_progress_bar) as bar:
         for start in range(0, report.anchors, ANCHOR_BLOCK):
             block = numbered.block(start, start + ANCHOR_BLOCK)

@@ -75,9 +75,11 @@ class RankerSettings:
     rerank_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise a `UserError` for an unknown mode, part or weight, before vectors are computed."""
+        """Raise a `UserError` for an unknown mode, part, fusion or weight, before vectors are computed."""
         if not set(self.used) <= set(get_args(Part)) or len(set(self.used)) < len(self.used):
             raise UserError(f"{' '.join(self.used)}: the parts of a ranker are some of {', '.join(get_args(Part))}")
+        if self.fusion not in get_args(Fusion):
+            raise UserError(f"the fusion is one of {', '.join(get_args(Fusion))}, not {self.fusion}")
         if self.mode == "hybrid":
             check_weights(self.part_weights, len(self.parts))
 

@@ -166,4 +166,4 @@ class VectorStore:
         order_M = np.argsort(all_M, kind="stable")
         at_N = np.searchsorted(all_M, digests_N, sorter=order_M)
         places_N = np.append(order_M, -1)[at_N]
-        return np.where(np.append(all_M, 0)[places_N] == digests_N, places_N, -1)
+        return np.where(np.append(all_M, np.uint64(0))[places_N] == digests_N, places_N, -1)

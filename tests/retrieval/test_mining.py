@@ -380,9 +380,11 @@ DOCUMENTS = random_texts(40, 2)
 ANCHORS = random_texts(11, 3)
 
 
-def mined_rows(ranker: Any, folder: Path | None, **values: Any) -> list[dict[str, Any]]:
+def mined_rows(
+    ranker: Any, folder: Path | None, positives: list[str] = DOCUMENTS[:11], **values: Any
+) -> list[dict[str, Any]]:
     settings = MiningSettings(num_negatives=2, relative_margin=None, scores=True, **values)
-    return list(mine_negatives(ANCHORS, DOCUMENTS[:11], DOCUMENTS, ranker, settings, CACHED, cache_dir=folder).dataset)
+    return list(mine_negatives(ANCHORS, positives, DOCUMENTS, ranker, settings, CACHED, cache_dir=folder).dataset)
 
 
 @pytest.mark.parametrize("ranker", [Encoder(), "bm25"])
@@ -434,6 +436,12 @@ def test_an_interrupted_search_is_resumed_and_other_limits_need_none(
     mined_rows(other, tmp_path, sampling="random", seed=3)
     assert searched == [1]
     assert other.queries == other.documents == []  # the positives' scores are kept with the hits
+
+
+def test_other_positives_of_the_same_anchors_are_scored(tmp_path: Path) -> None:
+    mined_rows("bm25", tmp_path)
+    others = DOCUMENTS[10::-1]
+    assert mined_rows("bm25", tmp_path, others) == mined_rows("bm25", None, others)
 
 
 def test_models_corpora_and_types_do_not_share_vectors(tmp_path: Path) -> None:

@@ -147,3 +147,9 @@ def test_a_text_that_cannot_be_read_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"corpus\.jsonl"):
         write_texts(texts(), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_digest_next_to_a_stored_one_is_another_text(tmp_path: Path) -> None:
+    store, near = fill(tmp_path, Encode()), TextList(TEXTS)
+    near.digests_N = near.digests_N - np.uint64(1)
+    assert store.missing(near).tolist() == list(range(len(TEXTS)))  # as float64 they would be equal

@@ -135,7 +135,7 @@ def make_plan(model: SentenceTransformer, sample: Iterable[str], budget: float, 
     began = time.monotonic()
     encode_texts(model, texts, "document")
     seconds = (time.monotonic() - began) / len(texts)
-    # Besides the candidates, the base model and the average; late interaction encodes the passages of all but one of these again.
+    # Besides the candidates, the base model and a reserve; late interaction encodes the passages again.
     encodings = ENCODINGS_PER_CANDIDATE * len(weights) + 2 + (len(weights) + 1) * has_tokens(model)
     measuring = max(budget * MEASURING, MIN_PASSAGES * encodings * seconds)
     passages = min(MAX_PASSAGES, max(MIN_PASSAGES, int(measuring / encodings / seconds)))
