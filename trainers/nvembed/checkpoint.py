@@ -27,7 +27,7 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
 from revela_hub.trainers.base.adapters import add_adapters, merge
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import check_fields, load_whole, raise_for_names
+from revela_hub.trainers.base.weights import check_fields, is_encoder, load_whole, raise_for_names
 from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
 from revela_hub.trainers.nvembed.data import QUERY_INSTRUCTION
 
@@ -76,6 +76,7 @@ def load_nvembed(
         if isinstance(given, NVEmbedModel):
             return NVEmbedStart(given, tokenizer or given.tokenizer)
         if isinstance(given, PreTrainedModel):
+            _refuse_encoder(given, name)
             return NVEmbedStart(NVEmbedModel.from_backbone(given, **config), tokenizer_of(model, tokenizer))
         if (Path(name) / TRAINED_WEIGHTS).is_file():
             start = _load_adapted(Path(name), dtype)
@@ -83,6 +84,7 @@ def load_nvembed(
             trained = load_whole(NVEmbedModel, name, dtype=dtype)
             start = NVEmbedStart(trained, tokenizer or trained.tokenizer, _saved_prompts(name))
         else:
+            _refuse_encoder(name, name)
             refuse_pickles(name)
             return NVEmbedStart(NVEmbedModel.from_backbone(name, dtype=dtype, **config), tokenizer_of(name, tokenizer))
     kept = _backbone_options(start.model.config)
@@ -92,6 +94,11 @@ def load_nvembed(
                 f"{name} is an NV-Embed model with {option}={kept.get(option)}: keep that, or use a decoder"
             )
     return start
+
+
+def _refuse_encoder(model: str | PreTrainedModel, name: str) -> None:
+    if is_encoder(model):
+        raise UserError(f"the backbone {name!r} is an encoder: NV-Embed needs a decoder, whose causal mask it removes")
 
 
 def _load_adapted(folder: Path, dtype: torch.dtype) -> NVEmbedStart:

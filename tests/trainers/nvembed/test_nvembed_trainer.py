@@ -418,3 +418,8 @@ def test_two_processes_give_what_one_gives_with_the_same_global_batch(
             atol=1e-4,
             msg=lambda m, n=name: f"{n}: {m}",
         )
+
+
+def test_an_encoder_is_rejected(bert_folder: Path) -> None:
+    with pytest.raises(UserError, match="is an encoder"):
+        load_nvembed(str(bert_folder))
