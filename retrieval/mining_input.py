@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from revela_hub.data.sources.beir import find_file, is_beir, titled
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import SourceLike, parse_source
+from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.data.text.same_text import text_hash
 from revela_hub.errors import UserError
 from revela_hub.retrieval.texts import TextFile, write_texts
@@ -81,7 +82,7 @@ def number_pairs(
         if not (anchor and positive and anchor.strip() and positive.strip()):
             skipped["empty pairs"] += 1
             continue
-        pair = text_hash(anchor), text_hash(positive)
+        pair = _hash(anchor), _hash(positive)
         anchors.setdefault(pair[0], anchor)
         positives.setdefault(pair[1], positive)
         skipped["duplicate pairs"] += pair in distinct
@@ -112,7 +113,7 @@ class _Corpus:
             if not (text and text.strip()):
                 self._skipped["empty documents"] += 1
                 continue
-            whole, untitled = text_hash(text), text_hash(getattr(text, "untitled", text))
+            whole, untitled = _hash(text), _hash(getattr(text, "untitled", text))
             positive = whole if whole in self._positives else untitled
             if whole in seen or positive in self.rows:  # a copy, or a positive that was read before with another title
                 self._skipped["duplicate documents"] += 1
@@ -130,6 +131,10 @@ class _Corpus:
             self.rows[positive] = len(self.same)
         self.same.append(same)
         return {"text": text}
+
+
+def _hash(text: str) -> int:
+    return text_hash(without_surrogates(text))  # as it is written: equal texts of a file have one number
 
 
 def read_pairs(source: SourceLike, anchor_column: str, positive_column: str) -> Iterator[tuple[str, str]]:

@@ -34,6 +34,7 @@ HINTS = {
     "trust_remote_code": "review the model's code, then pass --trust_remote_code true",
     "SafetensorError": "a .safetensors file is damaged: download or copy the model again",
     "UnicodeDecodeError": "convert the file to UTF-8",
+    "Stemming algorithm": "give a language such as english or german, or none",
     "No space left|Disk quota|os error 28": "free some disk space, or write to another disk",
     "PermissionError|Read-only file": "choose a folder that you may write to",
     "not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|invalid device|Expected one of cpu": (
