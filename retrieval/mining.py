@@ -234,7 +234,7 @@ def mine(
 def _found(ranker: Ranker, block: NumberedPairs, depth: int, path: Path) -> tuple[Hits, NDArray[np.float32]]:
     """Return the best texts of a block of anchors and the scores (P,) of its pairs, from the disk if they are there."""
     if path.is_file():
-        with np.load(path) as arrays:
+        with np.load(path, allow_pickle=False) as arrays:
             return Hits(arrays["scores"], arrays["rows"]), arrays["pairs"]
     hits = ranker.search(block.anchors, depth)
     scores_P = ranker.pair_scores(block.anchors, block.anchors_P, block.positives_P)

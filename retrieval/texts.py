@@ -71,7 +71,7 @@ class TextFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.fingerprint = path, path.stem.removeprefix("texts-")
-        with np.load(path.with_suffix(".npz")) as numbers:
+        with np.load(path.with_suffix(".npz"), allow_pickle=False) as numbers:
             self.rows_L: NDArray[np.int64] = numbers["rows"]
             self.digests_N: NDArray[np.uint64] = numbers["digests"]
         self._first_line_N = np.flatnonzero(np.diff(np.maximum.accumulate(self.rows_L), prepend=-1))

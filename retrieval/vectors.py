@@ -76,7 +76,7 @@ class Vectors:
         for shard in np.flatnonzero(np.diff(bounds)).tolist():
             of_shard = order_R[bounds[shard] : bounds[shard + 1]]
             # Opened each time: a process may have only 1,024 open files.
-            stored_nD = np.load(self.files[shard], mmap_mode="r")
+            stored_nD = np.load(self.files[shard], mmap_mode="r", allow_pickle=False)
             vectors_RD[of_shard] = stored_nD[places_R[of_shard] - self.starts[shard], : self.dimension]
         if self.normalize:  # a zero vector stays zero
             lengths_R = np.sqrt(np.einsum("rd,rd->r", vectors_RD, vectors_RD))  # without a copy, unlike np.linalg.norm
@@ -109,8 +109,8 @@ class VectorStore:
         for digests in sorted(self.folder.glob("digests-*.npy")):
             path = digests.with_name(f"vectors-{digests.name.removeprefix('digests-')}")
             try:
-                np.load(path, mmap_mode="r")  # raises an error if the file is too short
-                self._shards.setdefault(path, np.load(digests))
+                np.load(path, mmap_mode="r", allow_pickle=False)  # raises an error if the file is too short
+                self._shards.setdefault(path, np.load(digests, allow_pickle=False))
             except (OSError, ValueError, EOFError) as error:
                 logger.warning("%s is damaged (%s): its texts must be encoded again", path, error)
 
@@ -155,7 +155,9 @@ class VectorStore:
             )
         key = key_of(self._identity, self._dtype.name, texts.fingerprint, normalize, truncate_dim)
         starts = np.cumsum([0, *map(len, self._shards.values())])
-        dimension = int(np.load(next(iter(self._shards)), mmap_mode="r").shape[1]) if self._shards else 0
+        dimension = (
+            int(np.load(next(iter(self._shards)), mmap_mode="r", allow_pickle=False).shape[1]) if self._shards else 0
+        )
         return Vectors(tuple(self._shards), starts, places_N, min(truncate_dim or dimension, dimension), normalize, key)
 
     def _find(self, digests_N: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -47,11 +47,7 @@ def test_the_run_says_what_it_was_worth(
     kept = json.loads((output / "measured" / "scores.json").read_text())
     assert set(kept["scores"]) == {"0", "1", "2", "3"}
     card = (output / "retriever" / "README.md").read_text()
-    assert (
-        "Training " in card
-        and "removed from the training text" in card
-        and "@article{izacard2021unsupervised,\n" in card
-    )
+    assert "Training " in card and "removed from the text" in card and "@article{izacard2021unsupervised,\n" in card
     assert "base model" in card and "retrieval_curve.png" in card and str(tmp_path) not in card
     assert (output / "retriever" / "figures" / "retrieval_curve.png").is_file()
     model = SentenceTransformer(str(output / "retriever"), device="cpu")

@@ -24,7 +24,7 @@ class AdaptOptions(TextOptions):
     retriever: str = option("sentence-transformers/all-MiniLM-L6-v2", "Retriever to adapt: Hub id or folder.")
     lm: str | None = option(
         None,
-        "Language model (a decoder) that writes queries for distillation and trains with Revela: Hub id or folder.",
+        "Language model (a decoder) that writes queries for distillation and can train the retriever: Hub id or folder.",
     )
     labels: str | None = option(
         None, "Labelled pairs: JSON lines with anchor and positive, or a BEIR folder with qrels/train.tsv."
