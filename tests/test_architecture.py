@@ -212,7 +212,7 @@ def test_the_shipped_code_of_inference_does_not_reach_training() -> None:
 
 # Lines of Python. They go down with each simplification (product 26,000, tests 22,000, frame 1,700 is the aim); to raise one needs a
 # reason in the message of its commit.
-BUDGETS = {"product": 31_100, "tests": 26_000, "frame": 2_850}
+BUDGETS = {"product": 31_200, "tests": 26_000, "frame": 2_850}
 
 
 def lines_of(*folders: str) -> int:
