@@ -3,7 +3,7 @@
 Uses random tokens with the quickstart's language model (or --model), k passages of --passage tokens, a prompt of
 --prompt tokens and greedy decoding. Each measurement runs in a separate process to measure its peak memory. Times are
 CPU times of one thread, the best of --repeats, so that other work on the machine hardly counts. "stored" reads
-precomputed keys and values, as from an index with stored states.
+precomputed keys and values (`passage_states`).
 
     python benchmarks/imprag_speed.py
 """

@@ -134,7 +134,7 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def head_cross_entropy(head: nn.Module | None, run: Callable[[], Any], labels: Tensor) -> tuple[Tensor, Any]:
     """Run a model and return the summed cross-entropy of its logits, without holding all logits where possible.
 
-    The loss is computed inside the call of the output projection: if weights are sharded between calls (FSDP, ZeRO-3), they
+    The loss is computed inside the call of the output projection: if weights are sharded between calls (FSDP), they
     are only whole there. The projection then returns the logits of one token per row. If the model changes its logits after
     the projection (soft caps, scales), it is run again with all logits; this is remembered on the projection.
 

@@ -21,7 +21,7 @@ _WITHOUT_EFFECT = re.compile(
     "|eval_accumulation_steps|eval_do_concat_batches|eval_use_gather_object|eval_on_start|router_mapping"
     "|gradient_checkpointing.*|activation_.*|torch_compile.*|attn_implementation|include_.*|skip_memory_metrics"
     "|prediction_loss_only|batch_eval_metrics|torch_empty_cache_steps|use_liger_kernel|liger_kernel_config"
-    "|enable_jit_checkpoint|always_save|mini_batch_size|mini_batch_num_tokens|likelihood_batch_size|encode_batch_size"
+    "|enable_jit_checkpoint|always_save|mini_batch_size|lm_batch_size|likelihood_batch_size|encode_batch_size"
     "|per_device_eval_batch_size"
 )
 

@@ -306,8 +306,8 @@ class MethodTrainer(Trainer):
         """
         from revela_hub.hub_cards.upload import publish
 
+        destination = Destination(repo_id or self.args.hub_model_id or "", **{"update": True} | options)
         folders = self.write_models(str(self.args.output_dir))
         if not self.is_world_process_zero():
             return None
-        destination = Destination(repo_id or str(self.args.hub_model_id), **{"update": True} | options)
         return publish(copy_finished, folders[0], destination, methods={self.method.name: self.method})
