@@ -19,7 +19,6 @@ from typing import Any
 from scipy import sparse
 
 from revela_hub.data.text.words import HANGUL, LETTER, MARKS, UNSPACED, normal, pairs
-from revela_hub.errors import UserError
 from revela_hub.files import atomic, key_of
 from revela_hub.retrieval.sparse import InvertedIndex, Terms
 from revela_hub.retrieval.texts import TextList, TextSource
@@ -75,7 +74,7 @@ class BM25(InvertedIndex):
         folder: A folder for the index: an index of the same texts is memory-mapped from there instead of built.
 
     Raises:
-        UserError: PyStemmer does not have this stemmer.
+        KeyError: PyStemmer does not have this stemmer.
         ValueError: bm25s does not have these stop words.
     """
 
@@ -95,8 +94,6 @@ class BM25(InvertedIndex):
         source = TextList(texts) if isinstance(texts, Sequence) else texts
         self.settings = settings or BM25Settings()
         self._bm25s: Any = bm25s
-        if self.settings.stemmer not in ("none", *Stemmer.algorithms()):
-            raise UserError(f"unknown stemmer {self.settings.stemmer!r}: {', '.join(Stemmer.algorithms())}, or none")
         self._stemmer = None if self.settings.stemmer == "none" else Stemmer.Stemmer(self.settings.stemmer)
         self._stopwords = [] if self.settings.stopwords == "none" else self.settings.stopwords
         self._show_progress_bar = show_progress_bar

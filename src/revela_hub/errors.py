@@ -58,8 +58,8 @@ def explain(error: BaseException) -> tuple[str, int]:
     ("KeyError: 'text'; this may be a bug: please report it with the traceback", 1)
     """
     chain = [error]
-    while chain[-1].__cause__ not in (None, *chain):  # pymilvus raises errors that cause themselves
-        chain.append(chain[-1].__cause__)
+    while (cause := chain[-1].__cause__) and cause not in chain:  # pymilvus raises errors that cause themselves
+        chain.append(cause)
     # Our own sentence, or the Hub's with the server's words; otherwise the innermost cause.
     ours = (e for e in chain if isinstance(e, UserError) or type(e).__module__.startswith("huggingface_hub"))
     shown = next(ours, chain[-1])

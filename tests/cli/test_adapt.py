@@ -331,7 +331,7 @@ def test_a_candidate_with_too_little_text_is_skipped(functions: int, skipped: st
         (["code", "--retriever", "./nowhere"], "nowhere"),
         (["code", "--output_dir", "code/out"], "code/out"),
         (["code", "--output_dir", "code/out", "--dry_run"], "code/out"),
-        (["code", "--bm25_stemmer", "klingon"], "unknown stemmer 'klingon'"),
+        (["code", "--bm25_stemmer", "klingon"], "'klingon' not found"),
     ],
 )
 def test_what_cannot_work_is_one_error_and_leaves_the_folder_free(
