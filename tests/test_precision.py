@@ -70,7 +70,7 @@ def test_an_imprag_model_in_bf16_answers_in_float32_unless_the_cpu_has_the_instr
 
 
 def test_batches_of_varying_shape_do_not_use_cudnn() -> None:
-    assert torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)  # searches in two threads of an earlier test may have left it off
     with pytest.raises(KeyError), varying_shapes():
         assert not torch.backends.cuda.cudnn_sdp_enabled()
         assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.math_sdp_enabled()
