@@ -96,7 +96,7 @@ class Source:
     rows: "Dataset | IterableDataset | None" = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check what would otherwise be read in another way, without an error."""
+        """Check settings that the reader would ignore or read in another way, without an error."""
         if self.kind not in (None, "text", "code"):
             raise UserError(f"source {self.path}: kind is {self.kind!r}; it must be text or code")
         for name in ("max_documents", "max_file_mib"):

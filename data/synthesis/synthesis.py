@@ -9,7 +9,7 @@ After Wang et al. (arXiv 2401.00368, section 3.1), as used by NV-Embed (arXiv 24
 Every example is a numbered draw. Its task, placeholders and sampling seed are derived from the run's seed and this number, so the same
 backend gives the same data for any number of concurrent requests. An unusable reply is counted by reason and requested again with the
 same placeholders (otherwise difficult ones would become rare) and a new seed; after a few attempts the draw is skipped. `pairs.jsonl` is
-the only state: a resumed run counts its lines, takes the tasks from it, and goes on after its last draw.
+the only state: a resumed run counts its lines, takes the tasks from it, and continues after its last draw.
 """
 
 import json

@@ -16,7 +16,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.row_cache import Types, cached_rows, document_rows, features, rows_fingerprint
 from revela_hub.data.sources.report import ReadReport
@@ -28,7 +28,6 @@ from revela_hub.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 
 SHUFFLE_BUFFER_RUNS = 16_384
 """Runs held in memory when `run_length` is given: about 45 MB for runs of four chunks."""
@@ -140,7 +139,6 @@ def mix_groups(
     weights: Sequence[float],
     *,
     seed: int = 0,
-    stopping_strategy: StoppingStrategy = "first_exhausted",
 ) -> "Dataset":
     """Interleave several data sets of groups at random, with probabilities proportional to their weights.
 
@@ -148,18 +146,15 @@ def mix_groups(
         groups: The data sets.
         weights: One positive number per data set; they need not sum to 1.
         seed: The seed of the draws.
-        stopping_strategy: `"first_exhausted"` stops when one data set is exhausted, `"all_exhausted"` repeats exhausted ones
-            until every data set has been used completely.
 
     Returns:
-        A data set with the same columns; `group` is the number of the group within its source.
+        A data set with the same columns, which ends when the first data set is used up; `group` is the number of the group
+        within its source.
     """
     import datasets
 
     probabilities = [weight / sum(weights) for weight in weights]
-    return datasets.interleave_datasets(
-        list(groups), probabilities=probabilities, seed=seed, stopping_strategy=stopping_strategy
-    )
+    return datasets.interleave_datasets(list(groups), probabilities=probabilities, seed=seed)
 
 
 def groups_needed(weight: float, max_groups: int) -> int:

@@ -50,7 +50,7 @@ def text_key(text: str) -> str:
 
 
 def _kept(match: re.Match[str]) -> str:
-    """Return what is left of a punctuation mark, given the characters around it."""
+    """Return the part of a punctuation mark that counts, given the characters around it."""
     text, mark, start, end = match.string, match[0], match.start(), match.end()
     before, after = text[start - 1], text[end]
     in_number = before.isdigit() and after.isdigit()

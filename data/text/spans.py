@@ -167,7 +167,7 @@ def _packed(document: DocumentTokens, capacity: int, report: ReadReport) -> Iter
 def tokenized_documents(
     documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings, report: ReadReport
 ) -> Iterator[DocumentTokens]:
-    """Tokenise documents in batches; a long one in several runs of pieces, which are like documents of their own."""
+    """Tokenise documents in batches; a long one in several runs of pieces, which are like separate documents."""
     # A piece has at most as many words as a span has tokens: tables and lists that form longer "sentences" are split
     # at their lines, as in chunks.
     pieces = (

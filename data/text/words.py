@@ -127,7 +127,7 @@ def count_words(text: str) -> int:
 
 
 def characters_per_word(character: str) -> float:
-    """Return how many of the characters count as a word: 1.5 to 3 in a script without spaces, else 1 (a word of its own)."""
+    """Return how many of the characters count as a word: 1.5 to 3 in a script without spaces, else 1 (a separate word)."""
     if character < "\u0e00":
         return 1.0
     return next((_WORD_LENGTH / weight for run, weight in _RUNS if run.match(character)), 1.0)

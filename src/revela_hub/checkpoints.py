@@ -22,7 +22,7 @@ from revela_hub.trainers.methods import METHODS as METHODS
 
 
 class ModelRef(NamedTuple):
-    """The model that a name stands for.
+    """The model of a name.
 
     Attributes:
         path: Hub id or folder to load. Of an output folder of `adapt` or `train`: its only retriever, unless the folder is a
@@ -40,7 +40,7 @@ class ModelRef(NamedTuple):
 
 
 def resolve(name: str | Path) -> ModelRef:
-    """Return the model that a folder or a Hub id stands for."""
+    """Return the model of a folder or a Hub id."""
     if (method := _method_of(name)) is not None:
         return ModelRef(str(name), method)
     path = model_in(str(name))

@@ -1,4 +1,4 @@
-"""What is in a text, and how much of it `adapt` can encode and train on in the time that it has."""
+"""The contents of a text, and how much of it `adapt` can encode and train on in the time that it has."""
 
 import time
 from collections import Counter
@@ -104,7 +104,7 @@ def inspect(sources: Iterable[SourceLike], report: ReadReport) -> Inspection:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the budget and the retriever's speed on this machine allow; a repeated command keeps it.
+    """The sizes that the budget and the retriever's speed on this machine allow; a repeated command keeps it.
 
     Attributes:
         passages: number of passages of the probe; distillation takes as many of the text.
