@@ -50,6 +50,7 @@ def load_retriever(
     trust_remote_code: bool = False,
     pooling: PlainPooling | None = None,
     prompts: Mapping[str, str] | None = None,
+    similarity: Literal["cosine", "dot"] | None = None,
 ) -> SentenceTransformer:
     """Load a sentence-transformers model, or any other model with a pooling, in float32.
 
@@ -63,6 +64,7 @@ def load_retriever(
         pooling: of a model that is not a sentence-transformers folder: `"mean"` (default), `"cls"`, or `"last"`, the EOS that the
             tokenizer is made to append to every text.
         prompts: prompts `query` and `document`; by default the model's own.
+        similarity: how vectors are compared; by default as the model says, or by cosine.
     """
     retriever = retriever_in(retriever)
     name = name_of(retriever)
@@ -73,6 +75,7 @@ def load_retriever(
         raise UserError(f"the retriever {name} keeps its own pooling, not --pooling {pooling}: leave it out")
     if prompts is not None:
         model.prompts = dict(model.prompts) | dict(prompts)
+    model.similarity_fn_name = similarity or model.similarity_fn_name
     similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
     refuse_other_routes(model, name)
     refuse_adapters(name, model)

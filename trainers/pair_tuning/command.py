@@ -32,7 +32,7 @@ from revela_hub.evaluation.probe import MIN_QUERIES
 from revela_hub.options import option, required
 from revela_hub.ranges import TextLength
 from revela_hub.trainers.base.arguments import ProbeArguments, TextArguments
-from revela_hub.trainers.base.retriever import print_retriever
+from revela_hub.trainers.base.retriever import PlainPooling, print_retriever
 from revela_hub.trainers.base.run import Run, open_run
 from revela_hub.trainers.base.run_probe import HeldOutText, hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
@@ -54,6 +54,13 @@ class Arguments(ProbeArguments, TextArguments, PairsTrainingArguments):  # type:
     split: str = option("train", "Split of a BEIR folder to train on.")
     output_dir: str = option("outputs/pairs", "Output folder.")
     max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
+    query_max_length: TextLength | None = option(None, "Maximum number of tokens per query (default: as per text).")
+    pooling: PlainPooling | None = option(
+        None, "Pooling of a model that is not a sentence-transformers folder; last is an added EOS (default: mean)."
+    )
+    similarity: Literal["cosine", "dot"] | None = option(
+        None, "How vectors are compared, also by the exported model (default: the model's own, or cosine)."
+    )
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
     def __post_init__(self) -> None:
@@ -80,7 +87,10 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             train_dataset=rows,
             retrieval_task=task,
             max_length=arguments.max_length,
-            model_init_kwargs={"trust_remote_code": arguments.trust_remote_code},
+            query_max_length=arguments.query_max_length,
+            model_init_kwargs={
+                name: getattr(arguments, name) for name in ("trust_remote_code", "pooling", "similarity")
+            },
             **trainer_options,
         )
         run.train(trainer)

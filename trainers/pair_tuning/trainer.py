@@ -19,7 +19,6 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from peft import PeftConfig
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.base.modules import Router
 from sentence_transformers.base.sampler import BatchSamplers
 from sentence_transformers.sentence_transformer.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -44,6 +43,7 @@ from revela_hub.trainers.base.query_route import (
     identity_of_documents,
     record_documents,
     refuse_frozen_documents,
+    trained_transformer,
     with_query_route,
 )
 from revela_hub.trainers.base.retriever import RetrieverTrainer, load_retriever, with_adapters
@@ -99,7 +99,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             `labels`, `score` or `scores`, is kept.
         peft_config: of the adapters, instead of LoRA as `args` says.
         max_length: maximum tokens of a text, by default the model's own.
-        model_init_kwargs: of `load_retriever`: `trust_remote_code`.
+        query_max_length: maximum tokens of a query, also of the exported model, by default as of any text.
+        model_init_kwargs: of `load_retriever`: `trust_remote_code`, `pooling`, `similarity`, ...
         **kwargs: of `SentenceTransformerTrainer`, and `retrieval_task`.
 
     Raises:
@@ -121,6 +122,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         loss: Callable[[SentenceTransformer], nn.Module] | nn.Module | None = None,
         peft_config: PeftConfig | None = None,
         max_length: int | None = None,
+        query_max_length: int | None = None,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -129,6 +131,10 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         loading = {"max_length": max_length} | (model_init_kwargs or {})
         length = loading.pop("max_length") if args.query_only else None  # of queries; documents keep their own limit
         retriever = load_retriever(model, **loading)
+        if query_max_length is not None:
+            if not hasattr(trained_transformer(retriever), "query_length"):
+                raise UserError("--query_max_length needs a transformer, and sentence-transformers 6.2 or newer")
+            trained_transformer(retriever).query_length = query_max_length
         routes: dict[str, str] = {}  # of the columns of all data sets, some of which may have more negatives
 
         def prepared(rows: Any) -> Dataset | IterableDataset:
@@ -152,8 +158,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             refuse_frozen_documents(retriever)
         self.adapters = with_adapters(retriever, peft_config, args.seed, args, query_only=args.query_only)
         freeze_pooler(retriever)
-        if isinstance(retriever[0], Router):
-            args.router_mapping = routes
+        args.router_mapping = routes
         args.prompts = {name: retriever.prompts.get(route) or "" for name, route in routes.items()}
         if loss is None:
             self.data_collator_class = TextHashCollator

@@ -66,6 +66,18 @@ def test_arguments_are_not_changed_and_losses_may_be_made_before(retriever_folde
         PairsTrainer(model, args, train_dataset={"a": pairs()})
 
 
+def test_an_encoder_is_trained_by_dot_product_of_cls_with_short_queries(bert_folder: Path, tmp_path: Path) -> None:
+    args = PairsTrainingArguments(str(tmp_path), report_to=[], bf16=False, temperature=1.0, save_strategy="no")
+    options = {"model_init_kwargs": {"pooling": "cls", "similarity": "dot"}, "max_length": 9, "query_max_length": 5}
+    run = PairsTrainer(str(bert_folder), args, train_dataset=pairs(4), **options)
+    batch = run.data_collator([dict(row) for row in pairs(4)])
+    assert batch["anchor_input_ids"].shape[1] == 5 and batch["positive_input_ids"].shape[1] == 9
+    exported = SentenceTransformer(str(run.export(tmp_path)), device="cpu")
+    query, passage = pairs(4)[1]["anchor"], pairs(4)[1]["positive"]
+    vectors = [model.encode_query([query]) @ model.encode_document([passage]).T for model in (run.retriever, exported)]
+    assert vectors[0] == pytest.approx(vectors[1], abs=1e-4) and exported.similarity_fn_name == "dot"
+
+
 @pytest.mark.parametrize("column", ["label", "score"])
 def test_a_loss_gets_its_labels(column: str, retriever_folder: Path, tmp_path: Path) -> None:
     rows = pairs().add_column(column, [1.0] * 16).add_column("scores", [0.0] * 16)
