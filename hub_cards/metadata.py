@@ -21,6 +21,7 @@ from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.hub_cards.contents import code_files, listed_modules, read_json
 from revela_hub.hub_cards.method import Method
+from revela_hub.loading import hub_name
 
 METRIC_NAMES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
 # What sentence-transformers uses if a model was saved without a similarity.
@@ -176,6 +177,7 @@ def hub_model_id(name: str | None) -> str | None:
 
     sentence-transformers loads its own models by their names alone, so their organization is added.
     """
+    name = name and hub_name(name).partition("@")[0]
     if name is None or not _HUB_NAME.fullmatch(name) or ("/" not in name and Path(name).exists()):
         return None
     if "/" in name:

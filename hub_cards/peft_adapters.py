@@ -15,7 +15,6 @@ from transformers import AutoModel, AutoTokenizer
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.hub_cards.export import PoolingMode, export_retriever
-from revela_hub.loading import refuse_pickles
 
 WEIGHTS = "adapter_model.safetensors"
 PROMPTS = {"query": "Query: ", "document": "Passage: "}
@@ -43,10 +42,10 @@ def export_adapter(
     folder = local_path(adapter)
     if not folder.is_dir():
         folder = Path(snapshot_download(str(adapter), allow_patterns=["adapter_*", "*token*"]))
-    refuse_pickles(folder)
     base = str(PeftConfig.from_pretrained(str(folder)).base_model_name_or_path)
-    refuse_pickles(base)
-    adapted = PeftModel.from_pretrained(AutoModel.from_pretrained(base, dtype=torch.float32), str(folder))
+    adapted = PeftModel.from_pretrained(
+        AutoModel.from_pretrained(base, dtype=torch.float32, use_safetensors=True), str(folder)
+    )
     # PEFT only warns about adapters that do not fit, and leaves the base model as it is.
     with safe_open(folder / WEIGHTS, framework="pt") as weights:
         different = set(weights.keys()) ^ set(get_peft_model_state_dict(adapted))

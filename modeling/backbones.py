@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.utils import ModelOutput, cached_file, find_adapter_config_file
+from transformers.utils import ModelOutput
 
 CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"
 """Name of the cache in a model's output: transformers 5.24 renamed it, and keeps the old name as a property."""
@@ -39,12 +39,8 @@ def load_backbone(auto: Any, name: str, *, new_head: bool = False, **options: An
         ValueError: weights are missing, such as those of the output projection in a retriever's checkpoint. A pooler may be
             missing, because its output is not used.
     """
-    if find_adapter_config_file(name) and not cached_file(
-        name, "adapter_model.safetensors", _raise_exceptions_for_missing_entries=False
-    ):  # transformers would load the adapter from a pickle, which it has no option to forbid
-        raise ValueError(f"the adapter in {name} has no safetensors weights, and loading a pickle can run code")
     options = {option: value for option, value in options.items() if value is not None}
-    loaded = auto.from_pretrained(name, output_loading_info=True, use_safetensors=True, **options)
+    loaded = auto.from_pretrained(name, output_loading_info=True, **options)
     model: PreTrainedModel = loaded[0]
     missing = sorted(key for key in loaded[1]["missing_keys"] if "pooler" not in key.split("."))
     needed = [key for key in missing if not new_head or key.startswith(f"{model.base_model_prefix}.")]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from revela_hub.errors import UserError, loading
 from revela_hub.files import content_digest, local_path
-from revela_hub.loading import PEFT_ADAPTER, encoder, in_fast_precision, model_json, model_kind, module_types
+from revela_hub.loading import PEFT_ADAPTER, encoder, in_fast_precision, model_json, model_kind, module_types, pinned
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer, SparseEncoder
@@ -166,6 +166,7 @@ def similarity_of(encoder: Any, name: str = "the encoder") -> str:
 
 def model_in(name: str) -> str:
     """Return the model in an output folder of `adapt` or `train`: its only sentence-transformers folder; else the name itself."""
+    name = pinned(name)
     models = [] if (local_path(name) / "modules.json").is_file() else _exported_in(local_path(name))
     return str(models[0]) if len(models) == 1 else name
 

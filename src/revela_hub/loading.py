@@ -1,14 +1,18 @@
-"""Open models: weights from safetensors only, because pickles can run code; precision and attention kernels for this machine."""
+"""Open models: weights are read as tensors, never as code; precision and attention kernels for this machine.
+
+Old repositories have only pickles (`pytorch_model.bin`). transformers, sentence-transformers and PEFT read them with
+`torch.load(weights_only=True)`, which rejects everything but tensors.
+"""
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from revela_hub.errors import UserError
 from revela_hub.files import local_path
 
 if TYPE_CHECKING:
@@ -20,59 +24,40 @@ Model = TypeVar("Model")
 # transformers is not thread-safe: while it loads a model, it replaces functions of transformers and torch.
 _ONE_AT_A_TIME = threading.RLock()
 PEFT_ADAPTER = "PEFT adapter"
+OTHER_WEIGHTS = ["*.h5", "*.msgpack", "*.ot", "*.onnx*", "*.tflite", "onnx/*", "openvino/*", "coreml/*"]
+# transformers would ask a service of the Hub to convert a pickle, in a pull request to its repository.
+os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
 def pretrained(kind: Any, name: str | Path, **options: Any) -> Any:
-    """Load a model of transformers with `kind.from_pretrained(name, **options)`; pickled weights are a `UserError`."""
-    refuse_pickles(name)
+    """Load a model of transformers with `kind.from_pretrained(name, **options)`."""
     with _ONE_AT_A_TIME:
-        return kind.from_pretrained(os.path.expanduser(name), use_safetensors=True, **options)
+        return kind.from_pretrained(os.path.expanduser(name), **options)
 
 
-def encoder(
-    kind: Callable[..., Model], name: str, *, model_kwargs: dict[str, Any] | None = None, **options: Any
-) -> Model:
-    """Load a model or module of sentence-transformers with `kind(name, **options)`; pickled weights are a `UserError`."""
-    refuse_pickles(name)
+def encoder(kind: Callable[..., Model], name: str, **options: Any) -> Model:
+    """Load a model or module of sentence-transformers with `kind(name, **options)`."""
     with _ONE_AT_A_TIME:
-        return kind(os.path.expanduser(name), model_kwargs={"use_safetensors": True} | (model_kwargs or {}), **options)
+        return kind(os.path.expanduser(name), **options)
 
 
-def refuse_pickles(name: str | Path) -> None:
-    """Raise a `UserError` if weights of a folder or Hub id exist as a pickle only.
+def pinned(name: str) -> str:
+    """Return the folder in the Hub's cache of a model `owner/name@revision`; any other name is returned unchanged."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", name) or local_path(name).exists():
+        return name
+    from huggingface_hub import snapshot_download
 
-    The option `use_safetensors` does not apply to adapters and to modules of sentence-transformers after the model.
+    repository, _, revision = name.partition("@")
+    return snapshot_download(repository, revision=revision, ignore_patterns=OTHER_WEIGHTS)
+
+
+def hub_name(name: str) -> str:
+    """Return `owner/name@commit` for a folder that `pinned` returned; any other name is returned unchanged.
+
+    >>> hub_name("/cache/models--org--bert/snapshots/0a1b"), hub_name("outputs/bert")
+    ('org/bert@0a1b', 'outputs/bert')
     """
-    files = [PurePosixPath(file) for file in _files(name)]
-    for file in (file for file in files if file.suffix == ".bin"):
-        # Of another library, of a checkpoint of a run (whose optimizer is a pickle, too), or hidden: nothing reads it.
-        is_read = not any(part.startswith(("checkpoint-", ".")) for part in file.parts)
-        safe = {"pytorch_model": "model", "adapter_model": "adapter_model"}.get(file.name[:13])
-        beside = [other.name for other in files if other.parent == file.parent and other.suffix == ".safetensors"]
-        if is_read and safe and not any(other.startswith(safe) for other in beside):
-            raise UserError(
-                f"cannot load {name}: {file} is a pickle, which can run code when loaded; save the model again with a"
-                " newer version of its library, which writes safetensors"
-            )
-
-
-def _files(name: str | Path) -> list[str]:
-    """Return the files of a folder or a repository; if the Hub cannot be reached, those in its cache."""
-    folder = local_path(name)
-    if not folder.is_dir():
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-
-        try:
-            return sorted(HfApi().list_repo_files(str(name)))
-        except (HFValidationError, RepositoryNotFoundError):
-            return []  # loading reports it
-        except Exception as error:  # no network
-            try:
-                folder = Path(snapshot_download(str(name), local_files_only=True))
-            except Exception:  # not in the cache
-                raise error from None
-    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.*") if file.is_file())
+    return re.sub(r".*/models--([^/]+)--([^/]+)/snapshots/(\w+)/?", r"\1/\2@\3", name)
 
 
 def model_json(name: str | Path, file: str) -> Any:

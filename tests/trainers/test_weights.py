@@ -12,15 +12,13 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import BertForMaskedLM, BertModel, PreTrainedTokenizerBase
 
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.errors import UserError, explain
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RetroMAEForPreTraining, RevelaForCausalLM
-from revela_hub.retrieval.encoder import load_encoder
-from revela_hub.trainers import ImpRAGTrainer, ImpRAGTrainingArguments, load_backbones
+from revela_hub.trainers import ImpRAGTrainer, ImpRAGTrainingArguments
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, RADITTrainingArguments
@@ -78,24 +76,6 @@ def test_an_adapter_of_another_model(checkpoints: dict[str, Path], tmp_path: Pat
     save_file({key.replace("layers.0", "layers.9"): value for key, value in load_file(file).items()}, file)
     with pytest.raises(UserError, match="missing adapter"):
         export_checkpoint(checkpoints["adapters"], tmp_path / "out")
-
-
-def test_pickled_weights_are_not_read(checkpoints: dict[str, Path], retriever_folder: Path, tmp_path: Path) -> None:
-    def pickled(folder: Path) -> None:
-        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-        (folder / "model.safetensors").unlink()
-
-    model = SentenceTransformer(str(retriever_folder), device="cpu")
-    model.insert(2, Dense(32, 8))
-    model.save(str(tmp_path / "dense"), create_model_card=False)
-    pickled(tmp_path / "dense" / "2_Dense")
-    for load in (load_encoder, lambda name: load_backbones(name, str(retriever_folder))):
-        with pytest.raises(UserError, match=r"2_Dense/pytorch_model.bin is a pickle"):
-            load(str(tmp_path / "dense"))
-    for name in ("revela", "retromae"):
-        pickled(checkpoints[name])
-        with pytest.raises(UserError, match="cannot load"):
-            export_checkpoint(checkpoints[name], tmp_path / "out")
 
 
 @pytest.fixture

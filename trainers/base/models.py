@@ -9,12 +9,13 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTr
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.method import Method
+from revela_hub.loading import hub_name, pinned
 from revela_hub.retrieval.encoder import model_in
 from revela_hub.trainers.base.arguments import RunArguments
 from revela_hub.trainers.base.query_route import trained_backbone, trained_transformer
 
 ModelLike: TypeAlias = str | Path | PreTrainedModel | SentenceTransformer
-"""A Hub id, a folder, or a loaded model."""
+"""A Hub id (`owner/name` or `owner/name@revision`), a folder, or a loaded model."""
 
 _Arguments = TypeVar("_Arguments", bound=RunArguments)
 
@@ -22,7 +23,7 @@ _Arguments = TypeVar("_Arguments", bound=RunArguments)
 def unwrapped(model: ModelLike) -> str | PreTrainedModel:
     """Return the id or folder, or the transformers model inside a loaded one."""
     if isinstance(model, str | Path):
-        return os.path.expanduser(model)
+        return os.path.expanduser(pinned(str(model)))
     if not isinstance(model, SentenceTransformer):
         return model
     if (inner := trained_backbone(model)) is None:
@@ -53,7 +54,7 @@ def name_in(config: PreTrainedConfig) -> str:
 
 def default_arguments(kind: type[_Arguments], model: ModelLike, method: Method, **settings: Any) -> _Arguments:
     """Return default training arguments, with an output folder named after the model and the method."""
-    return kind(output_dir=f"{Path(name_of(model)).name or 'model'}-{method.title}", **settings)
+    return kind(output_dir=f"{Path(hub_name(name_of(model))).name or 'model'}-{method.title}", **settings)
 
 
 def tokenizer_of(

@@ -34,6 +34,7 @@ from revela_hub.files import local_path
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
 from revela_hub.interrupts import if_interrupted
+from revela_hub.loading import hub_name
 from revela_hub.trainers.base.arguments import RunArguments
 from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.checkpoints import (
@@ -239,10 +240,10 @@ def card_metadata(
     }
     settings = {name: for_card(name, value) for name, value in (models | changed | always).items()}
     hub_data = {parse_source(source).path.removeprefix("hf:") for source in sources if source.startswith("hf:")}
-    base = next(iter(models.values()))
+    base = hub_name(next(iter(models.values())))
     return ModelCardMetadata(
         method=method,
-        base_model=None if _is_local(base) else base,
+        base_model=None if _is_local(base) else base.partition("@")[0],
         datasets=sorted(name for name in hub_data if "/" in name and not _is_local(name)),
         training_data=summary,
         command=f"revela-hub {next(iter(method.commands))} --config config.yaml",
@@ -268,6 +269,7 @@ def for_card(name: str, value: Any) -> Any:
         return {key: for_card(key, item) if key in ("path", "data_files") else item for key, item in value.items()}
     if not isinstance(value, str) or not value or value.startswith(HUB_ADDRESS) or "prompt" in name:
         return value
+    value = hub_name(value)
     prefix = next((kind for kind in ("lm:", "hf:") if value.startswith(kind)), "")
     rest = value.removeprefix(prefix)
     return prefix + printable_name(local_path(rest).resolve().name) if _is_local(rest) else value

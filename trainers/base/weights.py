@@ -12,7 +12,7 @@ from torch import nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from revela_hub.errors import UserError
-from revela_hub.loading import model_json, pretrained, refuse_pickles
+from revela_hub.loading import model_json, pretrained
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -62,7 +62,6 @@ def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:
     """Load all adapters of `folder/adapter_model.safetensors` into the model; PEFT would only warn about mismatches."""
-    refuse_pickles(folder)
     adapted = PeftModel.from_pretrained(model, folder)
     expected = set(get_peft_model_state_dict(adapted))
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as weights:

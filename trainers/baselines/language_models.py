@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
-from revela_hub.loading import refuse_pickles, varying_shapes
+from revela_hub.loading import varying_shapes
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
@@ -27,7 +27,6 @@ def load_lm(
             raise UserError(f"the language model {name!r} is an encoder: use a decoder, which predicts the next token")
         tokenizer = tokenizer_of(lm, tokenizer, trust_remote_code=trust_remote_code)
         if isinstance(model, str):
-            refuse_pickles(name)
             model = load_backbone(AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, dtype=torch.float32)
     if getattr(model.config.get_text_config(), "is_causal", None) is False:
         raise UserError(

@@ -28,7 +28,7 @@ from trl import SFTConfig, SFTTrainer
 from revela_hub.files import atomic, local_path
 from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
-from revela_hub.loading import pretrained, refuse_pickles
+from revela_hub.loading import pretrained
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
@@ -192,7 +192,6 @@ def _load_saved(folder: Path) -> PreTrainedModel:
     """Load a decoder that the Trainer saved, with its adapters merged."""
     if not (folder / "adapter_config.json").is_file():
         return pretrained(AutoModelForCausalLM, folder)  # type: ignore[no-any-return]
-    refuse_pickles(folder)
     adapted: Any = AutoPeftModelForCausalLM.from_pretrained(str(folder))
     return merge(adapted)  # type: ignore[no-any-return]
 

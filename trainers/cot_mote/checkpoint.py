@@ -21,7 +21,7 @@ from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, w
 from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer, with_pooler
 from revela_hub.hub_cards.tokenizers import padding_right
 from revela_hub.hub_cards.verify import probe_texts
-from revela_hub.loading import model_json, refuse_pickles
+from revela_hub.loading import model_json
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
@@ -85,7 +85,6 @@ def load_cot_mote_start(
         for encoder in (given, query_encoder):
             if isinstance(encoder, str):
                 refuse_fused(encoder)
-                refuse_pickles(encoder)
         load = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
         model = kind.from_backbone(given, query_backbone=query_encoder, **load, **config)
         tokenizer = tokenizer_of(start, tokenizer, trust_remote_code=trust_remote_code)

@@ -14,7 +14,7 @@ from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.verify import probe_texts, text_limit
-from revela_hub.loading import in_fast_precision, model_json, refuse_pickles
+from revela_hub.loading import in_fast_precision, model_json
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating
 from revela_hub.trainers.base.adapters import merge
@@ -83,7 +83,6 @@ def load_imprag(
         if isinstance(start, str):
             if is_encoder(start, trust_remote_code=trust_remote_code):
                 raise UserError(f"the backbone {name!r} is an encoder: give a decoder, which predicts the next token")
-            refuse_pickles(name)
         model: Any = ImpRAGForCausalLM.from_backbone(start, trust_remote_code=trust_remote_code, **given)
         return ImpRAGCheckpoint(model, tokenizer_of(backbone, tokenizer, trust_remote_code=trust_remote_code))
 

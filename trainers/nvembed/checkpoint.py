@@ -22,7 +22,7 @@ from revela_hub.hub_cards.assemble import Assembled, Assembly, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
 from revela_hub.hub_cards.tokenizers import plain, text_length, with_eos
 from revela_hub.internals import transformer_around
-from revela_hub.loading import model_json, refuse_pickles
+from revela_hub.loading import model_json
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
 from revela_hub.trainers.base.adapters import add_adapters, merge
@@ -85,7 +85,6 @@ def load_nvembed(
             start = NVEmbedStart(trained, tokenizer or trained.tokenizer, _saved_prompts(name))
         else:
             _refuse_encoder(name, name)
-            refuse_pickles(name)
             return NVEmbedStart(NVEmbedModel.from_backbone(name, dtype=dtype, **config), tokenizer_of(name, tokenizer))
     kept = _backbone_options(start.model.config)
     for option, value in config.items():

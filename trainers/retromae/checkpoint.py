@@ -11,7 +11,7 @@ from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer, with_pooler
-from revela_hub.loading import model_json, refuse_pickles
+from revela_hub.loading import model_json
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
@@ -64,7 +64,6 @@ def load_retromae_encoder(
         else:
             if isinstance(given, str):
                 refuse_fused(given)
-                refuse_pickles(given)
             model = RetroMAEForPreTraining.from_encoder(
                 given, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
             )

@@ -24,7 +24,6 @@ from revela_hub.hub_cards.tokenizers import (
 )
 from revela_hub.hub_cards.verify import LONGEST_PROBE
 from revela_hub.loading import encoder as open_encoder
-from revela_hub.loading import refuse_pickles
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
 from revela_hub.modeling.backbones import load_backbone
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
@@ -86,9 +85,7 @@ def load_backbones(
     retriever = retriever_in(retriever)
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
     for place in (retriever, lm):
-        if isinstance(place, str | Path):
-            refuse_pickles(place)
-        else:
+        if not isinstance(place, str | Path):
             refuse_adapters(type(place).__name__, place)
     if isinstance(retriever, str | Path):
         refuse_other_kind(name)
@@ -183,7 +180,6 @@ def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: 
     name = "" if config.lm is None else config.lm.name_or_path
     if not name:
         raise UserError(f"{folder} has no weights of the language model, and its config.json does not name it")
-    refuse_pickles(name)
     lm = load_backbone(AutoModelForCausalLM, name, dtype=torch.float32, trust_remote_code=trust_remote_code)
     model: RevelaForCausalLM = RevelaForCausalLM(config, lm=lm).float()
     expected = {key for key in model.state_dict() if not key.startswith("lm.") and "pooler" not in key.split(".")}

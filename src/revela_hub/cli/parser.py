@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from revela_hub.errors import UserError, did_you_mean
 from revela_hub.files import local_path
+from revela_hub.loading import pinned
 from revela_hub.ranges import check_ranges
 
 ArgumentsT = TypeVar("ArgumentsT")
@@ -27,7 +28,7 @@ NOT_OPTIONS = ("debug", "router_mapping")  # of transformers: `--debug` is ours,
 OTHER_OPTIONS = "other options of transformers' Trainer"
 METAVARS = {
     "FOLDER": "output_dir cache_dir models_dir checkpoint index eval_corpus",
-    "MODEL": "model models sparse_model rerank retriever lm backbone encoder query_encoder reader base",
+    "MODEL": "model models sparse_model rerank retriever lm backbone encoder query_encoder reader base query_generator",
     "PATH": "data corpus plain_text labels",
     "FILE": "output mixture pairs card config example_queries report",
 }
@@ -125,6 +126,7 @@ class CommandParser(argparse.ArgumentParser):
         for name in self.required:
             if name not in values:
                 self.error(f"{name.upper() if name in self.positionals else f'--{name}'} is missing")
+        values |= {name: self.types[name].placed(value) for name, value in values.items() if name in self.options}
         self.quiet = bool(values.get("quiet"))
         return {name: value for name, value in values.items() if name in self.options}
 
@@ -200,6 +202,12 @@ class _Type:
         if not self.is_list or value is None:
             return self.read(value)
         return [self.read(item) for item in (value if isinstance(value, list) else [value])]
+
+    def placed(self, value: Any) -> Any:
+        """Return a value with each model `owner/name@revision` replaced by its folder in the Hub's cache."""
+        if isinstance(value, list):
+            return list(map(self.placed, value))
+        return pinned(value) if self.expected == "MODEL" and isinstance(value, str) else value
 
     def read(self, value: Any) -> Any:
         """Return the value, or an item of a list, from a word of the command line, or from a scalar or mapping of the file."""
