@@ -252,7 +252,7 @@ def test_it_trains_resumes_and_writes_a_card(
     resume = [*run, "--resume_from_checkpoint", "last", "--max_steps", "3"]
     assert main([*resume, "--temperature", "0.2"]) == 0
     printed = capsys.readouterr()
-    assert "temperature 0.1 -> 0.2" in printed.err and "resuming from" in printed.out
+    assert "temperature 0.2 (before: 0.1)" in printed.err and "resuming from" in printed.out
     assert json.loads((out / "trainer_state.json").read_text())["global_step"] == 3
 
 

@@ -46,6 +46,8 @@ class RunArguments(TrainingArguments):
     def __post_init__(self) -> None:
         """Set defaults that depend on the hardware and the terminal; raise a `ValueError` for a value out of range."""
         check_ranges(type(self), vars(self))
+        if self.max_steps == 0:  # transformers would train --num_train_epochs
+            raise ValueError("nothing to train: max_steps is 0")
         self.logging_nan_inf_filter = False  # a run stops at a NaN loss
         self.remove_unused_columns = False  # the collators read all columns
         self.hub_token = None  # nothing is uploaded, and checkpoints contain the arguments
@@ -220,4 +222,5 @@ class ProbeArguments:
         if self.eval_strategy == "steps" and self.eval_steps is None:
             self.eval_steps = 0.25
         self.export = self.export or "best"
+        self.load_best_model_at_end = False  # --export selects
         super().__post_init__()  # type: ignore[misc] # of the training arguments

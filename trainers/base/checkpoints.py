@@ -13,16 +13,14 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 RECORD = "run.json"
-# Options that do not change the trained weights.
+# Options that do not change the trained weights, or that a trainer sets itself.
 _WITHOUT_EFFECT = re.compile(
     "output_dir|overwrite|quiet|resume_from_checkpoint|cache_dir|trust_remote_code|disable_tqdm|use_cpu|local_rank|debug"
-    "|report_to|run_name|project|trackio_.*|log_.*|logging_.*|save_.*|hub_.*|push_to_hub|dataloader_(num_|pin_|persist|prefetch|multi).*|dataset_num_proc"
-    "|accelerator_config|ddp_.*|fsdp.*|deepspeed.*|distributed_state|parallelism_config|do_(train|eval|predict)"
-    "|eval_accumulation_steps|eval_do_concat_batches|eval_use_gather_object|eval_on_start|router_mapping"
-    "|gradient_checkpointing.*|activation_.*|torch_compile.*|attn_implementation|include_.*|skip_memory_metrics"
-    "|prediction_loss_only|batch_eval_metrics|torch_empty_cache_steps|use_liger_kernel|liger_kernel_config"
-    "|enable_jit_checkpoint|always_save|mini_batch_size|lm_batch_size|likelihood_batch_size|encode_batch_size"
-    "|per_device_eval_batch_size"
+    "|report_to|run_name|project|trackio_.*|log_.*|logging_.*|save_.*|hub_.*|push_to_hub|remove_unused_columns"
+    "|dataloader_(num_|pin_|persist|prefetch|multi).*|dataset_num_proc|accelerator_config|ddp_.*|fsdp.*|deepspeed.*"
+    "|distributed_state|parallelism_config|do_(train|eval|predict)|eval_on_start|router_mapping|attn_implementation"
+    "|gradient_checkpointing.*|activation_.*|torch_compile.*|include_.*|mini_batch_size|lm_batch_size"
+    "|likelihood_batch_size|encode_batch_size|per_device_eval_batch_size"
 )
 
 
@@ -60,30 +58,24 @@ def run_settings(arguments: TrainingArguments) -> dict[str, Any]:
     return settings
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the step in a checkpoint's name, or -1 if it is not a checkpoint's name."""
-    number = checkpoint.name.removeprefix("checkpoint-")
-    return int(number) if number != checkpoint.name and number.isdecimal() else -1
-
-
 def checkpoints_in(output: Path) -> list[Path]:
     """Return the checkpoints of an output folder, including incomplete ones."""
-    return [path for path in output.glob("checkpoint-*") if path.is_dir() and step_of(path) >= 0]
+    return [path for path in output.glob("checkpoint-*") if path.is_dir() and path.name[11:].isdecimal()]
 
 
 def last_checkpoint(output: Path) -> Path | None:
     """Return the newest complete checkpoint of an output folder, if any."""
     complete = [path for path in checkpoints_in(output) if is_complete(path)]
-    return max(complete, key=lambda path: ((path / TRAINER_STATE_NAME).stat().st_mtime, step_of(path)), default=None)
+    return max(complete, key=lambda path: ((path / TRAINER_STATE_NAME).stat().st_mtime_ns, path.name), default=None)
 
 
 def is_complete(checkpoint: Path) -> bool:
     """Whether a run can resume from a checkpoint: it has the Trainer's state and the random state of `--save_only_model false`."""
     try:
-        state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return "global_step" in state and any(checkpoint.glob("rng_state*"))
+    return any(checkpoint.glob("rng_state*"))
 
 
 def how_to_resume(output: Path) -> str:

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerBase
@@ -13,14 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.retrieval import Rankings, retrieval_run
 from revela_hub.retrieval.encoder import Encoder
-from revela_hub.retrieval.encoding import batches, divided, encode_batches, token_budget
+from revela_hub.retrieval.encoding import divided
 from revela_hub.trainers.base.distributed import from_main
 
 
-class EncoderInTraining:
-    """Wraps a retriever in training as an `Encoder`; its mode is restored after encoding.
+class EncoderInTraining(SentenceTransformer):
+    """A sentence-transformers model around a retriever in training, with the settings of the exported model.
 
-    `embed` is `(input_ids, attention_mask) -> (N, d)`. The other settings are those of the exported model.
+    `embed` is `(input_ids, attention_mask) -> (N, d)`, with the weights of `model`.
     """
 
     def __init__(
@@ -32,35 +30,27 @@ class EncoderInTraining:
         max_length: int,
         similarity: str,
     ) -> None:
-        self.model, self.embed, self.tokenizer = model, embed, tokenizer
-        self.prompts, self.max_length, self.similarity_fn_name = prompts, max_length, similarity
+        device = str(next(model.parameters()).device)
+        module = _Embedder(model, embed, tokenizer, max_length)
+        super().__init__(modules=[module], prompts=dict(prompts), similarity_fn_name=similarity, device=device)
 
-    def encode_query(self, texts: list[str], **kwargs: Any) -> NDArray[np.float32]:
-        """Return (N, d) vectors of queries."""
-        return self._encode(texts, self.prompts.get("query", ""), **kwargs)
 
-    def encode_document(self, texts: list[str], **kwargs: Any) -> NDArray[np.float32]:
-        """Return (N, d) vectors of documents."""
-        return self._encode(texts, self.prompts.get("document", ""), **kwargs)
+class _Embedder(nn.Module):
+    def __init__(
+        self, model: nn.Module, embed: Callable[[Tensor, Tensor], Tensor], tokenizer: Any, length: int
+    ) -> None:
+        super().__init__()
+        self.model, self.embed, self.tokenizer, self.max_seq_length = model, embed, tokenizer, length
 
-    @torch.no_grad()
-    def _encode(self, texts: list[str] | str, prompt: str, batch_size: int = 32, **_: Any) -> NDArray[np.float32]:
-        if isinstance(texts, str):  # as in sentence-transformers, one vector
-            return self._encode([texts], prompt)[0]  # type: ignore[no-any-return]
-        texts, cut = [prompt + text for text in texts], {"truncation": True, "max_length": self.max_length}
-        lengths_N = np.array([len(ids) for ids in self.tokenizer(texts, **cut)["input_ids"]])
-        device = next(self.model.parameters()).device
+    def preprocess(self, inputs: list[str], prompt: str | None = None, **_: Any) -> Any:
+        """Return the tokens of texts."""
+        cut = {"padding": True, "truncation": True, "max_length": self.max_seq_length, "return_tensors": "pt"}
+        return self.tokenizer([(prompt or "") + text for text in inputs], **cut)
 
-        def encode(rows: NDArray[np.int64]) -> Tensor:
-            batch = self.tokenizer([texts[row] for row in rows], padding=True, return_tensors="pt", **cut).to(device)
-            return self.embed(batch["input_ids"], batch["attention_mask"]).float().cpu()
-
-        was_training = self.model.training
-        self.model.eval()
-        made = list(batches(lengths_N, token_budget(device.type, batch_size), 8 * batch_size))
-        vectors_ND: NDArray[np.float32] = encode_batches(made, encode).numpy()
-        self.model.train(was_training)
-        return vectors_ND
+    def forward(self, features: Any) -> Any:
+        """Add the vectors of a batch."""
+        vectors = self.embed(features["input_ids"], features["attention_mask"])
+        return features | {"sentence_embedding": vectors.float()}
 
 
 def rank_together(encoder: Encoder, task: RetrievalTask, model: nn.Module) -> Rankings:

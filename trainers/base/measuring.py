@@ -9,6 +9,8 @@ With `--export last`, evaluations do not select: the last step is exported, and 
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +19,16 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from revela_hub.evaluation.hybrid_weight import fit_hybrid, halves
+from revela_hub.data.mixture.held_out import HELD_OUT
+from revela_hub.data.sources.report import counted
+from revela_hub.evaluation.hybrid_weight import PROBE, FittedHybrid, fit_hybrid, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
-from revela_hub.evaluation.significance import compare_queries
+from revela_hub.evaluation.significance import PairedDifference, compare_queries
 from revela_hub.files import atomic, write_text
+from revela_hub.hub_cards.metadata import Figure, Result
 from revela_hub.trainers.base.arguments import METRIC
 from revela_hub.trainers.base.distributed import from_main, is_distributed
 from revela_hub.trainers.base.encoder_in_training import rank_together
-from revela_hub.trainers.base.outcome import Outcome
 
 if TYPE_CHECKING:
     from revela_hub.trainers.base.trainer import MethodTrainer
@@ -32,24 +36,134 @@ if TYPE_CHECKING:
 MEASUREMENTS_FOLDER = "measured"
 """Folder in the output folder with the scores, and the weights of the base model and of the best step."""
 SCORES = "scores.json"
+RETRIEVAL_CURVE = "retrieval_curve.png"
 MIN_QUERIES = 4
 """Smallest number of queries for a comparison: two for selection and two for testing."""
 PATIENCE = 3
 """Number of consecutive evaluations not above the best one that stop the run."""
 
-PerQuery = dict[str, dict[str, float]]  # metric -> query -> score
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of a run, for the terminal, the model card and the disk.
+
+    Attributes:
+        task: name of the evaluation task.
+        queries: number of queries in the test half, and of all queries.
+        base: scores of the base model.
+        exported: scores of the exported weights.
+        step: step of the exported weights; 0 is the base model.
+        last_step: last evaluated step.
+        difference: nDCG@10 of the selected trained weights minus the base model's, on the test half.
+        bm25: scores of BM25.
+        hybrid: scores of the exported weights combined with BM25.
+        curve: step -> mean nDCG@10 over all queries.
+    """
+
+    task: str
+    queries: tuple[int, int]
+    base: RetrievalScores
+    exported: RetrievalScores
+    step: int
+    last_step: int
+    difference: PairedDifference
+    bm25: RetrievalScores
+    hybrid: FittedHybrid
+    curve: Mapping[int, float]
+
+    def _weights(self) -> str:
+        return f"step {self.step} of {self.last_step}" if self.step else "the base model"
+
+    def sentence(self) -> str:
+        """Summarise the run in one sentence, with its 95% confidence interval."""
+        d = self.difference
+        made = "queries of the probe: titles, docstrings and sentences removed from the text"
+        queries = {PROBE: made, HELD_OUT: "held-out queries"}.get(self.task, f"queries of {self.task}")
+        found = {
+            "better": f"improved nDCG@10 by {d.difference:.3f}",
+            "worse": f"lowered nDCG@10 by {-d.difference:.3f}",
+        }
+        change = found.get(d.verdict, f"made no significant difference in nDCG@10: {d.difference:+.3f}")
+        requested = " (--export last)" if self.step and d.verdict == "worse" else ""
+        return (
+            f"Training {change} (95% interval {d.low:+.3f} to {d.high:+.3f}, on {self.queries[0]} {queries})."
+            f" Exported: {self._weights()}{requested}."
+        )
+
+    def advice(self) -> str:
+        """Recommend a hybrid with BM25 if it is significantly better; each query is scored with a weight tuned on other queries."""
+        weight = self.hybrid.weight
+        d = compare_queries(self.exported.per_query[METRIC], self.hybrid.scores.per_query[METRIC])
+        if not weight or d.verdict != "better":
+            return ""
+        return (
+            f"A hybrid with BM25 (search --mode hybrid --weights {1 - weight:.1f} {weight:.1f}) improves nDCG@10 by another"
+            f" {d.difference:.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, on all {d.queries} queries)."
+        )
+
+    def report(self) -> str:
+        """Return the scores over all queries as a table, the summary and the recommendation."""
+        trained = f"trained ({self._weights()})" if self.step else "exported (base model)"
+        rows = self._rows(trained)
+        width = max(map(len, rows))
+        lines = [f"{self.task}: {counted(self.queries[1], 'query')}, {counted(self.base.documents, 'passage')}"]
+        lines.append(f"{'':<{width}}  nDCG@10  MRR@10  Recall@100")
+        for name, s in rows.items():
+            lines.append(f"{name:<{width}}  {s.ndcg_at_10:7.3f}  {s.mrr_at_10:6.3f}  {s.recall_at_100:10.3f}")
+        return "\n".join(filter(None, [*lines, self.sentence(), self.advice()]))
+
+    def _rows(self, trained: str) -> dict[str, RetrievalScores]:
+        weight = self.hybrid.weight
+        hybrid = f"hybrid (weights {1 - weight:.1f} dense, {weight:.1f} BM25)"
+        return {"base model": self.base, trained: self.exported, "BM25": self.bm25, hybrid: self.hybrid.scores}
+
+    def results(self) -> list[Result]:
+        """Return the rows of the model card's results table."""
+        return [
+            Result(self.task, {m: getattr(s, m) for m in (METRIC, "mrr_at_10", "recall_at_100")}, model=name or None)
+            for name, s in self._rows("").items()
+        ]
+
+    def write(self, file: Path) -> None:
+        """Write everything as JSON: scores, difference with interval, hybrid weight and curve."""
+        content = {
+            "sentence": self.sentence(),
+            "advice": self.advice(),
+            "task": self.task,
+            "step": self.step,
+            "last_step": self.last_step,
+            "difference": self.difference.to_dict(),
+            "bm25_weight": self.hybrid.weight,
+            "scores": {name: scores.to_dict() for name, scores in self._rows("exported").items()},
+            "curve": self.curve,
+        }
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def figure(self, folder: Path) -> Figure:
+        """Plot nDCG@10 over the steps of the run."""
+        from matplotlib.figure import Figure as Canvas
+
+        canvas = Canvas(figsize=(6, 3.2), layout="constrained")
+        axes = canvas.subplots()
+        axes.plot(list(self.curve), list(self.curve.values()), marker="o", color="#2a6f97", label="retriever")
+        axes.axhline(self.bm25.ndcg_at_10, color="#999999", linestyle="--", label="BM25")
+        axes.axvline(self.step, color="#c0392b", linestyle=":", label="exported")
+        axes.set(xlabel="step", ylabel="nDCG@10")
+        axes.legend()
+        canvas.savefig(folder / RETRIEVAL_CURVE, dpi=150)
+        return Figure(str(folder / RETRIEVAL_CURVE), f"nDCG@10 on {self.task} during training")
 
 
 def train_and_select(trainer: "MethodTrainer", output: Path, checkpoint: Path | None) -> Outcome | None:
     """Train, load the weights to export into the model, and return the results; None without a comparison with the base model."""
-    best, resume = None, None if checkpoint is None else str(checkpoint)
-    if trainer.retrieval_task is not None and len(trainer.retrieval_task.queries) >= MIN_QUERIES:
+    best, task = None, trainer.retrieval_task
+    if task is not None and len(task.queries) >= MIN_QUERIES:
         best = BestWeights(trainer, output, resumed=checkpoint is not None)
-        best.store("base")  # a resumed run, too, is built from the base model
+        best.store(0)  # a resumed run, too, is built from the base model
         trainer.add_callback(best)
-    if trainer.retrieval_task is not None and checkpoint is None:
+    if task is not None and checkpoint is None:
         trainer.evaluate()
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if best is None:
         return None
     if trainer.state.global_step not in best.scores:
@@ -75,35 +189,33 @@ class BestWeights(TrainerCallback):
         self.folder, self.main = output / MEASUREMENTS_FOLDER, trainer.args.should_save
         self.last = getattr(trainer.args, "export", "best") == "last"
         self.dev, self.test = halves(self.task.queries)
-        queries = json.dumps(sorted(self.task.queries.items()))
-        self.identity = f"{self.task.name} {hashlib.sha256(queries.encode()).hexdigest()[:16]}"
-        self.scores: dict[int, PerQuery] = from_main(self._read) if resumed else {}
+        self.identity = hashlib.sha256(json.dumps(sorted(self.task.queries.items())).encode()).hexdigest()
+        self.scores: dict[int, RetrievalScores] = from_main(self._read) if resumed else {}
         self.rankings: dict[int, Rankings] = {}  # of the base model and the best step, if evaluated by this process
 
     # --- during training
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Forget the evaluations after the step that the run resumes from; if the best was one of them, choose it again."""
-        if not state.global_step:
-            return
-        best = self.best_step
-        self.scores = {step: scores for step, scores in self.scores.items() if step <= state.global_step}
-        if best > state.global_step:  # its weights replaced those of earlier steps
-            self.scores = {step: scores for step, scores in self.scores.items() if step in (0, state.global_step)}
-        if self.best_step == state.global_step:
-            self.store("best")
+        """Forget the evaluations after the step that the run resumes from; if the best weights are of one of them, also the others."""
+        step = state.global_step
+        self.scores = {known: scores for known, scores in self.scores.items() if known <= step}
+        if not from_main(lambda: self._file(self.best_step).is_file()):
+            self.scores = {known: scores for known, scores in self.scores.items() if known in (0, step)}
+            self.store(self.best_step)
         self._write()
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, metrics: Any, **_: Any
+    ) -> None:
         """Record an evaluation, and stop the run if it no longer improves."""
+        if f"eval_{METRIC}" not in metrics:  # the loss of a data set
+            return
         step = state.global_step
-        scores, rankings = self.trainer.last_measurement()
-        self.scores[step] = {metric: dict(by_query) for metric, by_query in scores.per_query.items()}
-        self.rankings[step] = rankings
+        self.scores[step], self.rankings[step] = self.trainer.last_measurement()
         self.rankings = {kept: found for kept, found in self.rankings.items() if kept in (0, self.best_step)}
         self._write()  # before the weights: a resumed run forgets the scores of later steps
         if step and step == self.best_step:
-            self.store("best")
+            self.store(step)
         later = [known for known in self.scores if known > max(self.scores, key=self._dev_mean)]
         if len(later) >= PATIENCE and step < state.max_steps and not self.last:
             self.trainer.args.log(f"stopped at step {step}: the last {PATIENCE} evaluations are not above the best one")
@@ -116,74 +228,71 @@ class BestWeights(TrainerCallback):
         return max(steps, key=int if self.last else self._dev_mean, default=0)
 
     def _dev_mean(self, step: int) -> float:
-        scores = self.scores[step][METRIC]
+        scores = self.scores[step].per_query[METRIC]
         return sum(scores[query] for query in sorted(self.dev)) / len(self.dev)
 
     # --- after training
 
     def finish(self, last_step: int) -> Outcome:
         """Load the weights to export into the model and return the results of the run."""
-        base, trained = self._scores(0), self._scores(self.best_step)
+        base, trained = self.scores[0], self.scores[self.best_step]
         on_test = [{query: scores.per_query[METRIC][query] for query in self.test} for scores in (base, trained)]
         difference = compare_queries(*on_test)
         # If the test half shows no significant difference, the mean over all queries decides.
         higher = difference.verdict == "no significant difference" and trained.ndcg_at_10 > base.ndcg_at_10
         step = self.best_step if self.last or higher or difference.verdict == "better" else 0
-        self.load("best" if step else "base")
+        self.load(step)
         dense = self.rankings.get(step) or rank_together(self.trainer.retriever_now(), self.task, self._model)
         bm25 = bm25_run(self.task)
         return Outcome(
             task=self.task.name,
             queries=(len(self.test), len(self.task.queries)),
             base=base,
-            chosen=score_run(dense, self.task),
+            exported=score_run(dense, self.task),
             step=step,
             last_step=last_step,
             difference=difference,
             bm25=score_run(bm25, self.task),
             hybrid=fit_hybrid(dense, bm25, self.task),
-            curve={s: self._scores(s).ndcg_at_10 for s in sorted(self.scores)},
+            curve={known: self.scores[known].ndcg_at_10 for known in sorted(self.scores)},
         )
-
-    def _scores(self, step: int) -> RetrievalScores:
-        per_query = self.scores[step]
-        means = {metric: sum(values.values()) / len(values) for metric, values in per_query.items()}
-        sizes = {"queries": len(self.task.queries), "documents": len(self.task.corpus)}
-        return RetrievalScores(self.task.name, **means, **sizes, per_query=per_query)  # type: ignore[arg-type]
 
     # --- files
 
-    def _read(self) -> dict[int, PerQuery]:
-        """Return the stored scores, if they are of this task; after `--export last`, which kept no best weights, the base model's."""
+    def _read(self) -> dict[int, RetrievalScores]:
+        """Return the stored scores, if they are of this task."""
         if not (self.folder / SCORES).is_file():
             return {}
         stored = json.loads((self.folder / SCORES).read_text(encoding="utf-8"))
-        if stored["task"] != self.identity:
-            return {}
-        scores: dict[int, PerQuery] = {int(step): scores for step, scores in stored["scores"].items()}
-        return scores if self.last or not stored.get("last") else {step: scores[step] for step in scores if not step}
+        same = stored["task"] == self.identity
+        return {int(step): RetrievalScores(**scores) for step, scores in stored["scores"].items() if same}
 
     def _write(self) -> None:
         if self.main:
-            content = {"task": self.identity, "last": self.last, "scores": self.scores}
-            write_text(self.folder / SCORES, json.dumps(content))
+            scores = {step: asdict(scores) for step, scores in self.scores.items()}
+            write_text(self.folder / SCORES, json.dumps({"task": self.identity, "scores": scores}))
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"step-{step}.safetensors"
 
     @property
     def _model(self) -> nn.Module:
         model: nn.Module = self.trainer.accelerator.unwrap_model(self.trainer.model)
         return model
 
-    def store(self, name: str) -> None:
-        """Store the trainable weights, which FSDP2 may have sharded. All processes must call it."""
+    def store(self, step: int) -> None:
+        """Store the trainable weights, which FSDP2 may have sharded, in place of other steps'. All processes must call it."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
         weights: Any = get_model_state_dict(self._model, options=options)  # empty except on the main process
         if self.main:
             trained = [key for key, weight in self._model.named_parameters() if weight.requires_grad]  # ties once
-            with atomic(self.folder / f"{name}.safetensors") as part:
+            with atomic(self._file(step)) as part:
                 save_file({key: weights[key].contiguous().clone() for key in trained}, part)
+            for other in {*self.folder.glob("step-*.safetensors")} - {self._file(0), self._file(step)}:
+                other.unlink()
 
-    def load(self, name: str) -> None:
+    def load(self, step: int) -> None:
         """Load stored weights into the model, on all processes from the main process's files."""
-        weights = load_file(self.folder / f"{name}.safetensors") if self.main else {}
+        weights = load_file(self._file(step)) if self.main else {}
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=is_distributed(), strict=False)
         set_model_state_dict(self._model, weights, options=options)  # type: ignore[arg-type]

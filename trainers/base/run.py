@@ -44,11 +44,9 @@ from revela_hub.trainers.base.checkpoints import (
     is_complete,
     last_checkpoint,
     run_settings,
-    step_of,
 )
 from revela_hub.trainers.base.distributed import from_main
-from revela_hub.trainers.base.measuring import MEASUREMENTS_FOLDER, train_and_select
-from revela_hub.trainers.base.outcome import OUTCOME_FILE, Outcome
+from revela_hub.trainers.base.measuring import MEASUREMENTS_FOLDER, Outcome, train_and_select
 from revela_hub.trainers.base.run_probe import remove_run_probe
 from revela_hub.trainers.base.trainer import MethodTrainer
 
@@ -68,7 +66,7 @@ class Run:
         arguments: options of the run.
         record: content of `run.json`.
         checkpoint: checkpoint to resume from; None to start from scratch.
-        finished: whether there is nothing to do: the run was exported, or has no steps.
+        finished: whether there is nothing to do: the run was exported.
         outcome: results of the run, if it was evaluated.
     """
 
@@ -105,14 +103,12 @@ class Run:
         trainer.save_state()
         if not self.arguments.should_save:
             return
-        metadata = card_metadata(
-            self.arguments, method=self.method, summary=summary, sources=map(str, sources), changes=self.record.changes
-        )
+        metadata = card_metadata(self, summary=summary, sources=sources)
         metadata = replace(metadata, training_run=describe_cost(trainer, resumed=self.checkpoint is not None))
         if self.outcome is not None:
             figures, results = (self.outcome.figure(self.output),), self.outcome.results()
             metadata = replace(metadata, results=results, verdict=self.outcome.sentence(), figures=figures)
-            self.outcome.write(self.output / OUTCOME_FILE)
+            self.outcome.write(self.output / "outcome.json")
         metadata.to_file(self.output / CARD_METADATA)  # read by `revela-hub publish`
         for folder in folders:
             write_card(folder, metadata, repo_id=self.arguments.hub_model_id)
@@ -174,9 +170,6 @@ def _opened(arguments: RunArguments, output: Path) -> tuple[RunRecord, Path | No
     checkpoint = last_checkpoint(output) if wanted in ("last", "true", "True") else Path(wanted) if wanted else None
     if checkpoint is not None and not is_complete(checkpoint):
         raise UserError(f"--resume_from_checkpoint {wanted} is not a complete checkpoint")
-    if arguments.max_steps == 0 or (arguments.max_steps < 0 and arguments.num_train_epochs == 0):
-        arguments.log("nothing to train: --max_steps or --num_train_epochs is 0")
-        return record, None, True
     if not wanted:
         _start_from_scratch(arguments, output, before)
     elif before is not None and before.finished and before.settings == record.settings:
@@ -186,23 +179,17 @@ def _opened(arguments: RunArguments, output: Path) -> tuple[RunRecord, Path | No
         scratch = f"{output} has no complete checkpoint: training from scratch"
         arguments.log(f"resuming from {checkpoint}" if checkpoint else scratch)
     if checkpoint is not None and before is not None:
-        record.changes = _changes(before, record, checkpoint)
+        since = checkpoint.name.replace("checkpoint-", "step ")
+        changes = [
+            f"from {since} on: {name} {for_card(name, value)} (before: {for_card(name, before.settings[name])})"
+            for name, value in record.settings.items()
+            if name in before.settings and before.settings[name] != value
+        ]
+        record.changes = before.changes + changes
+        if changes:
+            sys.stderr.write(f"warning: the run is resumed with other options: {', '.join(changes)}\n")
     record.write(output)
     return record, checkpoint, False
-
-
-def _changes(before: RunRecord, record: RunRecord, checkpoint: Path) -> list[str]:
-    """Warn of changed options once, and return all changes of the run, as lines for the card."""
-    changed = {
-        name: [before.settings[name], value]
-        for name, value in record.settings.items()
-        if name in before.settings and before.settings[name] != value
-    }
-    if changed:
-        listed = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in sorted(changed.items()))
-        sys.stderr.write(f"warning: the run is resumed with other options: {listed}\n")
-    lines = (f"{name} {for_card(name, new)} (before: {for_card(name, old)})" for name, (old, new) in changed.items())
-    return [*before.changes, *(f"from step {step_of(checkpoint)} on: {line}" for line in lines)]
 
 
 def _start_from_scratch(arguments: RunArguments, output: Path, before: RunRecord | None) -> None:
@@ -218,28 +205,25 @@ def _start_from_scratch(arguments: RunArguments, output: Path, before: RunRecord
     remove_run_probe(output)
 
 
-def card_metadata(
-    arguments: RunArguments,
-    *,
-    method: Method,
-    summary: str,
-    sources: Iterable[str],
-    changes: Iterable[str] = (),
-) -> ModelCardMetadata:
-    """Return the card's metadata for a run of `revela-hub train METHOD`, without any path of this machine.
+def card_metadata(run: Run, *, summary: str, sources: Iterable[object]) -> ModelCardMetadata:
+    """Return the metadata of a run's card, without any path of this machine.
 
     `summary` describes the training data in one line. `sources` are their paths and ids; those that start with `hf:` are data
-    sets on the Hub. `changes` describe options that changed when the run was resumed.
+    sets on the Hub.
     """
+    method, arguments = run.method, run.arguments
     models = {name: value for name in method.models if (value := getattr(arguments, name)) is not None}
-    always, defaults = arguments.card_settings(), _defaults(arguments)
-    changed = {
-        name: value
-        for name, value in run_settings(arguments).items()
-        if name not in {"data", *models} and value != defaults[name]
+    changed = {}
+    for option in fields(arguments):
+        default = option.default if option.default_factory is MISSING else option.default_factory()
+        if option.name not in models and run.record.settings.get(option.name, default) != default:
+            changed[option.name] = run.record.settings[option.name]
+    changed.pop("data", None)
+    values = models | changed | arguments.card_settings()
+    settings = {name: for_card(name, value) for name, value in values.items()}
+    hub_data = {
+        parse_source(str(source)).path.removeprefix("hf:") for source in sources if str(source).startswith("hf:")
     }
-    settings = {name: for_card(name, value) for name, value in (models | changed | always).items()}
-    hub_data = {parse_source(source).path.removeprefix("hf:") for source in sources if source.startswith("hf:")}
     base = hub_name(next(iter(models.values())))
     return ModelCardMetadata(
         method=method,
@@ -248,17 +232,8 @@ def card_metadata(
         training_data=summary,
         command=f"revela-hub {next(iter(method.commands))} --config config.yaml",
         config=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-        + "".join(f"# {line}\n" for line in changes),
+        + "".join(f"# {line}\n" for line in run.record.changes),
     )
-
-
-def _defaults(arguments: RunArguments) -> dict[str, Any]:
-    """Return the default of each option, as `run_settings` would."""
-    values = {
-        entry.name: entry.default if entry.default_factory is MISSING else entry.default_factory()
-        for entry in fields(arguments)
-    }
-    return {name: getattr(value, "value", value) for name, value in values.items()}
 
 
 def for_card(name: str, value: Any) -> Any:
@@ -283,13 +258,8 @@ def _is_local(name: str) -> bool:
 
 def hardware(device: torch.device, processes: int = 1) -> str:
     """Describe the hardware: `2 x NVIDIA H100` or `CPU (2 threads, AVX2)`."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    elif device.type == "cpu":
-        threads = torch.get_num_threads()
-        name = f"CPU ({threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()})"
-    else:
-        name = device.type.upper()
+    names = {"cpu": f"CPU ({counted(torch.get_num_threads(), 'thread')}, {torch.backends.cpu.get_cpu_capability()})"}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else names.get(device.type, device.type.upper())
     return f"{processes} x {name}" if processes > 1 else name
 
 

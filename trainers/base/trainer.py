@@ -114,29 +114,28 @@ class MethodTrainer(Trainer):
 
     # --- evaluation
 
-    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """Evaluate the loss if there is an evaluation data set, and retrieval if there is a `retrieval_task`."""
-        if eval_dataset or self.eval_dataset or getattr(self, "evaluator", None):
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        metrics = self._retrieval_metrics()
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Evaluate the loss on each evaluation data set, and then retrieval, once, if there is a `retrieval_task`."""
+        rows, sets = self.eval_dataset if eval_dataset is None else eval_dataset, {}
+        if isinstance(rows, dict):  # by name, as the Trainer does, which would call this method for each of them
+            for name, part in rows.items():
+                sets[f"{metric_key_prefix}_{name}"] = name if eval_dataset is None else part
+        elif rows is not None or getattr(self, "evaluator", None) is not None:
+            sets[metric_key_prefix] = eval_dataset
+        metrics: dict[str, float] = {}
+        for prefix, part in sets.items():
+            metrics |= super().evaluate(part, ignore_keys, prefix)
+        if self.retrieval_task is not None:
+            model = self.accelerator.unwrap_model(self.model)
+            rankings = rank_together(self.retriever_now(), self.retrieval_task, model)
+            self._measurement = score_run(rankings, self.retrieval_task), rankings
+            found = {f"{metric_key_prefix}_{name}": getattr(self._measurement[0], name) for name in METRICS}
+            self.log(found)
+            metrics |= found
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-    def evaluation_loop(self, dataloader: DataLoader[Any], description: str, *args: Any, **options: Any) -> Any:
-        """Return the Trainer's result, with the retrieval metrics, so that they are logged and callbacks see them."""
-        result: Any = super().evaluation_loop(dataloader, description, *args, **options)
-        if description == "Evaluation":
-            result.metrics.update(self._retrieval_metrics())
-        return result
-
-    def _retrieval_metrics(self) -> dict[str, float]:
-        if self.retrieval_task is None:
-            return {}
-        rankings = rank_together(self.retriever_now(), self.retrieval_task, self.accelerator.unwrap_model(self.model))
-        scores = score_run(rankings, self.retrieval_task)
-        self._measurement = scores, rankings
-        return {f"eval_{name}": getattr(scores, name) for name in METRICS}
 
     def last_measurement(self) -> tuple[RetrievalScores, Rankings]:
         """The scores and rankings of the last evaluation."""

@@ -16,8 +16,7 @@ from revela_hub.evaluation.hybrid_weight import fit_hybrid, fit_weight, fuse_run
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.base.distributed import rank
-from revela_hub.trainers.base.measuring import BestWeights
-from revela_hub.trainers.base.outcome import RETRIEVAL_CURVE
+from revela_hub.trainers.base.measuring import RETRIEVAL_CURVE, BestWeights
 
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
 
@@ -69,14 +68,16 @@ def measuring(
     )
     measured = BestWeights(trainer, folder, **options)
     if not options.get("resumed"):
-        measured.store("base")
+        measured.store(0)
     return measured
 
 
 def evaluate(measured: BestWeights, step: int) -> bool:
     """As the Trainer does; whether the run is to end."""
-    control = SimpleNamespace(should_training_stop=False)
-    measured.on_evaluate(None, SimpleNamespace(global_step=step, max_steps=90), control)  # type: ignore[arg-type]
+    control: Any = SimpleNamespace(should_training_stop=False)
+    state: Any = SimpleNamespace(global_step=step, max_steps=90)
+    measured.on_evaluate(None, state, control, metrics={"eval_loss": 1.0})  # type: ignore[arg-type]
+    measured.on_evaluate(None, state, control, metrics={"eval_ndcg_at_10": 1.0})  # type: ignore[arg-type]
     return bool(control.should_training_stop)
 
 
@@ -114,15 +115,15 @@ def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: P
     assert outcome.sentence().startswith("Training improved nDCG@10 by 0.")
     assert "30 queries of the probe" in outcome.sentence()
     assert list(outcome.curve) == [0, 10, 20, 30] and outcome.curve[10] == max(outcome.curve.values())
-    assert outcome.base.ndcg_at_10 == outcome.curve[0] and outcome.chosen.ndcg_at_10 == outcome.curve[10]
-    table = outcome.table()
+    assert outcome.base.ndcg_at_10 == outcome.curve[0] and outcome.exported.ndcg_at_10 == outcome.curve[10]
+    table = outcome.report()
     assert "trained (step 10 of 30)" in table and "BM25" in table and "hybrid (" in table
     weight = outcome.hybrid.weight
     assert f"--weights {1 - weight:.1f} {weight:.1f}) improves nDCG@10 by another 0." in outcome.advice()
-    alone = replace(outcome, hybrid=replace(outcome.hybrid, weight=0.0, scores=outcome.chosen))
+    alone = replace(outcome, hybrid=replace(outcome.hybrid, weight=0.0, scores=outcome.exported))
     assert alone.advice() == ""
     results = outcome.results()
-    assert [result.model for result in results][:3] == [None, "base model", "BM25"]
+    assert [result.model for result in results][:3] == ["base model", None, "BM25"]
     assert (
         outcome.figure(tmp_path).path == str(tmp_path / RETRIEVAL_CURVE)
         and (tmp_path / RETRIEVAL_CURVE).stat().st_size > 5000
@@ -134,7 +135,7 @@ def test_what_is_worse_than_the_start_is_not_handed_out(task: RetrievalTask, tmp
     model, outcome, _ = run(skills, task, tmp_path / "a", every=1000)
     assert float(model.skill) == 50 and outcome.step == 0
     assert "lowered nDCG@10 by 0." in outcome.sentence() and "Exported: the base model." in outcome.sentence()
-    assert outcome.chosen.ndcg_at_10 == outcome.base.ndcg_at_10
+    assert outcome.exported.ndcg_at_10 == outcome.base.ndcg_at_10
     model, outcome, _ = run(skills, task, tmp_path / "b", every=1000, last=True)
     assert float(model.skill) == 10 and outcome.step == 30
     assert outcome.sentence().endswith("Exported: step 30 of 30 (--export last).")
@@ -152,17 +153,17 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
     model = Model(40)
     measured = measuring(model, task, tmp_path)
     evaluate(measured, 0)
-    own = measured.scores[0]
+    base = measured.scores[0]
+    own = base.per_query["ndcg_at_10"]
     chosen, told = sorted(measured.dev)[0], sorted(measured.test)[:2]
-    assert own["ndcg_at_10"][chosen] == own["ndcg_at_10"][told[0]] == own["ndcg_at_10"][told[1]] == 1
-    for update, lost in (
-        (10, told),
-        (20, []),
-    ):  # a little more on the half that chooses, and less, or no less, on the other
-        scores = {metric: dict(by_query) for metric, by_query in own.items()}
-        scores["ndcg_at_10"] |= {query: 0.5 for query in lost} | {chosen: 1.1}
-        measured.scores = {0: own, update: scores}
-        measured.store("best")
+    assert own[chosen] == own[told[0]] == own[told[1]] == 1
+    # A little better on the dev half, and worse, or no worse, on the test half.
+    for update, lost in ((10, told), (20, [])):
+        scores = own | {query: 0.5 for query in lost} | {chosen: 1.1}
+        per_query = {**base.per_query, "ndcg_at_10": scores}
+        measured.scores[update] = replace(base, ndcg_at_10=sum(scores.values()) / 60, per_query=per_query)
+        measured.scores = {0: base, update: measured.scores[update]}
+        measured.store(update)
         outcome = measured.finish(update)
         assert outcome.difference.verdict == "no significant difference" and outcome.step == (0 if lost else update)
 
@@ -192,7 +193,7 @@ def test_a_resumed_run_knows_its_start_and_its_best(task: RetrievalTask, tmp_pat
     outcome = resumed.finish(20)
     assert outcome.step == 10 and float(model.skill) == 50
     assert list(outcome.curve) == [0, 10, 20]
-    assert outcome.base.per_query == whole.scores[0]
+    assert outcome.base == whole.scores[0]
 
 
 @pytest.mark.parametrize("at", [4, 5, 10])
@@ -218,7 +219,7 @@ def test_a_run_resumed_from_an_older_checkpoint_chooses_the_best_again(
             evaluate(resumed, step)
     outcome = resumed.finish(15)
     assert outcome.step == 10 and float(model.skill.detach()) == (60 if at == 10 else 45)
-    assert outcome.chosen == score_run(retrieval_run(model, task), task)
+    assert outcome.exported == score_run(retrieval_run(model, task), task)
 
 
 def test_a_run_that_exported_the_last_step_may_be_resumed_to_export_the_best(

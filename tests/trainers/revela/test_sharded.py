@@ -39,7 +39,7 @@ queries = {{f"q{{n}}": word for n, word in enumerate({words!r}[:8])}}
 run.retrieval_task = RetrievalTask(texts, queries, {{f"q{{n}}": {{f"d{{n}}": 1}} for n in range(8)}}, "words")
 best = BestWeights(run, Path({out!r}))
 best.last = True
-best.store("base")
+best.store(0)
 run.add_callback(best)
 run.eval_dataset = {{}}
 run.evaluate()
@@ -50,10 +50,12 @@ assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"D
 run.save_model({out!r})
 outcome = best.finish(run.state.global_step)
 assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
-best.store("exported")
 torch.distributed.barrier()
-stored = [load_file(Path({out!r}, "measured", f"{{name}}.safetensors")) for name in ("base", "best", "exported")]
-for name, value in stored[2].items():
+stored = [load_file(best._file(step)) for step in (0, run.state.global_step)]
+torch.distributed.barrier()
+best.store(99)  # as exported
+torch.distributed.barrier()
+for name, value in load_file(best._file(99)).items():
     assert torch.equal(value, stored[1][name]), name
 assert any(not torch.equal(stored[0][name], stored[1][name]) for name in stored[0])
 if run.is_world_process_zero():
