@@ -9,7 +9,8 @@ queries with replacement many times; m* is the mean of one sample (Efron and Tib
 P-values are not corrected for multiple comparisons: with n comparisons, use a threshold of 0.05 / n.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 SAMPLES = 10_000
+USUAL_GAIN = 0.02
+"""A gain in nDCG@10 that late interaction or a short training usually brings (benchmarks/adaptation)."""
 
 
 @dataclass(frozen=True)
@@ -108,3 +111,21 @@ def compare_queries(
     # Sorted, so that the samples do not depend on the order of the queries.
     scores_of_a, scores_of_b = ([scores[query] for query in sorted(a)] for scores in (a, b))
     return paired_bootstrap(scores_of_a, scores_of_b, samples=samples, confidence=confidence, seed=seed)
+
+
+def too_few_queries(differences: Iterable[PairedDifference]) -> str:
+    """Return how many queries would show `USUAL_GAIN`, if the interval of a difference that is not significant is wider; else "".
+
+    The width of an interval falls with the square root of the number of queries.
+
+    >>> too_few_queries([PairedDifference(0.01, -0.03, 0.05, 0.6, 50)])
+    '50 queries are too few to show a difference of 0.02: about 200 would suffice.'
+    """
+    unclear = [each for each in differences if each.low <= 0 <= each.high]
+    widest = max(unclear, key=lambda each: each.high - each.low, default=None)
+    if widest is None or (ratio := (widest.high - widest.low) / 2 / USUAL_GAIN) <= 1:
+        return ""
+    enough = math.ceil(widest.queries * round(ratio, 3) ** 2)
+    return (
+        f"{widest.queries:,} queries are too few to show a difference of {USUAL_GAIN}: about {enough:,} would suffice."
+    )

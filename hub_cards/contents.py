@@ -16,13 +16,15 @@ MODEL_FILE = re.compile(
     r"""(?:(?:\w+_)?\d{1,2}_[A-Z]\w*/|\w*tokenizer/)*
         (?:(?:config|generation_config|modules|router_config|adapter_config|tokenizer|special_tokens_map|added_tokens|vocab
            |chat_template|config_sentence_transformers|sentence_\w+_config|wordembedding_config
-           |\w*tokenizer_config|\w*processor_config)\.json
+           |hybrid|\w*tokenizer_config|\w*processor_config)\.json
           |(?:adapter_)?model(?:-\d{5}-of-\d{5})?\.safetensors|(?:adapter_)?model\.safetensors\.index\.json
           |merges\.txt|vocab\.txt|(?:spiece|sentencepiece[\w.]*|tokenizer|source|target)\.(?:model|spm)|chat_template\.jinja)
       |(?:\w*tokenizer/)?additional_chat_templates/[\w-]+\.jinja
       |README\.md|(?i:licen[sc]e|notice)(?:\.md|\.txt)?|figures/[\w.-]+\.(?:png|jpe?g|svg|webp)|onnx/model\.onnx(?:_data)?""",
     re.VERBOSE,
 )
+HYBRID = "hybrid.json"
+"""What `adapt` has fitted for a model: the settings of BM25, the weights, and the verdict."""
 _DOCUMENT = re.compile(r"(?i:readme|licen[sc]e|notice)[\w.-]*|figures/.*")
 # Weights in other formats: made from an earlier model, they give its vectors.
 _CONVERTED = re.compile(r"(?:onnx|openvino)/.*|(?:pytorch|tf|flax|rust)_model[\w.-]*|(?:[\w-]*/)?pytorch_model\.bin")

@@ -59,8 +59,11 @@ class Repository:
         self.api = HfApi(token=destination.token, library_name="revela-hub", library_version=__version__)
         self.names: set[str] = set()
 
-    def read(self) -> None:
-        """Read the files of the branch, and check before the work that this destination can be written."""
+    def read(self, files: Files | None = None) -> None:
+        """Read the files of the branch, and check before the work that this destination can be written.
+
+        A repository that has these `files` already is that of an interrupted upload.
+        """
         wanted, new_branch = self.destination, False
         try:
             info = self._info(wanted.revision)
@@ -69,10 +72,12 @@ class Repository:
         except RevisionNotFoundError:
             info, new_branch = self._info(None), True
         if info is not None:
-            self.names = {file.rfilename for file in info.siblings or ()}
+            remote = {file.rfilename: file for file in info.siblings or ()}
+            self.names = {*remote}
+            resumed = bool(files) and all(_is_same(remote.get(name), file) for name, file in (files or {}).items())
             if wanted.private and not info.private:
                 raise UserError(f"{self.url()} is public, which --private cannot change: change it on the Hub")
-            if self.names - {".gitattributes"} and not (wanted.update or wanted.pull_request or new_branch):
+            if self.names - {".gitattributes"} and not (wanted.update or wanted.pull_request or new_branch or resumed):
                 raise UserError(f"{self.url()} holds files already: choose another name, or add --update")
         if not wanted.pull_request:
             self._check_access()

@@ -55,6 +55,7 @@ def publish(
     keep: str | Path | None = None,
     methods: Mapping[str, Method] = _NO_METHODS,
     log: Callable[[str], None] = lambda line: None,
+    before_upload: Callable[[], object] = lambda: None,
 ) -> Published:
     """Publish the folder that `assemble` makes from a checkpoint, with a card for one of the methods.
 
@@ -91,6 +92,7 @@ def publish(
             return published
         for name in delete:
             log(f"{destination.repo_id}: deleting {name} of the previous model")
+        before_upload()
         commit, url = repository.commit(files, delete)
     return replace(published, url=url, commit=commit)
 

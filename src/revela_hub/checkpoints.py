@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +11,7 @@ from revela_hub.errors import UserError
 from revela_hub.files import atomic, cache_folder, key_of, local_path
 from revela_hub.hub_cards.assemble import Assemble, Assembly, assemble_part, copy_finished, export_parts
 from revela_hub.hub_cards.card import METADATA_FOLDER
+from revela_hub.hub_cards.contents import HYBRID, read_json
 from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.hub_cards.upload import Published
@@ -123,6 +124,7 @@ def publish(
     dry_run: bool = False,
     keep: str | Path | None = None,
     log: Callable[[str], None] = lambda line: None,
+    before_upload: Callable[[], object] = lambda: None,
 ) -> Published:
     """Publish a checkpoint or a finished sentence-transformers folder on the Hub, if all checks pass.
 
@@ -134,14 +136,20 @@ def publish(
         dry_run: stop before the upload; the Hub is only accessed with `update`, to compare the files.
         keep: folder for the assembled files, which are deleted by default.
         log: called before the upload with each file that will be deleted.
+        before_upload: called when all checks have passed.
 
     Raises:
-        UserError: the checkpoint cannot be assembled, a check fails, or the commit has other files than the local ones.
+        UserError: the checkpoint cannot be assembled, a check fails, the model is the base model unchanged, or the commit has
+            other files than the local ones.
     """
     if isinstance(destination, str):
         destination = Destination(destination)
     model = resolve(checkpoint)
+    folder = local_path(model.path)
+    fitted = read_json(folder / HYBRID, {})
+    untrained = read_json(folder.parent / "outcome.json", {}).get("step") == 0 or fitted.get("trained") is False
+    if model.finished and untrained and fitted.get("verdict") != "BETTER":
+        raise UserError(f"not published: {folder} is the base model, unchanged, and no settings of adapt bring a gain")
     assemble: Assemble = copy_finished if model.finished else partial(assemble_part, checkpoint_method(model))
-    return publish_assembled(
-        assemble, model.path, destination, assembly, dry_run=dry_run, keep=keep, methods=METHODS, log=log
-    )
+    options: dict[str, Any] = {"dry_run": dry_run, "keep": keep, "log": log, "before_upload": before_upload}
+    return publish_assembled(assemble, model.path, destination, assembly, methods=METHODS, **options)

@@ -112,7 +112,7 @@ def checksum(content: Any) -> str:
 def content_digest(path: Path) -> str:
     """Return a digest of a file or of the files in a folder, which a move does not change; of an empty folder, of its path.
 
-    Hidden files, README, licence, training arguments and weights for other programs do not count. Of a file above 256 MB, 1,024
+    Hidden files, README, licence, training arguments, settings of the hybrid and weights for other programs do not count. Of a file above 256 MB, 1,024
     blocks are read.
     """
     path = local_path(path).resolve()
@@ -132,5 +132,10 @@ def content_digest(path: Path) -> str:
 
 def _is_content(file: Path, folder: Path) -> bool:
     parts = file.relative_to(folder).parts
-    ignored = parts[0] in ("onnx", "openvino") or file.name in ("README.md", "LICENSE", "training_args.bin")
+    ignored = parts[0] in ("onnx", "openvino") or file.name in (
+        "README.md",
+        "LICENSE",
+        "training_args.bin",
+        "hybrid.json",
+    )
     return file.is_file() and not ignored and not any(part.startswith(".") for part in parts)

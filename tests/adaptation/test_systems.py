@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -160,29 +161,45 @@ def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard
 
 
 def test_the_table_marks_what_kept_the_base_retriever_and_what_is_exported() -> None:
-    base, kept, better = system("base", 0.6), system("kept", 0.6, seconds=1.0), system("better", 0.9, seconds=1.0)
-    rows = Verdict([base, kept, better], better, better, WHOLE, WHOLE).table().splitlines()
-    assert [row.split()[0] for row in rows[1:]] == ["BM25", "base", "kept", "better"]
-    assert rows[3].endswith("  none: base retriever kept") and rows[4].endswith("]  <- exported")
+    alone, hybrid, kept = system("base retriever", 0.6, bm25_weight=0.0), system("hybrid", 0.6), system("kept", 0.6)
+    better = system("better", 0.9, seconds=1.0)
+    systems = [alone, hybrid, replace(kept, seconds=1.0), better]
+    rows = Verdict(systems, better, WHOLE, WHOLE).table().splitlines()
+    assert [row.split()[0] for row in rows[1:]] == ["BM25", "base", "hybrid", "kept", "better"]
+    assert rows[4].endswith("base retriever)") and rows[5].endswith("]  <- exported")
 
 
-def test_the_summary_gives_each_part_of_the_gain_an_interval() -> None:
-    """BM25 compared with the base retriever alone, then split identifiers, then training."""
-    base = system("base retriever", 0.4, bm25_weight=0.2)
+def test_everything_is_compared_with_the_base_retriever_alone() -> None:
+    """The parts add up to the verdict's difference: BM25, then split identifiers, then training."""
+    alone = system("base retriever", 0.4, bm25_weight=0.0)
+    hybrid = replace(alone, name="base, BM25", bm25_weight=0.2)
     parts = system("base, identifiers split", 0.7, bm25_settings=SPLIT)
     trained = system("natural pairs", 0.9, bm25_settings=SPLIT, seconds=60.0)
-    verdict = Verdict([base, parts, trained], trained, trained, WHOLE, WHOLE)
+    verdict = Verdict([alone, hybrid, parts, trained], trained, WHOLE, WHOLE)
     found = verdict.parts()
-    assert list(found) == ["BM25, weight 0.2", "identifiers split", "natural pairs", "together"]
-    assert found["identifiers split"] == compare(base, parts, WHOLE)
+    assert list(found) == ["base, BM25", "base, identifiers split", "natural pairs", "together"]
+    assert found["base, identifiers split"] == compare(hybrid, parts, WHOLE)
     assert found["natural pairs"] == compare(parts, trained, WHOLE)
     *each, together = (d.difference for d in found.values())
-    assert together == pytest.approx(sum(each)) == pytest.approx(trained.mean(WHOLE) - base.mean(WHOLE, 0.0))
-    assert "(base retriever) -> " in verdict.summary() and "(natural pairs, BM25)" in verdict.summary()
-    for systems, not_kept in (([base, parts], False), ([base, trained], True)):
-        kept = Verdict(systems, base, base, WHOLE, WHOLE)
-        assert list(kept.parts()) == ["BM25, weight 0.2", "together"]
+    assert together == pytest.approx(sum(each)) == pytest.approx(trained.mean(WHOLE) - alone.mean(WHOLE))
+    assert found["together"] == verdict.difference  # was: that of the whole, and the verdict without BM25
+    for text in (verdict.line(Path("out")), verdict.sentence(), verdict.table(), verdict.summary()):
+        assert f"{together:+.3f}" in text
+    for systems, not_kept in (([alone, hybrid, parts], False), ([alone, hybrid, trained], True)):
+        kept = Verdict(systems, hybrid, WHOLE, WHOLE)
+        assert list(kept.parts()) == ["base, BM25", "together"]
         assert ("not kept" in kept.summary()) == not_kept  # or nothing was trained
+
+
+def test_too_few_queries_are_reported_with_how_many_would_suffice() -> None:
+    alone, same = system("base retriever", 0.5, bm25_weight=0.0), system("base, BM25", 0.5, seed=7)
+    said = Verdict([alone, same], same, WHOLE, WHOLE).summary().splitlines()[-1]
+    d = compare(alone, same, WHOLE)
+    assert int(said.split("about ")[1].split()[0].replace(",", "")) == pytest.approx(
+        QUERIES * ((d.high - d.low) / 2 / 0.02) ** 2, rel=0.01
+    )
+    better = system("base, BM25", 1.0)
+    assert "too few" not in Verdict([alone, better], better, WHOLE, WHOLE).summary()
 
 
 def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:
@@ -195,15 +212,16 @@ def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:
 
 
 def test_the_verdict_is_on_the_exported_system() -> None:
-    base, tokens, trained, worse = (
+    alone, tokens, trained, worse = (
         system(name, found, seed, 0.0)
         for name, found, seed in (
             ("base retriever", 0.4, 1),
-            ("late interaction", 0.6, 2),
+            ("tokens", 0.6, 2),
             ("trained", 0.9, 4),
             ("worse", 0.1, 5),
         )
     )
+    hybrid = replace(alone, name="base, BM25")
     tokens, worse_tokens = (replace(each, tokens={"q0": {}}) for each in (tokens, worse))
     dev, test = (WHOLE.subset([q for q in WHOLE.queries if int(q[1:]) % 2 == half]) for half in (0, 1))
 
@@ -211,27 +229,28 @@ def test_the_verdict_is_on_the_exported_system() -> None:
         """Of a candidate that is better on the dev half, and like another system on the test half."""
         seen = {query: (trained if query in dev.queries else on_test).dense[query] for query in WHOLE.queries}
         candidate = replace(trained, dense=seen, seconds=1.0)
-        return decide([base, untrained, candidate], untrained, dev, test)
+        return decide([alone, hybrid, untrained, candidate], untrained, dev, test)
 
     found = verdict(tokens, trained)
-    assert found.chosen.name == found.best.name == "trained" and found.word == "BETTER"
-    found = verdict(tokens, base)  # was: NO DIFFERENCE, that of the candidate
-    assert found.chosen is found.best is tokens and found.word == "BETTER"
-    assert found.sentence().startswith("The selected system (base retriever, with BM25")
-    found = verdict(tokens, tokens)  # was: the training was exported for the gain of late interaction
-    assert found.chosen is tokens and found.word == "BETTER"
-    found = verdict(base, worse)
-    assert found.chosen is base and found.best.name == "trained" and found.word == "WORSE"
-    found = verdict(worse_tokens, base)
-    assert found.chosen is base and found.word == "NO DIFFERENCE"
+    assert found.chosen.name == "trained" and found.word == "BETTER"
+    for on_test in (alone, tokens):  # was: the training was exported for the gain of late interaction
+        found = verdict(tokens, on_test)
+        assert found.chosen is tokens and found.word == "BETTER"
+    for untrained, on_test in ((hybrid, worse), (worse_tokens, alone)):
+        found = verdict(untrained, on_test)
+        assert found.chosen is hybrid and found.word == "NO DIFFERENCE"
 
 
-def test_late_interaction_that_harms_is_left_out_even_if_the_whole_is_better() -> None:
-    """Split identifiers may gain more than it loses."""
-    base = system("base retriever", 0.1, 1, 0.0)
+def test_parts_that_harm_are_left_out_even_if_the_whole_is_better() -> None:
+    """Split identifiers may gain more than late interaction loses; and BM25 may lose."""
+    alone = system("base retriever", 0.1, 1, 0.0)
+    hybrid = replace(alone, name="base, BM25")
     split = system("base, identifiers split", 0.9, 2, 0.0, bm25_settings=SPLIT)
     tokens = system("base, late interaction", 0.5, 4, 0.0, bm25_settings=SPLIT, tokens={"q0": {}})
-    assert compare(base, tokens, WHOLE).verdict == "better"
-    found = decide([base, split, tokens], tokens, WHOLE, WHOLE)
-    assert found.chosen is found.best is split and found.word == "BETTER"
-    assert decide([base, replace(split, dense=ranking(0.0, 2)), tokens], tokens, WHOLE, WHOLE).chosen is tokens
+    assert compare(alone, tokens, WHOLE).verdict == "better"
+    found = decide([alone, hybrid, split, tokens], tokens, WHOLE, WHOLE)
+    assert found.chosen is split and found.word == "BETTER"
+    no_gain = replace(split, dense=ranking(0.0, 2))
+    assert decide([alone, hybrid, no_gain, tokens], tokens, WHOLE, WHOLE).chosen is tokens
+    lower = replace(hybrid, dense=ranking(0.0, 2))
+    assert decide([alone, lower], lower, WHOLE, WHOLE).chosen is alone

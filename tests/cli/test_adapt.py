@@ -100,9 +100,9 @@ def test_a_verdict_a_retriever_and_a_weight(
     last = printed.strip().splitlines()[-1]
     assert "natural pairs: 80 docstring" in printed
     report = json.loads((output / "adapt.json").read_text())
-    names = ["base retriever", "base, identifiers split", "base, late interaction", "natural pairs", "distillation"]
+    names = ["base retriever", "base, BM25", "base, identifiers split", "base, late interaction", "natural pairs"]
     assert systems(output)[:5] == names and report["verdict"] in last
-    weights = json.loads((output / "hybrid.json").read_text())
+    weights = json.loads((output / "retriever" / "hybrid.json").read_text())
     for name in ("bm25_weight", "token_weight"):
         assert weights[name] == report[name] and weights[name] in {system[name] for system in report["systems"]}
     assert SentenceTransformer(str(output / "retriever"), device="cpu").encode_query("area").shape == (32,)
@@ -254,15 +254,15 @@ def test_split_identifiers_are_delivered_if_they_help(
     monkeypatch.setattr(adapt, "has_tokens", lambda _: False)
     printed = run(text=folder)
     assert re.search(r"(?m)^base, identifiers split .* <- exported$", printed) and "VERDICT: BETTER" in printed
-    assert json.loads((output / "hybrid.json").read_text())["bm25"]["split_identifiers"] is True
+    assert json.loads((output / "retriever" / "hybrid.json").read_text())["bm25"]["split_identifiers"] is True
     assert json.loads((output / "adapt.json").read_text())["trained"] is False
     card = (output / "retriever" / "README.md").read_text()
     assert "The base retriever, unchanged" in card
-    # BM25 is not published with the model: the model's own score is without it.
+    # The score of the model alone is without BM25.
     names = (
         r"\*\*retriever\*\*",
         r"this model, with BM25 \(weight [\d.]+ and split identifiers\)",
-        "base retriever alone",
+        "base retriever, alone",
     )
     own, hybrid, base = (re.findall(rf"\| {name} \| ([\d.]+) \|", card)[0] for name in names)
     assert own == base < hybrid

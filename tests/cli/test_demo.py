@@ -31,11 +31,12 @@ def adapted(work: Path, retriever_folder: Path) -> Path:
     folder = work / "adapted"
     folder.mkdir()
     retriever_folder.rename(folder / "retriever")
-    (folder / "adapt.json").write_text(json.dumps(adapt_report()))
+    (folder / "retriever" / "hybrid.json").write_text(json.dumps(adapt_report()))
     (folder / "settings.json").write_text(json.dumps({"retriever": str(folder / "retriever")}))
     (folder / "work" / "probe").mkdir(parents=True)
     passages = [{"_id": "p0", "text": "A passage of the evaluation set."}, {"_id": "p1", "text": "Another river."}]
     queries = [{"_id": "q0", "text": "which passage?"}, {"_id": "q1", "text": "long " * 30}]
+    queries.append({"_id": "q2", "text": "return the ``river``"})
     for name, rows in (("corpus", passages), ("queries", queries)):
         (folder / "work" / "probe" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return folder
@@ -60,8 +61,8 @@ def test_the_output_of_adapt(adapted: Path) -> None:
     assert titles(html) == ["hybrid, BM25 weight 0.3", "adapted", "base", "BM25"]
     for text in ("adapted/retriever", "Better: +0.050 [+0.030, +0.070]", "which passage?"):
         assert text in page
-    assert '"value": 0.2' in page and "--weights 0.8 0.2" in page
-    assert "long long" not in page
+    assert '"value": 0.2' in page and "--mode hybrid" not in page
+    assert "long long" not in page and "``river``" not in page
     assert "the passages of the evaluation set: 2 passages" in page
     assert str(adapted.parent) not in page + html
 
@@ -74,10 +75,10 @@ def test_the_base_model_is_gone(adapted: Path) -> None:
 
 
 def test_the_base_model_was_exported(adapted: Path) -> None:
-    (adapted / "adapt.json").write_text(json.dumps(adapt_report("NO DIFFERENCE", trained=False)))
+    (adapted / "retriever" / "hybrid.json").write_text(json.dumps(adapt_report("NO DIFFERENCE", trained=False)))
     page, html = config("adapted")
     assert titles(html) == ["hybrid, BM25 weight 0.3", "retriever", "BM25"]
-    assert "The exported retriever is the base model, unchanged." in page
+    assert "The retriever is the base model, unchanged." in page
 
 
 def test_any_retriever_and_files(work: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,10 +95,9 @@ def test_any_retriever_and_files(work: Path, retriever_folder: Path, capsys: pyt
     assert titles(html)[1:3] == ["retriever", "base"]
 
 
-def test_a_report_and_queries_that_are_given(adapted: Path) -> None:
+def test_the_retriever_alone_has_the_settings_and_queries_are_given(adapted: Path) -> None:
     (adapted.parent / "queries.txt").write_text("which town?\n")
-    words = ("corpus", "docs", "report", "adapted/adapt.json", "example_queries", "queries.txt")
-    page, _ = config("adapted/retriever", *words)
+    page, _ = config("adapted/retriever", "corpus", "docs", "example_queries", "queries.txt")
     assert "which town?" in page and "Better: +0.050" in page
 
 
@@ -107,7 +107,6 @@ def test_a_report_and_queries_that_are_given(adapted: Path) -> None:
         "./nowhere --corpus docs",
         "RETRIEVER",
         "RETRIEVER --corpus empty",
-        "RETRIEVER --corpus docs --report docs/Alba.txt",
         "RETRIEVER --corpus docs --base ./nowhere",
         "RETRIEVER --port 0",
     ],

@@ -101,7 +101,7 @@ def test_late_interaction_needs_the_model_here(
     server: EmbeddingServer, documents: Path, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     retriever_folder.rename(tmp_path / "retriever")
-    (tmp_path / "hybrid.json").write_text('{"bm25_weight": 0.3, "token_weight": 0.5}')
+    (tmp_path / "retriever" / "hybrid.json").write_text('{"bm25_weight": 0.3, "token_weight": 0.5}')
     assert main(["search", str(tmp_path), "river", "--corpus", str(documents), "--endpoint", server.url]) == 0
     assert "late interaction, which adapt has fitted, needs the model here" in capsys.readouterr().err
 

@@ -83,8 +83,7 @@ def test_what_adapt_prints_at_its_end(
     assert (given["corpus"], given["exclude"], given["kind"]) == (["my code"], ["vendor/"], "code")
     assert read(publish)["checkpoint"] == "my output"
     shutil.copytree(retriever_folder, output / "retriever")
-    (output / "hybrid.json").write_text('{"bm25_weight": 0.3}')
-    (output / "adapt.json").write_text("{}")
+    (output / "retriever" / "hybrid.json").write_text('{"bm25_weight": 0.3}')
     Path("my code").mkdir()
     Path("my code/dates.py").write_text("def parse(text):\n    return date(text)\n")
     assert cli.main([*search, "--cache-dir", "cache"]) == 0

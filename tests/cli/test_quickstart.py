@@ -54,8 +54,8 @@ def test_the_whole_story(
     printed = capsys.readouterr().out
     report = json.loads((out / "adapt.json").read_text())
     names = [system["name"] for system in report["systems"]]
-    assert names[:3] == ["base retriever", "base, identifiers split", "base, late interaction"]
-    assert names[3:6] == ["natural pairs", "distillation", "revela"]
+    assert names[:4] == ["base retriever", "base, BM25", "base, identifiers split", "base, late interaction"]
+    assert names[4:] == ["natural pairs", "distillation", "revela"]
     assert all(0 <= mean <= 1 for mean in report["ndcg_at_10"].values())
     assert printed.strip().splitlines()[-1].startswith(f"VERDICT: {report['verdict']}")
     card = (out / "retriever" / "README.md").read_text()

@@ -1,6 +1,7 @@
 """`--rerank` of search, evaluate and mine, with a tiny CrossEncoder, a tiny MultiVectorEncoder and a retriever's own token vectors."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,12 +157,13 @@ def test_an_adapted_retriever_is_reranked_with_the_fitted_weight(
 ) -> None:
     folder = tmp_path / "adapted"
     folder.mkdir()
+    plain = shutil.copytree(retriever_folder, tmp_path / "plain")
     retriever_folder.rename(folder / "retriever")
-    (folder / "hybrid.json").write_text(json.dumps({"bm25_weight": 0.3, "token_weight": 0.8}))
+    (folder / "retriever" / "hybrid.json").write_text(json.dumps({"bm25_weight": 0.3, "token_weight": 0.8}))
     hybrid, tokens = ["--mode", "hybrid", "--weights", "0.7", "0.3"], ["--rerank", "self", "--rerank_weight", "0.8"]
-    assert search(folder) == search(folder / "retriever", *hybrid, *tokens)
-    assert search(folder, "--rerank", "none") == search(folder / "retriever", *hybrid) != search(folder)
-    assert search(folder, "--mode", "dense") == search(folder / "retriever")
+    assert search(folder) == search(folder / "retriever") == search(plain, *hybrid, *tokens)
+    assert search(folder, "--rerank", "none") == search(plain, *hybrid) != search(folder)
+    assert search(folder, "--mode", "dense") == search(plain)
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"anchor": text.split()[1], "positive": text}) + "\n" for text in texts))
     mined = []

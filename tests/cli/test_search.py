@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -205,8 +206,10 @@ def test_an_adapted_retriever_is_searched_with_its_own_bm25(
 ) -> None:
     folder = corpus / "adapted"
     folder.mkdir()
+    shutil.copytree(retriever_folder, "plain")
     retriever_folder.rename(folder / "retriever")
-    (folder / "hybrid.json").write_text(json.dumps({"bm25_weight": 0.9, "bm25": {"split_identifiers": True}}))
+    hybrid = folder / "retriever" / "hybrid.json"
+    hybrid.write_text(json.dumps({"bm25_weight": 0.9, "bm25": {"split_identifiers": True}}))
     for name in ("widthOf", "height_of_a_box", "depth"):
         (corpus / "docs" / f"{name}.txt").write_text(f"{name} and the width, the height and the depth of the {name}")
     weights = ["--mode", "hybrid", "--weights", "0.1", "0.9"]  # in the order of the parts: dense, bm25
@@ -214,18 +217,19 @@ def test_an_adapted_retriever_is_searched_with_its_own_bm25(
         search(*words, "--query", "width height", "--corpus", "docs")
         for words in (
             ["adapted"],
+            ["adapted/retriever"],
             ["adapted", "--mode", "hybrid"],
-            ["adapted/retriever", *weights, "--bm25_split_identifiers", "true"],
+            ["plain", *weights, "--bm25_split_identifiers", "true"],
         )
     )
     assert all(each == found for each in same)
     for words in (
         ["adapted", "--weights", "0.5", "0.5"],
         ["adapted", "--bm25", "anserini"],
-        ["adapted/retriever", *weights],
+        ["plain", *weights],
     ):
         assert search(*words, "--query", "width height", "--corpus", "docs") != found
     for wrong in (-0.1, 1.5, float("nan")):
-        (folder / "hybrid.json").write_text(json.dumps({"bm25_weight": wrong}))
+        hybrid.write_text(json.dumps({"bm25_weight": wrong}))
         assert main(["search", "adapted", "width", "--corpus", "docs"]) == 2
     assert search("adapted", "width", "--corpus", "docs", "--mode", "dense")

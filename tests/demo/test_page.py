@@ -30,7 +30,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     documents = [Document(str(place), text, None, "text") for place, text in enumerate(TEXTS)]
     collection = Collection(documents, retrievers, folder, cache=folder, name="the sample")
     shown = {"queries": ["river sea"], "url": "https://huggingface.co/org/x", "notes": ["a verdict"]}
-    page = search_page(f"org/x {HARMFUL}", collection, 0.3, 5, code=usage("org/x", 0.3, 0.0), **shown)  # type: ignore[arg-type]
+    page = search_page(f"org/x {HARMFUL}", collection, 0.3, 5, code=usage("org/x"), **shown)  # type: ignore[arg-type]
     yield SimpleNamespace(address=launch(page, "127.0.0.1", None), folder=folder)
     page.close()
 

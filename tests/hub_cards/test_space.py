@@ -26,14 +26,12 @@ def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def adapted(tmp_path: Path, retriever_folder: Path) -> Path:
-    """The output folder of an adaptation; its report has settings with names of local files."""
+    """The output folder of an adaptation; its report and its probe stay here."""
     folder = tmp_path / "adapted"
     (folder / "work" / "probe").mkdir(parents=True)
     (folder / "retriever").symlink_to(retriever_folder)
-    report = adapt_report()
-    report["settings"]["labels"] = "secret-labels.jsonl"
-    (folder / "adapt.json").write_text(json.dumps(report))
-    (folder / "settings.json").write_text(json.dumps({"retriever": "sentence-transformers/all-MiniLM-L6-v2"}))
+    (retriever_folder / "hybrid.json").write_text(json.dumps(adapt_report()))
+    (folder / "adapt.json").write_text(json.dumps({"settings": {"labels": "secret-labels.jsonl"}}))
     (folder / "work" / "probe" / "corpus.jsonl").write_text('{"text": "a private passage"}\n')
     (folder / "work" / "probe" / "queries.jsonl").write_text('{"text": "a private query"}\n')
     return folder
@@ -59,12 +57,11 @@ def text(tmp_path: Path) -> str:
 
 def test_the_files(adapted: Path, text: str, tmp_path: Path) -> None:
     (tmp_path / "queries.txt").write_text("where?\nwhere?\nwho?\n")
-    files = space_files("org/x", adapted, [text], str(tmp_path / "queries.txt"), trust_remote_code=True)
-    assert list(files) == ["README.md", "app.py", "requirements.txt", "sample.jsonl", "adapt.json", "queries.txt"]
+    files = space_files("org/x", [text], str(tmp_path / "queries.txt"), trust_remote_code=True)
+    assert list(files) == ["README.md", "app.py", "requirements.txt", "sample.jsonl", "queries.txt"]
     assert arguments_of(files["app.py"]) == Arguments(
         model="org/x",
         corpus=["sample.jsonl"],
-        report="adapt.json",
         example_queries="queries.txt",
         trust_remote_code=True,
         host="0.0.0.0",
@@ -81,7 +78,7 @@ def test_the_files(adapted: Path, text: str, tmp_path: Path) -> None:
         assert private not in everything
     (tmp_path / "docs" / "rivers.md").write_text("word. " * 120 * 2100)
     with pytest.raises(UserError, match="passages"):
-        space_files("org/x", adapted, [text])
+        space_files("org/x", [text])
 
 
 def test_a_dry_run_prints_the_files(
@@ -93,19 +90,20 @@ def test_a_dry_run_prints_the_files(
     assert hub.repositories == {}
 
 
-def test_the_space_is_published_after_its_model(
+def test_the_space_is_published_with_its_model(
     adapted: Path, text: str, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["publish", str(adapted), "org/x", "--space", "--space_corpus", text]) == 0
     assert f"demo: {hub.endpoint}/spaces/org/x" in capsys.readouterr().out
     assert set(hub.repositories) == {"org/x", "spaces/org/x"}
+    model = hub.repositories["org/x"].files("main") or {}
+    assert json.loads(model["hybrid.json"])["bm25_weight"] == 0.2 and b"adapt.json" not in model["README.md"]
     files = hub.repositories["spaces/org/x"].files("main")
     assert files is not None
-    assert {name: content.decode() for name, content in files.items() if name != ".gitattributes"} == space_files(
-        "org/x", adapted, [text]
-    )
+    written = {name: content.decode() for name, content in files.items() if name != ".gitattributes"}
+    assert written == space_files("org/x", [text])
     requests = [request for request in hub.requests if request.startswith("POST") and "/commit/" in request]
-    assert requests == ["POST /api/models/org/x/commit/main", "POST /api/spaces/org/x/commit/main"]
+    assert requests == ["POST /api/spaces/org/x/commit/main", "POST /api/models/org/x/commit/main"]
     count = len(hub.repositories["spaces/org/x"].messages)
     assert cli.main(["publish", str(adapted), "org/x", "--space", "--space_corpus", text, "--update"]) == 0
     assert len(hub.repositories["spaces/org/x"].messages) == count, "nothing has changed"
@@ -117,7 +115,7 @@ def test_texts_that_are_no_longer_given_are_deleted(adapted: Path, text: str, hu
     assert cli.main([*command, "--space_queries", str(tmp_path / "q.txt")]) == 0
     space = hub.repositories["spaces/org/x"]
     files = dict(space.files("main") or {})
-    assert {"sample.jsonl", "queries.txt", "adapt.json"} < files.keys()
+    assert {"sample.jsonl", "queries.txt"} < files.keys()
     space.commit("main", files | {"logo.png": b"of the user"}, "manually")
     assert cli.main([*command, "--update"]) == 0
     now = space.files("main") or {}
@@ -146,16 +144,27 @@ def test_the_space_of_somebody_else_is_kept(adapted: Path, text: str, hub: Loopb
     assert b"revela_hub" in (other.files("main") or {})["app.py"]
 
 
-def test_an_upload_that_stopped_is_resumed(adapted: Path, text: str, hub: LoopbackHub) -> None:
+@pytest.mark.parametrize("kind", ["spaces", "models"])
+def test_the_same_command_resumes_an_upload_that_stopped(kind: str, adapted: Path, text: str, hub: LoopbackHub) -> None:
     def stop(request: str) -> None:
-        if request == "POST /api/spaces/org/x/commit/main":
+        if request == f"POST /api/{kind}/org/x/commit/main":
             hub.before_request = lambda request: None
             raise ConnectionError
 
     hub.before_request = stop
-    cli.main(["publish", str(adapted), "org/x", "--space", "--space_corpus", text])
-    assert cli.main(["publish", str(adapted), "org/x", "--space", "--space_corpus", text, "--update"]) == 0
+    command = ["publish", str(adapted), "org/x", "--space", "--space_corpus", text]
+    assert cli.main(command) != 0 and cli.main(command) == 0  # was: the second time needed --update
     assert "app.py" in (hub.repositories["spaces/org/x"].files("main") or {})
+    assert "config.json" in (hub.repositories["org/x"].files("main") or {})
+
+
+def test_an_unchanged_base_model_is_published_if_its_settings_bring_a_gain(
+    adapted: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verdict, status in (("NO DIFFERENCE", 2), ("BETTER", 0)):
+        (adapted / "retriever" / "hybrid.json").write_text(json.dumps(adapt_report(verdict, trained=False)))
+        assert cli.main(["publish", str(adapted), "org/x", "--dry_run"]) == status
+    assert "the base model, unchanged" in capsys.readouterr().err and not hub.repositories
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Adaptation:
         state: the plan, and the seconds of each finished training.
         inputs: what all trainings share.
         task: the probe's task, or that of labelled queries; `dev` and `test` are its halves.
-        systems: what has been scored so far; the first is the base retriever with BM25.
+        systems: what has been scored so far; the first is the base retriever alone, the second adds BM25.
         baseline: the untrained system that is exported if no training helps.
         stopped: whether Ctrl-C ended the trainings.
     """
@@ -80,7 +80,7 @@ class Adaptation:
         self._keep_probe()
         self.measure_baselines(code=has_code)
         self.try_candidates()
-        return decide(self.systems, self.baseline or self.systems[0], self.dev, self.test)
+        return decide(self.systems, self.baseline or self.systems[1], self.dev, self.test)
 
     def prepare(self) -> bool:
         """Inspect the text, make the plan and the probe, and print them; return whether the text has code.
@@ -150,16 +150,18 @@ class Adaptation:
                 write_probe(replace(self.probe, task=measured), part)
 
     def measure_baselines(self, *, code: bool = False) -> None:
-        """Rank with BM25 and the base retriever, and fit the weight of their hybrid; then that of late interaction.
+        """Rank with the base retriever and BM25, and fit the weight of their hybrid; then that of late interaction.
 
         If the text has code, BM25 with split identifiers is tried, too, and used below if it is better.
         """
         retriever = self.options.retriever
-        self._add(self._system("base retriever", BASE, retriever))
+        hybrid = self._system("base, BM25", BASE, retriever)
+        self._add(replace(hybrid, name="base retriever", bm25_weight=0.0))
+        self._add(hybrid)
         if code:
             self.inputs.bm25 = replace(self.inputs.bm25, split_identifiers=True)
             self._add(self._system("base, identifiers split", BASE, retriever))
-        best = self.baseline = best_on(self.dev, self.systems)
+        best = self.baseline = best_on(self.dev, self.systems[1:])
         self.inputs.bm25, self.inputs.bm25_weight = best.bm25_settings, best.bm25_weight
         if has_tokens(self._load(retriever)):
             tokens = self._with_tokens(replace(best, name="base, late interaction"), OWN_WEIGHT, BASE)
@@ -196,7 +198,7 @@ class Adaptation:
         """Add a system to the others, and print its scores on the dev half."""
         gain = f", {interval(compare(self.systems[0], system, self.dev))}" if self.systems else ""
         self.systems.append(system)  # only now: Ctrl-C may end the measuring
-        self.log(f"{system.name}, with {with_what(system)}: nDCG@10 {system.mean(self.dev):.3f}{gain} on the dev half")
+        self.log(f"{system.name}, {with_what(system)}: nDCG@10 {system.mean(self.dev):.3f}{gain} on the dev half")
 
     def _system(self, title: str, name: str, folder: str) -> System:
         dense = self._rankings(name, lambda: retrieval_run(self._load(folder), self.task))

@@ -135,8 +135,8 @@ def make_plan(model: SentenceTransformer, sample: Iterable[str], budget: float, 
     began = time.monotonic()
     encode_texts(model, texts, "document")
     seconds = (time.monotonic() - began) / len(texts)
-    # Besides the candidates, the base model and a reserve; late interaction encodes the passages again.
-    encodings = ENCODINGS_PER_CANDIDATE * len(weights) + 2 + (len(weights) + 1) * has_tokens(model)
+    # The base model and the candidates; late interaction encodes the passages again.
+    encodings = 1 + ENCODINGS_PER_CANDIDATE * len(weights) + (1 + len(weights)) * has_tokens(model)
     measuring = max(budget * MEASURING, MIN_PASSAGES * encodings * seconds)
     passages = min(MAX_PASSAGES, max(MIN_PASSAGES, int(measuring / encodings / seconds)))
     whole = budget * (1 - MEASURING) / sum(weights.values() or [1])

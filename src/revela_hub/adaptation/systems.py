@@ -57,11 +57,6 @@ class System:
         """Whether this is not the base retriever."""
         return self.seconds is not None
 
-    @property
-    def label(self) -> str:
-        """The name, with the other parts: `natural pairs, with BM25 and late interaction`."""
-        return f"{self.name}, with BM25{' and late interaction' if self.token_weight and self.trained else ''}"
-
     def scores(self, task: RetrievalTask, bm25_weight: float | None = None) -> Scores:
         """Return nDCG@10 by query: as fitted, or with this weight of BM25 and without late interaction."""
         key = id(task), bm25_weight
@@ -69,10 +64,8 @@ class System:
             run = fuse_runs(self.dense, self.bm25, task, self.bm25_weight if bm25_weight is None else bm25_weight)
             if bm25_weight is None and self.token_weight:
                 run = fuse_runs(best_of(run), self.tokens, task, self.token_weight)
-            self._scored[key] = (
-                task,
-                score_run(run, task).per_query["ndcg_at_10"],
-            )  # with the task, whose id stays its own
+            # With the task, whose id stays its own.
+            self._scored[key] = (task, score_run(run, task).per_query["ndcg_at_10"])
         return self._scored[key][1]
 
     def mean(self, task: RetrievalTask, bm25_weight: float | None = None) -> float:

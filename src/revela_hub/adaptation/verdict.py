@@ -1,23 +1,26 @@
-"""The result of `adapt`: all systems on the test half, the selected one and the exported one."""
+"""The result of `adapt`: all systems on the test half compared with the base retriever alone, and the exported one."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from sentence_transformers.util import get_device_name
 
-from revela_hub.adaptation import HYBRID, REPORT
+from revela_hub.adaptation import REPORT
 from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.adaptation.systems import System, compare, select
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.significance import PairedDifference
+from revela_hub.evaluation.significance import PairedDifference, too_few_queries
 from revela_hub.files import atomic, write_text
 from revela_hub.hub_cards import ModelCardMetadata, Result, write_card
+from revela_hub.hub_cards.contents import HYBRID
 from revela_hub.hub_cards.export import make_readable
+from revela_hub.hub_cards.metadata import hub_model_id
 from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.base.run import for_card, hardware
@@ -28,28 +31,21 @@ class Verdict:
     """Result of `adapt`.
 
     Attributes:
-        systems: all systems; the first is the base retriever with BM25.
-        chosen: the exported system: a better one, or one with the base retriever.
-        best: the system of the verdict: the exported one, or the one selected on the dev half if the base with BM25 is exported.
+        systems: all systems; the first is the base retriever alone, the second adds BM25.
+        chosen: the exported system.
         dev: the dev half.
         test: the test half.
     """
 
     systems: Sequence[System]
     chosen: System
-    best: System
     dev: RetrievalTask
     test: RetrievalTask
 
-    @property
-    def base(self) -> System:
-        """The base retriever with BM25."""
-        return self.systems[0]
-
     @cached_property
     def difference(self) -> PairedDifference:
-        """Difference of the best system and the base, on the test half."""
-        return compare(self.base, self.best, self.test)
+        """Difference of the exported system and the base retriever alone, on the test half."""
+        return compare(self.systems[0], self.chosen, self.test)
 
     @property
     def word(self) -> str:
@@ -63,13 +59,12 @@ class Verdict:
 
     def sentence(self) -> str:
         """Return the verdict as a sentence, for the model card."""
-        if self.best is self.base:
-            return "No training was better than the base retriever on the queries that select."
-        d, retriever = self.difference, self.best.name if self.best.trained else self.base.name
+        d, before, after = self.difference, self.systems[0].mean(self.test), self.chosen.mean(self.test)
+        retriever = self.chosen.name if self.chosen.trained else "base retriever"
         return (
-            f"The selected system ({retriever}, with {with_what(self.best)}) differs from the base retriever with BM25 by"
-            f" {d.difference:+.3f} (95% interval {d.low:+.3f} to {d.high:+.3f}, {d.queries} queries) in nDCG@10 on held-out"
-            " queries, which also decide whether a training is exported."
+            f"nDCG@10 on held-out queries: {before:.3f} with the base retriever alone, {after:.3f} with the exported system"
+            f" ({retriever}, {with_what(self.chosen)}). The difference is {d.difference:+.3f} (95% interval {d.low:+.3f} to"
+            f" {d.high:+.3f}, {d.queries} queries)."
         )
 
     def cost(self) -> str:
@@ -77,118 +72,119 @@ class Verdict:
         seconds = sum(system.seconds or 0 for system in self.systems)
         return f"Training all candidates took {clock(seconds)} on {hardware(torch.device(get_device_name()))}."
 
-    def means(self) -> dict[str, float]:
-        """Return mean nDCG@10 on the test half of BM25 and the base retriever alone, and of all systems."""
+    def bm25(self) -> dict[str, float]:
+        """Return mean nDCG@10 of BM25 alone on the test half, by its settings."""
         names = {True: "BM25, identifiers split", False: "BM25"}
-        rows = {names[each.bm25_settings.split_identifiers]: each.mean(self.test, 1.0) for each in self.systems}
-        rows["base retriever alone"] = self.base.mean(self.test, 0.0)
-        return rows | {each.label: each.mean(self.test) for each in self.systems}
+        return {names[each.bm25_settings.split_identifiers]: each.mean(self.test, 1.0) for each in self.systems}
 
     def table(self) -> str:
-        """Format all systems with their scores, weights and intervals."""
-        bm25 = {name: mean for name, mean in self.means().items() if name.startswith("BM25")}
+        """Format all systems with their scores, weights, and differences from the base retriever alone."""
+        base, bm25 = self.systems[0], self.bm25()
         width = max(map(len, [*bm25, *(system.name for system in self.systems)]))
         lines = [f"{'test half':<{width}}  alone  combined  BM25 weight  token weight  difference"]
         lines += [f"{name:<{width}}  {score:5.3f}" for name, score in bm25.items()]
         for system in self.systems:
-            alone, combined = system.mean(self.test, 0.0), system.mean(self.test)
-            tokens = f"{system.token_weight:.1f}" if system.tokens else "-"
-            row = f"{system.name:<{width}}  {alone:5.3f}  {combined:8.3f}  {system.bm25_weight:11.1f}  {tokens:>12}"
-            if system.trained and system.dense == self.base.dense:  # no gain on the dev half
-                row += "  none: base retriever kept"
-            elif system is not self.base:
-                row += f"  {interval(compare(self.base, system, self.test))}"
+            row = f"{system.name:<{width}}  {system.mean(self.test, 0.0):5.3f}"
+            if system is not base:
+                tokens = f"{system.token_weight:.1f}" if system.tokens else "-"
+                row += f"  {system.mean(self.test):8.3f}  {system.bm25_weight:11.1f}  {tokens:>12}"
+                row += f"  {interval(compare(base, system, self.test))}"
+            row += (
+                "  (not better on the dev half: base retriever)"
+                if system.trained and system.dense == base.dense
+                else ""
+            )
             lines.append(row + ("  <- exported" if system is self.chosen else ""))
         return "\n".join(lines)
 
     def parts(self) -> dict[str, PairedDifference]:
         """Return what BM25, split identifiers, late interaction and training add, one after the other, to the base retriever alone."""
-        chosen, of_base = self.chosen, [system for system in self.systems if not system.trained]
-        split = next(system for system in of_base if system.bm25_settings == chosen.bm25_settings)
-        tokens = next((system for system in of_base if system.token_weight and chosen.token_weight), split)
-        steps = {
-            f"BM25, weight {self.base.bm25_weight:.1f}": self.base,
-            "identifiers split": split,
-            f"late interaction, weight {tokens.token_weight:.1f}": tokens,
-            chosen.name: chosen,
-        }
-        before = alone = replace(self.base, bm25_weight=0.0)
-        found = {}
-        for name, after in steps.items():
-            if after is not before:
-                found[name] = compare(before, after, self.test)
-            before = after
-        return found | {"together": compare(alone, chosen, self.test)}
+        chosen, used = self.chosen, (self.systems[1].bm25_settings, self.chosen.bm25_settings)
+        before = self.systems[: next(place for place, system in enumerate(self.systems) if system is chosen)]
+        steps = [
+            each
+            for each in before
+            if not each.trained
+            and each.bm25_settings in used
+            and (not each.tokens or (each.token_weight and chosen.token_weight))
+        ]
+        return {b.name: compare(a, b, self.test) for a, b in pairwise([*steps, chosen])} | {"together": self.difference}
 
     def summary(self) -> str:
-        """Format `parts`."""
-        parts, chosen = self.parts(), self.chosen
+        """Format `parts`, and how many queries would suffice if these are too few."""
+        parts, before, after = self.parts(), self.systems[0].mean(self.test), self.chosen.mean(self.test)
         width = max(map(len, parts))
-        names = [chosen.name if chosen.trained else self.base.name, "BM25"]
-        names += ["late interaction"] if chosen.token_weight else []
-        before, after = self.base.mean(self.test, 0.0), chosen.mean(self.test)
-        lines = [f"nDCG@10 on the test half: {before:.3f} ({self.base.name}) -> {after:.3f} ({', '.join(names)})"]
+        lines = [f"nDCG@10 on the test half: {before:.3f} (base retriever alone) -> {after:.3f} (exported)"]
         lines += [f"  {name:<{width}}  {interval(d)}" for name, d in parts.items()]
-        if not chosen.trained and any(system.trained for system in self.systems):
+        if not self.chosen.trained and any(system.trained for system in self.systems):
             lines.insert(-1, f"  {'training':<{width}}  not kept")
+        if few := too_few_queries(compare(self.systems[1], system, self.test) for system in self.systems):
+            lines.append(f"{few} A larger --budget makes more.")
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dictionary, for JSON."""
+    def settings(self, options: AdaptOptions) -> dict[str, Any]:
+        """Return what `search`, `evaluate` and `demo` need of the exported system, also after it is published."""
+        bm25 = {
+            name: getattr(self.chosen.bm25_settings, name) for name in ("stemmer", "stopwords", "split_identifiers")
+        }
         return {
+            "bm25_weight": self.chosen.bm25_weight,
+            "token_weight": self.chosen.token_weight,
+            "bm25": bm25,
+            "base": _on_the_hub(options.retriever),
+            "trained": self.chosen.trained,
             "verdict": self.word,
             "difference": self.difference.to_dict(),
+        }
+
+    def to_dict(self, options: AdaptOptions) -> dict[str, Any]:
+        """Return a plain dictionary, for JSON."""
+        return {
+            **self.settings(options),
             "exported": self.chosen.name,
-            "trained": self.chosen.trained,
-            **self.hybrid(),
             "parts": {name: d.to_dict() for name, d in self.parts().items()},
             "queries": {"dev": len(self.dev.queries), "test": len(self.test.queries)},
-            "ndcg_at_10": self.means(),
+            "ndcg_at_10": self.bm25() | {each.name: each.mean(self.test) for each in self.systems},
             "systems": [
                 {
                     "name": each.name,
                     "bm25_weight": each.bm25_weight,
                     "token_weight": each.token_weight,
                     "seconds": round(each.seconds or 0, 1),
-                    "difference": compare(self.base, each, self.test).to_dict(),
+                    "difference": compare(self.systems[0], each, self.test).to_dict(),
                 }
                 for each in self.systems
             ],
             "cost": self.cost(),
+            "settings": portable(options),
         }
 
-    def hybrid(self) -> dict[str, Any]:
-        """Return the weights and the settings of BM25 of the exported system."""
-        settings = self.chosen.bm25_settings
-        bm25 = {name: getattr(settings, name) for name in ("stemmer", "stopwords", "split_identifiers")}
-        return {"bm25_weight": self.chosen.bm25_weight, "token_weight": self.chosen.token_weight, "bm25": bm25}
-
     def write(self, options: AdaptOptions, max_length: int | None) -> None:
-        """Write the retriever with its card, the settings of the hybrid and the report."""
+        """Write the retriever with its card and the settings of the hybrid, and the report."""
         folder = options.output / RETRIEVER
         model = load_retriever(self.chosen.folder, max_length=max_length, trust_remote_code=options.trust_remote_code)
         with atomic(folder) as part:
             model.save_pretrained(str(part), create_model_card=False)
             make_readable(part)
+            write_text(part / HYBRID, json.dumps(self.settings(options), indent=2) + "\n")
         write_card(folder, self.card(options))
-        write_text(options.output / HYBRID, json.dumps(self.hybrid(), indent=2) + "\n")
-        report = self.to_dict() | {"settings": portable(options)}
-        write_text(options.output / REPORT, json.dumps(report, indent=2) + "\n")  # the last: marks a finished run
+        report = json.dumps(self.to_dict(options), indent=2)
+        write_text(options.output / REPORT, f"{report}\n")  # the last: marks a finished run
 
     def card(self, options: AdaptOptions) -> ModelCardMetadata:
         """Return the metadata of the model card."""
         task = f"held-out {'labelled queries' if self.test.name == 'labels' else 'queries of the text'} (test half)"
-        # BM25 is not published with the model: the model's own score is without it.
-        with_parts = f"this model, with {with_what(self.chosen)}"
+        # The scores of the Hub are those of the model alone.
         means: list[tuple[str | None, float]] = [(None, self.chosen.mean(self.test, 0.0))]
-        means += [(with_parts, self.chosen.mean(self.test)), *self.means().items()]
+        means += [(f"this model, {with_what(self.chosen)}", self.chosen.mean(self.test)), *self.bm25().items()]
+        means += [(f"{each.name}, {with_what(each)}", each.mean(self.test)) for each in self.systems]
         return ModelCardMetadata(
             description=(
                 f"A retriever adapted to a text {'and labelled pairs' if options.labels else 'without labels'} by `revela-hub adapt`."
                 if self.chosen.trained
                 else "The base retriever, unchanged: no training on the text was significantly better."
             ),
-            base_model=None if Path(options.retriever).exists() else options.retriever,
+            base_model=_on_the_hub(options.retriever),
             training_data=f"Queries and passages made from raw text{', and labelled pairs' if options.labels else ''}.",
             training_run=self.cost(),
             command="revela-hub adapt",
@@ -203,20 +199,18 @@ def decide(systems: Sequence[System], untrained: System, dev: RetrievalTask, tes
 
     `untrained` is the system with the base retriever that is exported if no training helps.
     """
-    base = systems[0]
     selected = select(untrained, [system for system in systems if system.trained], dev)
     kept = without_harm(untrained, systems, test)
-    # The whole must be better, and so must the training's part: late interaction and split identifiers need no training.
-    better = selected is not untrained and compare(base, selected, test).verdict == "better"
-    chosen = select(kept, [selected], test) if better else kept
-    return Verdict(systems, chosen, selected if chosen is base else chosen, dev, test)
+    # The whole must be better than the base with BM25, and so must the training's part: the other parts need no training.
+    better = selected is not untrained and compare(systems[1], selected, test).verdict == "better"
+    return Verdict(systems, select(kept, [selected], test) if better else kept, dev, test)
 
 
 def without_harm(untrained: System, systems: Sequence[System], test: RetrievalTask) -> System:
-    """Return an untrained system without late interaction and split identifiers, if they are significantly worse on the test half."""
+    """Return an untrained system without late interaction, split identifiers and BM25, if they are significantly worse on the test half."""
     same = [each for each in systems if not each.trained and not each.tokens]
-    with_its_bm25 = [each for each in same if each.bm25_settings == untrained.bm25_settings]
-    for simpler in (*with_its_bm25, systems[0]):
+    with_its_bm25 = [each for each in same[1:] if each.bm25_settings == untrained.bm25_settings]
+    for simpler in (*with_its_bm25, *same[1::-1]):
         if compare(simpler, untrained, test).verdict == "worse":
             untrained = simpler
     return untrained
@@ -230,8 +224,8 @@ def interval(d: PairedDifference) -> str:
 def with_what(system: System) -> str:
     """Describe what a system adds to its retriever."""
     split = " and split identifiers" if system.bm25_settings.split_identifiers else ""
-    tokens = f" and late interaction (weight {system.token_weight:.1f})" if system.token_weight else ""
-    return f"BM25 (weight {system.bm25_weight:.1f}{split}){tokens}"
+    bm25 = f"with BM25 (weight {system.bm25_weight:.1f}{split})" if system.bm25_weight else "alone"
+    return f"{bm25}{f' and late interaction (weight {system.token_weight:.1f})' if system.token_weight else ''}"
 
 
 def portable(options: AdaptOptions) -> dict[str, Any]:
@@ -239,3 +233,7 @@ def portable(options: AdaptOptions) -> dict[str, Any]:
     left_out = ("output_dir", "cache_dir", "dry_run", "data")
     values = {name: for_card(name, value) for name, value in vars(options).items() if name not in left_out}
     return {name: value for name, value in values.items() if value not in (None, [], False)}
+
+
+def _on_the_hub(retriever: str) -> str | None:
+    return None if Path(retriever).exists() else hub_model_id(retriever)

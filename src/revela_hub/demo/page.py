@@ -5,12 +5,12 @@ Nothing is sent from this machine: no analytics, no fonts of other sites, no sha
 
 import json
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.demo.collection import Collection
 from revela_hub.demo.rendering import CSS, header_html, message_html, results_html
+from revela_hub.output import command_line
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -67,11 +67,11 @@ def search_page(
                 label="Query",
             )
             button = gr.Button("Search", variant="primary", scale=1, min_width=120)
+        found = gr.HTML()  # above all else: a small screen shows the query with the first results
         examples = gr.Examples([[text] for text in queries], [query], label="Examples") if queries else None
         with gr.Accordion("Settings", open=False), gr.Row():
             slider = gr.Slider(0, 1, bm25_weight, step=0.1, label="BM25 weight in the hybrid", min_width=300)
             number = gr.Slider(1, most, top_k, step=1, label="Results per column", min_width=300)
-        found = gr.HTML()
         gr.HTML(
             message_html(f"Searching {collection.name}: {len(collection.passages):,} passages. Badges compare ranks.")
         )
@@ -88,8 +88,8 @@ def search_page(
     return page
 
 
-def usage(name: str, bm25_weight: float, token_weight: float, *, remote_code: bool = False) -> dict[str, str]:
-    """Return code to copy: the model in sentence-transformers, and the search of this page with these weights."""
+def usage(name: str, *, fitted: bool = False, remote_code: bool = False) -> dict[str, str]:
+    """Return code to copy: the model in sentence-transformers, and the search of this page; `fitted` is a model of adapt."""
     trust = ", trust_remote_code=True" if remote_code else ""
     python = f"""from sentence_transformers import SentenceTransformer
 
@@ -97,11 +97,7 @@ model = SentenceTransformer({json.dumps(name)}{trust})
 queries = model.encode_query([{json.dumps(QUERY)}])
 passages = model.encode_document([{json.dumps(PASSAGE)}])
 print(model.similarity(queries, passages))"""
-    rerank = f" --rerank self --rerank_weight {token_weight:.1f}" if token_weight else ""
-    search = (
-        f"revela-hub search {shlex.quote(name)} {shlex.quote(QUERY)} --corpus my-documents --mode hybrid"
-        f" --parts dense bm25 --weights {1 - bm25_weight:.1f} {bm25_weight:.1f}{rerank}"
-    )
+    search = command_line("search", name, QUERY, "--corpus", "my-documents", *([] if fitted else ["--mode", "hybrid"]))
     return {"sentence-transformers": python, "revela-hub": search}
 
 

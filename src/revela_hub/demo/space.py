@@ -4,13 +4,12 @@ The Space has no path of this machine and no token, and only the text that is gi
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
 
 from revela_hub import __version__
-from revela_hub.adaptation import REPORT
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.text.chunks import chunk_document
@@ -22,8 +21,6 @@ GRADIO_VERSION = "6.31.0"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 MOST_QUERIES, MOST_PASSAGES = 20, 2000
 SAMPLE, QUERIES = "sample.jsonl", "queries.txt"
-REPORT_FIELDS = ("verdict", "difference", "trained", "bm25_weight", "token_weight", "bm25")
-"""The parts of the report that the page shows."""
 APP = '''"""The page of `revela-hub demo`."""
 
 from revela_hub.cli.commands.demo import Arguments, run
@@ -39,7 +36,6 @@ run(
 
 def space_files(
     repo_id: str,
-    folder: Path,
     corpus: Sequence[str],
     queries: str | None = None,
     package: str | None = None,
@@ -50,7 +46,6 @@ def space_files(
 
     Args:
         repo_id: the published model.
-        folder: its folder here; the report of `adapt` in it is shown.
         corpus: the text that the Space searches.
         queries: file with example queries.
         package: requirement that installs this package (default: this version).
@@ -58,10 +53,6 @@ def space_files(
     """
     files = {SAMPLE: _sample(corpus)}
     options: dict[str, object] = {"model": repo_id, "corpus": [SAMPLE]}
-    if (file := folder / REPORT).is_file():
-        report = json.loads(file.read_text(encoding="utf-8"))
-        files[REPORT] = json.dumps({name: report[name] for name in REPORT_FIELDS}, indent=2) + "\n"
-        options["report"] = REPORT
     if queries:
         examples = list(read_queries(queries).values())[:MOST_QUERIES]
         files[QUERIES] = "".join(f"{query}\n" for query in examples)
@@ -73,19 +64,20 @@ def space_files(
     return {"README.md": _readme(repo_id), "app.py": app, "requirements.txt": requirements} | files
 
 
-def space_repository(repo_id: str, *, private: bool, update: bool) -> Repository:
-    """Return the repository of the Space, before the model is published."""
+def open_space(files: dict[str, str], repo_id: str, *, private: bool, update: bool) -> Callable[[], str]:
+    """Check that the Space can be written; return the function that uploads it in one commit and returns its address.
+
+    Texts of an earlier page that are no longer given are deleted.
+    """
     space = Repository(Destination(repo_id, private=private, update=update), "space")
-    space.read()
-    return space
+    content = {name: text.encode() for name, text in files.items()}
+    space.read(content)
 
+    def upload() -> str:
+        space.commit(content, sorted((space.names & {SAMPLE, QUERIES}) - files.keys()))
+        return space.url()
 
-def publish_space(files: dict[str, str], repo_id: str, *, private: bool, update: bool) -> str:
-    """Upload the files in one commit, delete texts of an earlier page that are no longer given, and return the address."""
-    space = space_repository(repo_id, private=private, update=update)
-    stale = sorted((space.names & {SAMPLE, QUERIES, REPORT}) - files.keys())
-    space.commit({name: text.encode() for name, text in files.items()}, stale)
-    return space.url()
+    return upload
 
 
 def _sample(corpus: Sequence[str]) -> str:

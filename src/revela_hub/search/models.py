@@ -1,14 +1,13 @@
 """Loads the models that options name: encoders, rerankers, and the settings that `adapt` has fitted."""
 
-import json
 import weakref
+from contextlib import suppress
 from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from revela_hub.adaptation import HYBRID
 from revela_hub.errors import UserError
-from revela_hub.files import local_path
+from revela_hub.hub_cards.contents import HYBRID
 from revela_hub.output import note, shows_progress
 from revela_hub.search.options import NO_RERANKING, SELF, EndpointOptions, RankOptions
 
@@ -30,10 +29,20 @@ class Models(NamedTuple):
     reranker: Any = None
 
 
+def fitted_settings(model: str) -> dict[str, Any]:
+    """Return the settings that `adapt` has fitted for a model (a folder or a Hub id); empty for other models."""
+    from revela_hub.loading import model_json
+    from revela_hub.retrieval.encoder import model_in
+
+    with suppress(OSError, ValueError):  # loading the model reports it
+        return dict(model_json(model_in(model), HYBRID) or {}) if model != "bm25" else {}
+    return {}
+
+
 def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: bool = True) -> Models:
     """Load the models that a mode needs (default: dense, or bm25 if that is the model), with `rerank` also the reranker, if any.
 
-    In an output folder of adapt, the fitted weights and BM25 settings are used where the options give none.
+    For a model of adapt, the fitted weights and BM25 settings are used where the options give none.
     """
     from revela_hub.retrieval import RankerSettings
     from revela_hub.retrieval.bm25 import bm25_settings
@@ -44,15 +53,10 @@ def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: b
         raise UserError(f"--mode {mode} requires a model, not bm25: give its folder or Hub id")
     mode = "bm25" if model == "bm25" else mode or "dense"
     parts = options.parts if mode == "hybrid" else [mode]
-    file = local_path(model) / HYBRID
-    fitted = json.loads(file.read_text(encoding="utf-8")) if mode in ("hybrid", "bm25") and file.is_file() else {}
-    of_bm25 = fitted.get("bm25", {}) if options.bm25 == "bm25s" else {}
-    given = {
-        "stemmer": options.bm25_stemmer,
-        "stopwords": options.bm25_stopwords,
-        "split_identifiers": options.bm25_split_identifiers,
-    }
-    bm25 = {name: of_bm25.get(name) if value is None else value for name, value in given.items()}
+    fitted = fitted_settings(model) if mode in ("hybrid", "bm25") else {}
+    given = {name: getattr(options, f"bm25_{name}") for name in ("stemmer", "stopwords", "split_identifiers")}
+    bm25 = fitted.get("bm25", {}) if options.bm25 == "bm25s" else {}
+    bm25 = bm25 | {name: value for name, value in given.items() if value is not None}
     weights, token_weight = options.weights, 0.0
     if fitted and weights is None and options.fusion == "minmax" and parts == ["dense", "bm25"]:
         weights = [1 - fitted["bm25_weight"], fitted["bm25_weight"]]
@@ -61,26 +65,19 @@ def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: b
     if own and options.rerank is None and options.endpoint:
         note("late interaction, which adapt has fitted, needs the model here: not used with --endpoint")
         own = False
+    loading: dict[str, Any] = {
+        "device": options.device,
+        "trust_remote_code": options.trust_remote_code,
+        "max_seq_length": options.max_length,
+    }
     dense = sparse = None
     if "dense" in parts:
-        dense = load_dense(
-            model,
-            device=options.device,
-            trust_remote_code=options.trust_remote_code,
-            max_seq_length=options.max_length,
-            prompt=options.query_prompt or options.document_prompt,
-            server=options,
-        )
+        dense = load_dense(model, **loading, prompt=options.query_prompt or options.document_prompt, server=options)
     elif options.endpoint and model != "bm25":
         raise UserError(f"--endpoint requires --mode dense, or hybrid with the part dense, not {mode}")
     sparse_model = options.sparse_model or model
     if "sparse" in parts:
-        sparse = load_sparse_encoder(
-            sparse_model,
-            device=options.device,
-            trust_remote_code=options.trust_remote_code,
-            max_seq_length=options.max_length,
-        )
+        sparse = load_sparse_encoder(sparse_model, **loading)
     settings = RankerSettings(
         mode=mode,
         parts=options.parts,

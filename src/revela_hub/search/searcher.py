@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from revela_hub.adaptation import HYBRID
 from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.errors import UserError
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt
-from revela_hub.search.models import load_models
+from revela_hub.search.models import fitted_settings, load_models
 from revela_hub.search.options import Mode, RankOptions
 
 if TYPE_CHECKING:
@@ -132,10 +131,8 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
             documents, temporary, max_words=options.max_words, report=report, show_progress_bar=show
         )
         note(report)
-    is_adapted = (local_path(options.model) / HYBRID).is_file()
-    settings, dense, sparse, reranker = load_models(
-        options, options.model, options.mode or ("hybrid" if is_adapted else None)
-    )
+    mode = options.mode or ("hybrid" if fitted_settings(options.model) else None)
+    settings, dense, sparse, reranker = load_models(options, options.model, mode)
     folder = local_path(options.cache_dir or cache_folder("passages"))
     stored: dict[str, Any] = {}
     if options.index:

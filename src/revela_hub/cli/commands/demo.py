@@ -15,19 +15,20 @@ Examples:
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.adaptation import REPORT, SETTINGS
+from revela_hub.adaptation import SETTINGS
 from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.errors import UserError, require
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required
 from revela_hub.output import note
 from revela_hub.ranges import Port, PositiveInt, TextLength
-from revela_hub.search.models import encoder_identity, load_dense
+from revela_hub.search.models import encoder_identity, fitted_settings, load_dense
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("model",)
 EXAMPLES, LONGEST_EXAMPLE = 6, 90
+MARKUP = re.compile(r"[`*_<>{}\[\]\\|#]|:\w+:")
 PROBE = Path("work", "probe")  # of an output folder of adapt
 
 
@@ -46,7 +48,6 @@ class Arguments(TextOptions):
     model: str = required("Output folder of adapt, retriever, or Hub id.")
     corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
     base: str | None = option(None, "Retriever to compare with: folder or Hub id (default: the base model of adapt).")
-    report: str | None = option(None, "Report of adapt (adapt.json) to show (default: the one in the folder).")
     example_queries: str | None = option(None, "Queries to offer as examples, one per line.")
     host: str = option(
         "127.0.0.1", "Address to listen on; 0.0.0.0 makes the page available to other machines.", metavar="HOST"
@@ -80,35 +81,28 @@ def demo_page(arguments: Arguments) -> "Iterator[Blocks]":
     from revela_hub.retrieval.encoder import model_in
     from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
-    folder = local_path(arguments.model)
-    model = model_in(arguments.model)
-    file = Path(arguments.report) if arguments.report else folder / REPORT
-    report = json.loads(file.read_text(encoding="utf-8")) if arguments.report or file.is_file() else {}
-    retrievers, notes = _retrievers(arguments, folder, model, report)
-    if report:
-        d, verdict = report["difference"], report["verdict"].capitalize()
-        interval = f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]"
-        notes.insert(
-            0,
-            f"{verdict}: {interval} nDCG@10 compared with the base retriever with BM25 ({d['queries']} test queries).",
-        )
-    weight, token_weight = report.get("bm25_weight", BM25_WEIGHT), report.get("token_weight", 0.0)
+    folder, model, fitted = local_path(arguments.model), model_in(arguments.model), fitted_settings(arguments.model)
+    retrievers, notes = _retrievers(arguments, folder, model, fitted)
+    if d := fitted.get("difference"):
+        found = f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}] nDCG@10"
+        compared = f"compared with the base retriever alone ({d['queries']} test queries)"
+        notes.insert(0, f"{fitted['verdict'].capitalize()}: {found} {compared}.")
     name = _name(model) if folder.is_dir() else model
     with scratch_folder("demo") as temporary:
         yield search_page(
             name,
-            _collection(arguments, folder, retrievers, report, temporary),
-            weight,
+            _collection(arguments, folder, retrievers, fitted, temporary),
+            fitted.get("bm25_weight", BM25_WEIGHT),
             arguments.top_k,
             queries=_queries(arguments, folder),
             url=None if folder.is_dir() else f"https://huggingface.co/{model}",
             notes=notes,
-            code=usage(name, weight, token_weight, remote_code=arguments.trust_remote_code),
+            code=usage(name, fitted=bool(fitted), remote_code=arguments.trust_remote_code),
         )
 
 
 def _collection(
-    arguments: Arguments, folder: Path, retrievers: "list[LoadedRetriever]", report: dict[str, Any], temporary: Path
+    arguments: Arguments, folder: Path, retrievers: "list[LoadedRetriever]", fitted: dict[str, Any], temporary: Path
 ) -> "Collection":
     """Index the text for the retrievers."""
     from revela_hub.data.sources.documents import read_documents
@@ -130,33 +124,29 @@ def _collection(
         cache=claim(local_path(arguments.cache_dir or cache_folder("passages"))),
         name=names if arguments.corpus else "the passages of the evaluation set",
         max_words=arguments.max_words,
-        bm25=BM25Settings(**report.get("bm25", {})),
-        token_weight=report.get("token_weight", 0.0),
+        bm25=BM25Settings(**fitted.get("bm25", {})),
+        token_weight=fitted.get("token_weight", 0.0),
     )
     note("; ".join([f"{len(collection.passages):,} passages", *read.remarks()]))
     return collection
 
 
 def _retrievers(
-    arguments: Arguments, folder: Path, model: str, report: dict[str, Any]
+    arguments: Arguments, folder: Path, model: str, fitted: dict[str, Any]
 ) -> "tuple[list[LoadedRetriever], list[str]]":
     """Load the base model, if there is one to compare with, and the model; return also notes for the page."""
     from revela_hub.demo.collection import LoadedRetriever
 
     def load(title: str, model: str) -> LoadedRetriever:
-        length = arguments.max_length
-        encoder = load_dense(
-            model,
-            device=arguments.device,
-            trust_remote_code=arguments.trust_remote_code,
-            max_seq_length=length,
-        )
+        code, length = arguments.trust_remote_code, arguments.max_length
+        encoder = load_dense(model, device=arguments.device, trust_remote_code=code, max_seq_length=length)
         return LoadedRetriever(title, encoder, encoder_identity(encoder, model, length))
 
-    if report and not report["trained"]:
-        return [load("retriever", model)], ["The exported retriever is the base model, unchanged."]
-    adapted, base = load("adapted" if report else "retriever", model), arguments.base
-    if base is None and report and (folder / SETTINGS).is_file():
+    trained = fitted.get("trained")
+    if trained is False:
+        return [load("retriever", model)], ["The retriever is the base model, unchanged."]
+    adapted, base = load("adapted" if trained else "retriever", model), arguments.base or fitted.get("base")
+    if base is None and trained and (folder / SETTINGS).is_file():
         base = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["retriever"]
     if base is None:
         return [adapted], []
@@ -170,14 +160,15 @@ def _retrievers(
 
 
 def _queries(arguments: Arguments, folder: Path) -> list[str]:
-    """Return queries to offer as examples; those of an evaluation set are short ones."""
+    """Return queries to offer as examples; those of an evaluation set are short ones without markup."""
     from revela_hub.data.sources.queries import read_queries
 
     if arguments.example_queries:
         return list(read_queries(arguments.example_queries).values())[:EXAMPLES]
     if arguments.corpus:
         return []
-    return [query for query in read_queries(folder / PROBE).values() if len(query) <= LONGEST_EXAMPLE][:EXAMPLES]
+    plain = (query for query in read_queries(folder / PROBE).values() if not MARKUP.search(query))
+    return [query for query in plain if len(query) <= LONGEST_EXAMPLE][:EXAMPLES]
 
 
 def _name(model: str) -> str:

@@ -19,11 +19,10 @@ Examples:
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.files import local_path
 from revela_hub.options import option, required, values_of
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.trainers.methods import METHODS
@@ -77,29 +76,33 @@ def run(arguments: Arguments) -> None:
     import torch
 
     from revela_hub.checkpoints import publish
-    from revela_hub.demo.space import publish_space, space_repository
+    from revela_hub.demo.space import open_space
     from revela_hub.hub_cards import Assembly, Destination, ModelCardMetadata
 
     destination = Destination(**values_of(Destination, arguments))
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     metadata = ModelCardMetadata.from_file(arguments.card, METHODS) if arguments.card else None
     assembly = Assembly(**values_of(Assembly, arguments) | {"dtype": dtype, "metadata": metadata})
-    space = _space(arguments)
+    space, upload_space = _space(arguments), None
     if space and not arguments.dry_run:
-        space_repository(arguments.repo_id, private=arguments.private, update=arguments.update)
+        upload_space = open_space(space, arguments.repo_id, private=arguments.private, update=arguments.update)
+    options: dict[str, Any] = {"before_upload": lambda: print(f"demo: {upload_space()}")} if upload_space else {}
     published = publish(
-        arguments.checkpoint, destination, assembly, dry_run=arguments.dry_run, keep=arguments.output_dir, log=print
+        arguments.checkpoint,
+        destination,
+        assembly,
+        dry_run=arguments.dry_run,
+        keep=arguments.output_dir,
+        log=print,
+        **options,
     )
     _print_checks_and_files(published)
     if published.url is None:
         _print_plan(published, space, arguments.repo_id)
         return
     print(f"\npublished: {published.url} (commit {str(published.commit)[:10]})")
-    if space:
-        address = publish_space(space, arguments.repo_id, private=arguments.private, update=arguments.update)
-        print(f"demo: {address}")
-        if arguments.private:
-            print("The Space is private, too: in its settings, add a secret HF_TOKEN with read access to the model.")
+    if space and arguments.private:
+        print("The Space is private, too: in its settings, add a secret HF_TOKEN with read access to the model.")
 
 
 def _space(arguments: Arguments) -> dict[str, str]:
@@ -114,7 +117,6 @@ def _space(arguments: Arguments) -> dict[str, str]:
         raise UserError("--space shows the model of the main branch: leave out --revision and --pull_request")
     return space_files(
         arguments.repo_id,
-        local_path(arguments.checkpoint),
         arguments.space_corpus,
         arguments.space_queries,
         arguments.space_package,
