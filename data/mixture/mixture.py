@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,21 @@ from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.pairs import (
     KnownPairs,
     Pair,
+    PairMode,
     SameLabel,
     class_pairs,
     distinct_pairs,
     fill_negatives,
     sts_pairs,
 )
-from revela_hub.data.mixture.rows import Corpus, read_labelled, read_pairs, read_scored, with_beir_parts
+from revela_hub.data.mixture.rows import (
+    Corpus,
+    excluded_texts,
+    read_labelled,
+    read_pairs,
+    read_scored,
+    with_beir_parts,
+)
 from revela_hub.data.mixture.tasks import Task, parse_mixture
 from revela_hub.data.row_cache import cached_rows, rows_fingerprint
 from revela_hub.data.sources.report import counted, skips
@@ -71,36 +80,28 @@ class TaskReport:
 
 
 @dataclass
-class MixtureReport:
-    """The counts of a mixture; `str(report)` has one line per task."""
-
-    tasks: list[TaskReport]
-
-    def __str__(self) -> str:
-        """The total, then the tasks."""
-        total = sum(task.used for task in self.tasks)
-        head = f"{counted(total, 'row')} of {counted(len(self.tasks), 'task')}"
-        return "\n".join([head, *(f"  {task}" for task in self.tasks)])
-
-
-@dataclass
 class Mixture:
-    """A mixture, ready for training.
+    """A mixture, ready for training; `str(mixture)` is a report with a line for each task.
 
     Attributes:
         dataset: One row per training example, in random order: `task`, `anchor`, `positive`, `negative_1` to
             `negative_N`, `anchor_prompt`, `document_prompt` (for positive and negatives; `""`, or the instruction in
             symmetric tasks), `kind` (`"retrieval"` or `"other"`); all strings.
-        report: Counts of used and dropped rows.
+        reports: Counts of used and dropped rows, for each task.
         tasks: The tasks of the mixture.
         retrieval: All rows of the retrieval tasks of both stages, without weights, from which questions are held out; None if
             there is no such task.
     """
 
     dataset: "Dataset"
-    report: MixtureReport
+    reports: list[TaskReport]
     tasks: tuple[Task, ...]
     retrieval: "Dataset | None"
+
+    def __str__(self) -> str:
+        """The total, then the tasks."""
+        head = f"{counted(len(self.dataset), 'row')} of {counted(len(self.tasks), 'task')}"
+        return "\n".join([head, *(f"  {report}" for report in self.reports)])
 
 
 def load_mixture(
@@ -109,6 +110,8 @@ def load_mixture(
     num_negatives: int = 1,
     seed: int = 0,
     stage: int | None = None,
+    classes: PairMode = "example",
+    without: Sequence[str] = (),
     root: str | Path | None = None,
     cache_dir: str | Path | None = None,
 ) -> Mixture:
@@ -120,6 +123,8 @@ def load_mixture(
         seed: The seed of pairs, negatives, samples and order; the same seed gives the same rows. A task's rows do not
             depend on the other tasks.
         stage: 1 or 2 selects the tasks of that stage; None selects all.
+        classes: How classification and clustering make pairs, if their tasks set no `mode`.
+        without: Names or patterns (`synthetic*`) of tasks to leave out.
         root: The base folder of relative paths; overrides the file.
         cache_dir: The cache folder; default: the cache of `datasets`.
 
@@ -132,17 +137,22 @@ def load_mixture(
     if num_negatives < 1:
         raise UserError(f"num_negatives is {num_negatives}; it must be at least 1")
     described = parse_mixture(mixture, root)
-    tasks = tuple(task for task in described.tasks if stage is None or stage in task.in_stages)
+    every = [
+        with_beir_parts(replace(task, mode=task.mode or classes))
+        for task in described.tasks
+        if not any(fnmatch(task.name, pattern) for pattern in without)
+    ]
+    tasks = tuple(task for task in every if stage is None or stage in task.in_stages)
     if not tasks:
-        names = ", ".join(task.name for task in described.tasks)
+        names = ", ".join(task.name for task in every)
         raise UserError(f"no task is for stage {stage} (the tasks are {names}); add stages: [{stage}] to one of them")
     of_task = {
-        task.name: _task_rows(with_beir_parts(task), num_negatives, seed, cache_dir)
-        for task in described.tasks
+        task.name: _task_rows(task, num_negatives, seed, cache_dir)
+        for task in every
         if task in tasks or task.is_retrieval
     }
     parts = [of_task[task.name] for task in tasks]
-    retrieval = [of_task[task.name][0] for task in described.tasks if task.is_retrieval]
+    retrieval = [of_task[task.name][0] for task in every if task.is_retrieval]
     counts = mixture_counts(tasks, [len(rows) for rows, _ in parts], described.stopping_strategy)
     rng = np.random.default_rng(seed)
     chosen, offset = [], 0
@@ -154,7 +164,7 @@ def load_mixture(
     dataset = datasets.concatenate_datasets([rows for rows, _ in parts])
     dataset = dataset.select(rng.permutation(np.concatenate(chosen)))
     all_retrieval = datasets.concatenate_datasets(retrieval) if retrieval else None
-    return Mixture(dataset, MixtureReport([report for _, report in parts]), tasks, all_retrieval)
+    return Mixture(dataset, [report for _, report in parts], tasks, all_retrieval)
 
 
 def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_strategy: str) -> list[int]:
@@ -178,10 +188,10 @@ def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path 
     report = TaskReport(task.name, task.type)
     negatives = [f"negative_{number}" for number in range(1, num_negatives + 1)]
     names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
-    # Weight and stages do not affect the rows.
-    settings = asdict(replace(task, weight=None, stages=None))
+    # Of the weight and the stages, only the kind of the rows depends.
+    settings = asdict(replace(task, weight=None, stages=None)) | {"kind": task.is_retrieval}
     made_with = {"same_text": 1, "num_negatives": num_negatives, "seed": seed, **settings}
-    sources = [source for source in (task.source, task.corpus, task.queries) if source]
+    sources = [source for source in (task.source, task.corpus, task.queries, *task.exclude) if source]
     rows, counts = cached_rows(
         f"mixture-{rows_fingerprint(made_with, sources)}",
         dict.fromkeys(names, "string"),
@@ -196,13 +206,10 @@ def _rows(
     task: Task, num_negatives: int, seed: int, report: TaskReport, cache_dir: str | Path | None
 ) -> Iterator[dict[str, str]]:
     """Make the pairs of a task: checked, sampled, and with negatives."""
-    seed = int.from_bytes(hashlib.sha256(f"{seed}\0{task.name}".encode()).digest()[:8], "big")
-    pairs, pool, known = _read(task, seed, report.dropped, cache_dir)
-    if task.max_samples is not None:
-        order = np.random.default_rng([seed, 1]).permutation(len(pairs)).tolist()
-        pairs = [pairs[index] for index in order]
+    seed = task_seed(task, seed)
+    pairs, pool, known = task_pairs(task, seed, report.dropped, cache_dir)
     filled = fill_negatives(
-        distinct_pairs(pairs, dropped=report.dropped),
+        pairs,
         pool,
         known,
         num_negatives=num_negatives,
@@ -218,27 +225,49 @@ def _rows(
         raise UserError(f"task {task.name}: no positives for training in {task.source.path} ({reasons})")
 
 
-def _read(
-    task: Task, seed: int, dropped: Counter[str], cache_dir: str | Path | None
+def task_seed(task: Task, seed: int) -> int:
+    """Return the seed of a task, which does not depend on the other tasks."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{task.name}".encode()).digest()[:8], "big")
+
+
+def task_pairs(
+    task: Task, seed: int, dropped: Counter[str], cache_dir: str | Path | None = None
 ) -> tuple[list[Pair], Sequence[str], KnownPairs | SameLabel]:
-    """Return the pairs of a task, the texts that negatives are drawn from, and the pairs whose passages are no negatives."""
-    if task.is_retrieval:
+    """Read a task.
+
+    Returns:
+        Its distinct pairs in random order, the texts that negatives are drawn from, and the pairs whose passages are no negatives.
+    """
+    excluded = excluded_texts(task)
+
+    def allowed(*texts: str) -> bool:
+        found = excluded is not None and any(map(excluded.find, texts))
+        if found:
+            dropped["in an evaluation set"] += 1
+        return not found
+
+    if task.has_passages:
         corpus, queries = (Corpus(source, cache_dir) if source else None for source in (task.corpus, task.queries))
-        pairs = list(read_pairs(task, corpus, queries, dropped))
-        pool = [pair.positive for pair in pairs] if corpus is None else corpus
-        return pairs, pool, KnownPairs((pair.anchor, pair.positive) for pair in pairs)
-    if task.type == "sts":
-        rows = list(read_scored(task, dropped))
+        pairs = [pair for pair in read_pairs(task, corpus, queries, seed, dropped) if allowed(pair.anchor)]
+        pool: Sequence[str] = [pair.positive for pair in pairs] if corpus is None else corpus
+        known: KnownPairs | SameLabel = KnownPairs((pair.anchor, pair.positive) for pair in pairs)
+    elif task.type == "sts":
+        rows = [row for row in read_scored(task, seed, dropped) if allowed(*row[:2])]
         pairs = list(sts_pairs(rows, threshold=task.threshold, dropped=dropped))
+        pool = [text for first, second, _ in rows for text in (first, second)]
         # Known whatever the score: what was judged and found half similar is no negative to draw at random.
         known = KnownPairs(pair for first, second, _ in rows for pair in ((first, second), (second, first)))
-        return pairs, [text for first, second, _ in rows for text in (first, second)], known
-    examples = list(distinct_pairs(read_labelled(task, dropped), dropped=dropped))
-    labelled = [(example.anchor, example.positive) for example in examples]
-    if task.mode == "label":
-        return examples, list(dict.fromkeys(label for _, label in labelled)), KnownPairs(labelled)
-    pairs = list(class_pairs(labelled, seed=seed, dropped=dropped))
-    return pairs, [text for text, _ in labelled], SameLabel(labelled)
+    else:
+        examples = [pair for pair in read_labelled(task, seed, dropped) if allowed(pair.anchor)]
+        pairs = list(distinct_pairs(examples, dropped=dropped))
+        labelled = [(example.anchor, example.positive) for example in pairs]
+        if task.mode == "label":
+            pool, known = list(dict.fromkeys(label for _, label in labelled)), KnownPairs(labelled)
+        else:
+            pool, known = [text for text, _ in labelled], SameLabel(labelled)
+            pairs = list(class_pairs(labelled, seed=seed, dropped=dropped))
+    order = np.random.default_rng([seed, 1]).permutation(len(pairs))
+    return list(distinct_pairs((pairs[index] for index in order), dropped=dropped)), pool, known
 
 
 def _row(task: Task, pair: Pair) -> dict[str, str]:

@@ -159,12 +159,12 @@ def fill_negatives(
     for pair in pairs:
         allowed = [text for text in pair.negatives if _may_be_negative(text, pair, known)]
         counts["wrong"] += len(pair.negatives) - len(allowed)
-        given = _distinct(allowed, num_negatives)
+        given = distinct_texts(allowed, num_negatives)
         drawn: Iterable[str] = ()
         if len(given) < num_negatives:
             drawn = islice((pool[index] for index in distinct_draws(rng, len(pool))), _MAX_DRAWS)
         usable = (text for text in drawn if _may_be_negative(text, pair, known))
-        negatives = _distinct(chain(given, usable), num_negatives)
+        negatives = distinct_texts(chain(given, usable), num_negatives)
         if not negatives:
             dropped[NO_NEGATIVE] += 1
             continue
@@ -177,8 +177,8 @@ def _may_be_negative(text: str, pair: Pair, known: KnownPairs | SameLabel) -> bo
     return bool(text.strip()) and _key(text) not in own and (pair.anchor, text) not in known
 
 
-def _distinct(texts: Iterable[str], most: int) -> list[str]:
-    """Return the first texts that are not the same as an earlier one; no more are read than needed."""
+def distinct_texts(texts: Iterable[str], most: int) -> list[str]:
+    """Return the first texts that are not the same as an earlier one (`text_key`); no more are read than needed."""
     found: dict[str, str] = {}
     for text in texts:
         found.setdefault(_key(text), text)

@@ -5,12 +5,14 @@
 A task is read into memory; its corpus and its training examples are cached on disk.
 """
 
+import heapq
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from revela_hub.data.mixture.pairs import Pair
@@ -19,6 +21,7 @@ from revela_hub.data.row_cache import cached_rows, rows_fingerprint
 from revela_hub.data.sources.beir import beir_files, beir_splits, titled
 from revela_hub.data.sources.rows import Row, id_text, read_rows
 from revela_hub.data.sources.source import Source
+from revela_hub.data.text.ngram_overlap import ExcludedTexts
 from revela_hub.errors import UserError
 
 EXCLUDED_BY_WHERE = "excluded by where"
@@ -35,7 +38,7 @@ def with_beir_parts(task: Task) -> Task:
     splits = [] if task.source.is_dataset else beir_splits(task.source.path)
     if not splits and task.split is None:
         return task
-    if task.split not in splits or not task.is_retrieval or task.corpus or task.queries or task.columns:
+    if task.split not in splits or not task.has_passages or task.corpus or task.queries or task.columns:
         raise UserError(
             f"task {task.name}: split is {task.split}; a BEIR folder, such as {task.source.path} with qrels/<split>.tsv"
             f" ({', '.join(splits) or 'none'}), needs one, and is for type retrieval, without corpus and columns"
@@ -80,10 +83,14 @@ def _texts_of(source: Source) -> Iterator[dict[str, str]]:
         yield {"id": id_text(row.value(source.id_column or "_id")), "text": text}
 
 
-def read_pairs(task: Task, corpus: Corpus | None, queries: Corpus | None, dropped: Counter[str]) -> Iterator[Pair]:
+def read_pairs(
+    task: Task, corpus: Corpus | None, queries: Corpus | None, seed: int, dropped: Counter[str]
+) -> Iterator[Pair]:
     """Yield a pair for each positive of a row of retrieval, pairs or triplets; with a corpus, positives and negatives are ids."""
-    _check_no_ids(list(islice(_selected_rows(task, Counter()), 8 * _MIN_ID_ROWS)), task)
-    for row in _selected_rows(task, dropped):
+    rows = _selected_rows(task, seed, dropped)
+    first = list(islice(rows, 8 * _MIN_ID_ROWS))
+    _check_no_ids(first, task)
+    for row in chain(first, rows):
         anchor = _found(_one(row, "anchor", task), queries)
         if anchor is None:
             dropped[NO_QUERY] += 1
@@ -101,10 +108,10 @@ def _found(text: str, corpus: Corpus | None) -> str | None:
     return text if corpus is None else corpus.find(id_text(text))
 
 
-def read_labelled(task: Task, dropped: Counter[str]) -> Iterator[Pair]:
+def read_labelled(task: Task, seed: int, dropped: Counter[str]) -> Iterator[Pair]:
     """Yield the texts of classification and clustering with their labels, or clusters, as the positives."""
     [name] = task.columns.get("label", ("label",))
-    for row in _selected_rows(task, dropped):
+    for row in _selected_rows(task, seed, dropped):
         texts, labels = _texts(row, "text", task), row.value(name)
         labels = labels if isinstance(labels, list | tuple) else [labels]
         if task.mode == "label" and any(isinstance(label, int | float) for label in labels):
@@ -116,22 +123,39 @@ def read_labelled(task: Task, dropped: Counter[str]) -> Iterator[Pair]:
             yield Pair(text, "" if label is None else str(label))
 
 
-def read_scored(task: Task, dropped: Counter[str]) -> Iterator[tuple[str, str, float]]:
+def read_scored(task: Task, seed: int, dropped: Counter[str]) -> Iterator[tuple[str, str, float]]:
     """Yield the pairs of sentences of sts with their scores."""
     [name] = task.columns.get("score", ("score",))
-    for row in _selected_rows(task, dropped):
+    for row in _selected_rows(task, seed, dropped):
         yield _one(row, "sentence1", task), _one(row, "sentence2", task), float(row.value(name))
 
 
-def _selected_rows(task: Task, dropped: Counter[str]) -> Iterator[Row]:
-    """Yield the rows selected by `where`, with the task added to their locations for messages."""
+def _selected_rows(task: Task, seed: int, dropped: Counter[str]) -> Iterator[Row]:
+    """Return the rows selected by `where`, or a sample of `max_rows` of them."""
+    rows = _rows_where(task, dropped)
+    if task.max_rows is None:
+        return rows
+    draw = Random(seed).random
+    return iter(heapq.nsmallest(task.max_rows, rows, key=lambda row: draw()))
+
+
+def _rows_where(task: Task, dropped: Counter[str]) -> Iterator[Row]:
     for row in read_rows(task.source):
-        row = Row(f"{row.where}: task {task.name}", row.columns)
+        row = Row(f"{row.where}: task {task.name}", row.columns)  # for messages
         values = ((row.value(name), allowed) for name, allowed in task.where.items())
         if all(value in allowed or str(value) in map(str, allowed) for value, allowed in values):  # 1 is 1.0 and "1"
             yield row
         else:
             dropped[EXCLUDED_BY_WHERE] += 1
+
+
+def excluded_texts(task: Task) -> ExcludedTexts | None:
+    """Return the texts of the task's evaluation sets; None without such sets."""
+    excluded = ExcludedTexts()
+    for source in task.exclude:
+        rows = read_rows(source)
+        excluded.add(source.path, (text for row in rows for name in source.text_columns for text in row.texts(name)))
+    return excluded if task.exclude else None
 
 
 # --- columns

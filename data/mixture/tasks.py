@@ -9,10 +9,11 @@
         corpus: medquad/passages.jsonl.gz       # the column then contains the id of a passage
         instruction: Given a medical question, retrieve passages that answer the question
       - {name: mined, type: retrieval, source: mined.jsonl}       # written by `revela-hub mine`, with the default columns
+      - {name: emotion, type: classification, source: "hf:mteb/emotion::train", exclude: "hf:mteb/emotion::test"}
       - {name: scifact, type: retrieval, source: beir/scifact, split: train}
       - {name: banking77, type: classification, source: banking77/train.jsonl, columns: {label: label_name}}
 
-The file may also contain only the list of tasks.
+The file may also contain only the list of tasks. `revela-hub mine --mixture` writes such a file, with mined hard negatives.
 """
 
 import os
@@ -30,8 +31,6 @@ from revela_hub.files import local_path
 
 TaskType: TypeAlias = Literal["retrieval", "pairs", "triplets", "classification", "clustering", "sts"]
 Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted"]
-
-RETRIEVAL_TYPES = ("retrieval", "pairs", "triplets")
 
 # The columns of each type; `instruction` is read only if the task names a column for it.
 ROLES: dict[TaskType, tuple[str, ...]] = {
@@ -53,20 +52,24 @@ class Task:
         type: The type of its rows: `retrieval` (anchor, positive, and optional negatives), `pairs` (anchor, positive),
             `triplets` (anchor, positive, negative), `classification` and `clustering` (text, label), `sts` (sentence1,
             sentence2, score).
-        source: The source of its rows: a `Source` (its fields for files and data sets, and `max_documents` as the maximum
-            number of rows), or a BEIR folder, whose judgements above 0 are the pairs.
+        source: The source of its rows: a `Source` (its fields for files and data sets, and `max_documents` to read only the
+            first rows), or a BEIR folder, whose judgements above 0 are the pairs.
         split: The split of a BEIR folder.
         columns: The columns by role (`{anchor: question}`); default: a column with the role's name. Several columns are
             joined by a space (`{text: [title, abstract]}`). The default of `negatives` is every column named `negatives`,
             `negative` or `negative_1`, `negative_2`, .... A column for `instruction` overrides the task's instruction in
             each row (as written by `revela-hub synthesize`).
         where: Use only rows with these values: `{label: 1}`, or one of several: `{score: [1, 2]}`.
+        max_rows: Keep a uniform sample of this many rows while the source is read, so that it need not fit in memory.
+        exclude: Evaluation sets, with texts or lists of texts in their `text_column`. Rows whose text (of pairs: the anchor)
+            overlaps with one of theirs are dropped; see `revela_hub.data.text.ngram_overlap`.
         corpus: The source of the texts, if positives and negatives are ids (its `id_column`, `text_column` and
             `title_column`, joined by a space as in BEIR). Missing negatives are drawn from the whole corpus.
         queries: The source of the texts, if anchors are ids.
         instruction: The instruction for queries (see `revela_hub.data.mixture.instructions`); `""`: none.
-        symmetric: Whether documents have the instruction too. None: true for classification, clustering and sts.
-        mode: How classification and clustering make pairs: `example` or `label` (see `revela_hub.data.mixture.pairs`).
+        symmetric: Whether documents have the instruction too. None: true for sts, and for classes by example.
+        mode: How classification and clustering make pairs: `example` or `label` (see `revela_hub.data.mixture.pairs`). None: as
+            the argument `classes` of `load_mixture` says.
         threshold: The minimum score of a pair in sts.
         weight: The task's proportion of the mixture, relative to the other weights.
         max_samples: Maximum number of rows, sampled at random.
@@ -79,11 +82,13 @@ class Task:
     split: str | None = None
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    max_rows: int | None = None
+    exclude: tuple[Source, ...] = ()
     corpus: Source | None = None
     queries: Source | None = None
     instruction: str = ""
     symmetric: bool | None = None
-    mode: PairMode = "example"
+    mode: PairMode | None = None
     threshold: float = 4.0
     weight: float | None = None
     max_samples: int | None = None
@@ -95,36 +100,38 @@ class Task:
         columns = [self.columns.get(role, (role,)) for role in roles if role not in ("negatives", "instruction")]
         valid = {
             "type": self.type in ROLES,
-            "mode": self.mode in get_args(PairMode),
+            "mode": self.mode in (None, *get_args(PairMode)),
             "columns": {*self.columns} <= {*roles} and len({*columns}) == len(columns),
-            "corpus": self.is_retrieval or not (self.corpus or self.queries),
+            "corpus": self.has_passages or not (self.corpus or self.queries),
             "symmetric": self.symmetric in (None, True, False),
             "weight": self.weight is None or self.weight > 0,
             "stages": self.stages is None or {*self.stages} in ({1}, {2}, {1, 2}),
         }
         for name, holds in valid.items():
             if not holds:
-                expected = {
-                    "type": f" (one of {', '.join(ROLES)})",
-                    "corpus": f" (for {', '.join(RETRIEVAL_TYPES)})",
-                    "columns": f" (a column for each of {', '.join(roles)})",
-                }
-                raise UserError(f"task {self.name}: wrong {name} {getattr(self, name)!r}{expected.get(name, '')}")
+                known = f"types are {', '.join(ROLES)}; columns of {self.type} are {', '.join(roles)}"
+                raise UserError(f"task {self.name}: wrong {name} {getattr(self, name)!r} ({known})")
+
+    @property
+    def has_passages(self) -> bool:
+        """Whether its rows are pairs of an anchor and a passage."""
+        return self.type in ("retrieval", "pairs", "triplets")
 
     @property
     def is_retrieval(self) -> bool:
         """Whether the positives of other rows can be negatives (the in-batch negatives of stage one)."""
-        return self.type in RETRIEVAL_TYPES
+        return self.has_passages and 1 in self.in_stages
 
     @property
     def is_symmetric(self) -> bool:
         """Whether documents have the instruction too."""
-        return not self.is_retrieval if self.symmetric is None else self.symmetric
+        by_example = not self.has_passages and (self.type == "sts" or self.mode != "label")
+        return by_example if self.symmetric is None else self.symmetric
 
     @property
     def in_stages(self) -> tuple[int, ...]:
         """The training stages that use the task."""
-        return ((1, 2) if self.is_retrieval else (2,)) if self.stages is None else self.stages
+        return ((1, 2) if self.has_passages else (2,)) if self.stages is None else self.stages
 
 
 class MixtureFile(NamedTuple):
@@ -138,15 +145,8 @@ class MixtureFile(NamedTuple):
     stopping_strategy: Stopping = "first_exhausted"
 
 
-def parse_mixture(
-    mixture: str | Path | Mapping[str, Any] | Sequence[Any], root: str | Path | None = None
-) -> MixtureFile:
-    """Parse the description of a mixture.
-
-    Args:
-        mixture: A YAML file, in which environment variables are replaced, or its content.
-        root: The base folder of relative paths; overrides the file.
-    """
+def read_mixture(mixture: str | Path | Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+    """Return the content of a mixture, given as a YAML file, in which environment variables are replaced, or as its content."""
     given: Any = mixture
     if isinstance(mixture, str | Path):
         try:
@@ -154,18 +154,28 @@ def parse_mixture(
         except yaml.YAMLError as error:  # with the line
             raise UserError(f"{mixture}: {error}") from error
     given = dict(given) if isinstance(given, Mapping) else {"tasks": given}
-    tasks, folder = given.pop("tasks", None), given.pop("root", None)
-    stopping = given.pop("stopping_strategy", "first_exhausted")
-    if given or not isinstance(tasks, list | tuple) or not tasks or stopping not in get_args(Stopping):
+    stopping = given.setdefault("stopping_strategy", "first_exhausted")
+    tasks = given.get("tasks")
+    unknown = given.keys() - {"tasks", "root", "stopping_strategy"}
+    if unknown or not isinstance(tasks, list | tuple) or not tasks or stopping not in get_args(Stopping):
         raise UserError(
             f"{mixture}: a mixture has tasks (a list of mappings with name, type and source), root, and stopping_strategy"
             f" ({' or '.join(get_args(Stopping))})"
         )
-    parsed = tuple(_parse_task(task, str(folder or "") if root is None else str(root)) for task in tasks)
+    return given
+
+
+def parse_mixture(
+    mixture: str | Path | Mapping[str, Any] | Sequence[Any], root: str | Path | None = None
+) -> MixtureFile:
+    """Parse a mixture (see `read_mixture`); `root` is the base folder of relative paths, and overrides the file."""
+    given = read_mixture(mixture)
+    root = str(given.get("root") or "") if root is None else str(root)
+    parsed = tuple(_parse_task(task, root) for task in given["tasks"])
     names = [task.name for task in parsed]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise UserError(f"{mixture}: several tasks have the name {', '.join(repeated)}")
-    return MixtureFile(parsed, stopping)
+    return MixtureFile(parsed, given["stopping_strategy"])
 
 
 def _parse_task(given: Any, root: str) -> Task:
@@ -173,14 +183,14 @@ def _parse_task(given: Any, root: str) -> Task:
     values = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else {}
     if not {"name", "type", "source"} <= values.keys() <= {*known}:
         raise UserError(f"task {given}: it needs a name, a type and a source; the keys are {', '.join(known)}")
-    for key in ("source", "corpus", "queries"):
-        if key in values:
-            source = parse_source(values[key])
-            values[key] = (
-                source
-                if source.is_dataset
-                else replace(source, path=os.path.join(root, os.path.expanduser(source.path)))
-            )
+
+    def source(value: Any) -> Source:
+        parsed = parse_source(value)
+        path = parsed.path if parsed.is_dataset else os.path.join(root, os.path.expanduser(parsed.path))
+        return replace(parsed, path=path)
+
+    values |= {key: source(values[key]) for key in ("source", "corpus", "queries") if key in values}
+    values["exclude"] = tuple(map(source, _tuple(values.get("exclude", ()))))
     if "split" in values and values["source"].is_dataset:
         values["source"] = replace(values["source"], split=values.pop("split"))
     for key in ("columns", "where"):

@@ -116,6 +116,53 @@ def test_pairs_from_a_data_set_and_options_from_a_file(place: Path) -> None:
     assert (row["negative_1"], row["negative_2"]) == (CORPUS["b"], CORPUS["e"])
 
 
+MIXTURE = """
+tasks:
+- {name: claims, type: retrieval, source: beir, split: train, instruction: Find the passage}
+- {name: given, type: triplets, source: given.jsonl}
+- {name: similar, type: sts, source: sts.jsonl, instruction: Find similar text}
+- {name: topics, type: classification, source: topics.jsonl}
+"""
+
+
+def test_mines_every_task_of_a_mixture_for_training(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from revela_hub.data import load_mixture
+
+    Path("mixture.yaml").write_text(MIXTURE)
+    texts = list(CORPUS.values())
+    write("given.jsonl", [{"anchor": t[:9], "positive": t, "negative": f"not {t}"} for t in texts[:3]])
+    sts = [(texts[0], texts[1], 4.5), (texts[0], texts[4], 3), (texts[2], "A deep sea.", 5), ("Rivers.", texts[3], 0)]
+    write("sts.jsonl", [{"sentence1": a, "sentence2": b, "score": score} for a, b, score in sts])
+    write("topics.jsonl", [{"text": f"{t} {n}", "label": t} for t in "ab" for n in range(3)])
+    words = ["mine", "bm25", "--mixture", "mixture.yaml", "--output", "mined", "--no_positive_aware"]
+
+    assert main([*words, "--num_negatives", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "claims: 2 pairs of 2 anchors" in out and "topics" not in out
+    files = {path.name.rpartition("-")[0]: path for path in Path("mined").glob("*.jsonl")}
+    claim, _ = sorted(read(str(files["claims"])), key=lambda row: row["anchor"], reverse=True)
+    assert claim == {
+        "anchor": QUERIES["1"],
+        "positive": CORPUS["a"],
+        "negative_1": CORPUS["b"],
+        "negative_2": CORPUS["e"],
+    }
+    assert all(row["negative_1"] == f"not {row['positive']}" for row in read(str(files["given"])))
+    similar = [row for row in read(str(files["similar"])) if row["anchor"] == texts[0]]
+    assert len(read(str(files["similar"]))) == 4 and texts[4] not in similar[0].values()  # judged half similar
+
+    given, mined = (load_mixture(f, num_negatives=2, stage=2) for f in ("mixture.yaml", "mined/mixture.yaml"))
+    assert [task.in_stages for task in mined.tasks] == [task.in_stages for task in given.tasks]
+    columns = ("task", "anchor", "positive", "anchor_prompt", "document_prompt", "kind")
+    assert {tuple(row[name] for name in columns) for row in mined.dataset} == {
+        tuple(row[name] for name in columns) for row in given.dataset
+    }
+    assert main([*words, "--num_negatives", "2"]) == 0
+    assert capsys.readouterr().out.count("mined before") == 3
+    assert main([*words, "--num_negatives", "1"]) == 0
+    assert "mined before" not in capsys.readouterr().out
+
+
 def test_the_output_appears_whole_and_replaces_nothing_without_leave(place: Path) -> None:
     words = ["mine", "bm25", "--beir", "beir", "--output", "mined.jsonl"]
     assert main(words) == 0
@@ -133,7 +180,7 @@ def test_the_output_appears_whole_and_replaces_nothing_without_leave(place: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--pairs", "pairs.jsonl", "--beir", "beir"], "give either --pairs FILE or --beir FOLDER"),
+        (["--pairs", "pairs.jsonl", "--beir", "beir"], "give one of --pairs FILE"),
         (["--pairs", "pairs.jsonl", "--anchor_column", "query"], "pairs.jsonl:1: no column 'query'"),
         (["--pairs", "numbers.jsonl"], "numbers.jsonl:1: column 'positive' holds int, not text"),
         (["--pairs", "pairs.jsonl"], "the corpus is too small"),

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 
 from revela_hub.data.mixture.instructions import query_prompt
-from revela_hub.data.mixture.mixture import Mixture, MixtureReport, load_mixture
+from revela_hub.data.mixture.mixture import Mixture, load_mixture
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
@@ -52,6 +52,11 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
     stage: Literal[1, 2] | None = option(
         None, "Training stage, which selects tasks and defaults (default: all tasks at once)."
     )
+    classes: Literal["example", "label"] = option(
+        "example",
+        "Positive of a class, in tasks without a mode: another example of the class, or the text of its label.",
+    )
+    without_tasks: list[str] = option([], "Tasks of the mixture to leave out: names or patterns, e.g. 'synthetic*'.")
     in_batch_negatives: bool | None = option(  # type: ignore[assignment]
         None, "Also use the other rows' passages as negatives (default: true in stage 1, false in stage 2)."
     )
@@ -127,15 +132,17 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         return run.output
 
 
-def _read(arguments: Arguments) -> tuple[Mixture, MixtureReport]:
+def _read(arguments: Arguments) -> tuple[Mixture, Mixture]:
     mixture = load_mixture(
         arguments.mixture,
         num_negatives=arguments.num_negatives,
         seed=arguments.seed,
         stage=arguments.stage,
+        classes=arguments.classes,
+        without=arguments.without_tasks,
         cache_dir=arguments.cache_dir,
     )
-    return mixture, mixture.report
+    return mixture, mixture
 
 
 def _load(arguments: Arguments) -> NVEmbedStart:

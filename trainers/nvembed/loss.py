@@ -126,9 +126,10 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         return loss
 
     def _own(self, vector_BCD: Tensor, text_BC: Tensor) -> Tensor:
-        """Return the loss of stage two, with the row's own negatives only."""
+        """Return the loss of stage two, with the row's own negatives only, each of which counts once."""
         score_BC = torch.einsum("bd,bcd->bc", vector_BCD[:, 0], vector_BCD[:, 1:]) / self.temperature
-        wrong_BC = (text_BC[:, 1:] == text_BC[:, 1:2]) | (text_BC[:, 1:] == text_BC[:, :1])
+        # The same text as the anchor or an earlier passage: two classes have one label to repeat as the negative.
+        wrong_BC = (text_BC[:, 1:, None] == text_BC[:, None]).tril(diagonal=0).any(-1)
         wrong_BC[:, 0] = False
         target_B = torch.zeros(len(score_BC), dtype=torch.long, device=score_BC.device)
         return F.cross_entropy(score_BC.masked_fill(wrong_BC, -torch.inf), target_B)

@@ -91,7 +91,7 @@ def test_positives_are_joined_by_id_with_their_titles(folder: Path) -> None:
         assert row["negative_1"] != row["negative_2"]
         assert (row["task"], row["kind"]) == ("questions", "retrieval")
         assert (row["anchor_prompt"], row["document_prompt"]) == (query_prompt(INSTRUCTION), "")
-    assert str(mixture.report) == ("4 rows of 1 task\n  questions (retrieval): 4 rows; negatives: 8 drawn")
+    assert str(mixture) == ("4 rows of 1 task\n  questions (retrieval): 4 rows; negatives: 8 drawn")
 
 
 def test_corpus_columns_can_be_chosen(folder: Path) -> None:
@@ -120,7 +120,7 @@ def test_beir_folder(folder: Path) -> None:
         ids = {row[f"negative_{n}"].split()[1] for n in range(1, 6)}
         assert len(ids) == 5
         assert not ids & {"p0", "p1"}
-    (report,) = mixture.report.tasks
+    (report,) = mixture.reports
     assert report.dropped == {"query is not in queries": 1, "passage is not in the corpus": 1}
 
 
@@ -133,7 +133,7 @@ def test_mined_negatives_are_kept_in_their_order(folder: Path) -> None:
     for number, row in enumerate(rows(mixture)):
         assert [row[f"negative_{n}"] for n in (1, 2, 3)] == [f"hard {number} {n}" for n in (1, 2, 10)]
         assert row["negative_4"] in {f"right {other}" for other in range(3) if other != number}
-    assert mixture.report.tasks[0].negatives == {"given": 9, "drawn": 3}
+    assert mixture.reports[0].negatives == {"given": 9, "drawn": 3}
 
 
 def test_pairs_and_triplets(folder: Path) -> None:
@@ -181,14 +181,17 @@ def test_classification_by_examples_and_by_labels(folder: Path) -> None:
     for row in rows(load(folder, COLOURS, by_label, num_negatives=2)):
         colour = row["anchor"].split()[0]
         documents = [row["positive"], row["negative_1"], row["negative_2"]]
+        prompt = query_prompt("Find the colour")
         if row["task"] == "labels":
-            assert row["positive"] == colour
+            assert (row["anchor_prompt"], row["document_prompt"], row["positive"]) == (prompt, "", colour)
             assert set(documents) == {"red", "green", "blue"}
         else:
             assert [text.split()[0] == colour for text in documents] == [True, False, False]
             assert row["positive"] != row["anchor"]
-        assert row["anchor_prompt"] == row["document_prompt"] == query_prompt("Find the colour")
+            assert row["anchor_prompt"] == row["document_prompt"] == prompt
         assert row["kind"] == "other"
+    [other] = {row["positive"] for row in rows(load(folder, COLOURS, classes="label")) if row["anchor"] == "red 0"}
+    assert other == "red"
 
 
 def test_clusters_in_lists_as_mteb_has_them(folder: Path) -> None:
@@ -214,6 +217,20 @@ def test_columns_are_joined_and_a_source_is_read_in_part(folder: Path) -> None:
     assert [row["anchor"] for row in rows(load(folder, task))] == ["T0 A0", "T1 A1", "T2 A2", "T3 A3"]
 
 
+def test_rows_are_a_sample_and_not_those_of_evaluation_sets(folder: Path) -> None:
+    given = [{"text": f"colour {n} of the many colours", "label": n % 2} for n in range(40)]
+    write_lines(folder / "rows.jsonl", given)
+    write_lines(folder / "test.jsonl", [{"sentences": [row["text"] for row in given[3:30]]}])
+    task = {"name": "t", "type": "clustering", "source": "rows.jsonl"}
+
+    samples = [{row["anchor"] for row in load(folder, {**task, "max_rows": 9}, seed=seed).dataset} for seed in range(3)]
+    left = load(folder, {**task, "exclude": {"path": "test.jsonl", "text_column": "sentences"}})
+
+    assert [len(sample) for sample in samples] == [9] * 3 and len(set.union(*samples)) > 15
+    assert {int(row["anchor"].split()[1]) for row in left.dataset} == {0, 1, 2, *range(30, 40)}
+    assert left.reports[0].dropped == {"in an evaluation set": 27}
+
+
 def test_sts_pairs_both_ways(folder: Path) -> None:
     mixture = load(folder, STS, num_negatives=8)
 
@@ -228,7 +245,7 @@ def test_sts_pairs_both_ways(folder: Path) -> None:
     for row in made:
         assert {row[f"negative_{n}"] for n in range(1, 9)} < everything - {row["anchor"], row["positive"]}
         assert row["document_prompt"] == row["anchor_prompt"] != ""
-    assert mixture.report.tasks[0].dropped == {"below the threshold": 4}
+    assert mixture.reports[0].dropped == {"below the threshold": 4}
     assert len(load(folder, {**STS, "threshold": 2}).dataset) == 8
 
 
@@ -261,7 +278,7 @@ def test_where_and_symmetric(folder: Path) -> None:
     assert [row["anchor"] for row in rows(one)] == ["q1", "q4", "q7"]
     assert {row["document_prompt"] for row in rows(one)} == {query_prompt("Find it")}
     assert len(two.dataset) == 6
-    assert one.report.tasks[0].dropped == {"excluded by where": 6}
+    assert one.reports[0].dropped == {"excluded by where": 6}
 
 
 def test_data_sets(folder: Path) -> None:
@@ -288,6 +305,7 @@ def test_stages(folder: Path) -> None:
     assert [task.name for task in load(folder, *tasks, stage=1).tasks] == ["questions", "only one"]
     assert [task.name for task in load(folder, *tasks, stage=2).tasks] == ["questions", "colours", "sts"]
     assert len(load(folder, *tasks).tasks) == 4
+    assert [task.name for task in load(folder, *tasks, without=["only*", "sts"]).tasks] == ["questions", "colours"]
     with pytest.raises(UserError, match=r"no task is for stage 1 \(the tasks are sts\); add stages: \[1\]"):
         load(folder, STS, stage=1)
 
@@ -314,7 +332,7 @@ def test_weights_are_proportions(folder: Path) -> None:
 
     assert counts(first) == {"questions": 4, "colours": 8}
     assert max(Counter(row["anchor"] for row in first.dataset).values()) == 1
-    assert "colours (classification): 12 rows (8 in the mixture)" in str(first.report)
+    assert "colours (classification): 12 rows (8 in the mixture)" in str(first)
     assert counts(every) == {"questions": 6, "colours": 12}
     assert Counter(Counter(row["anchor"] for row in rows(every)).values()) == {1: 14, 2: 2}
     with pytest.raises(UserError, match="set a weight for all tasks of the mixture or for none; without a weight: sts"):
@@ -342,10 +360,10 @@ def test_the_seed_decides_and_tasks_do_not_depend_on_each_other(folder: Path) ->
 def test_the_cache_follows_files_and_settings(folder: Path) -> None:
     before = load(folder, QUESTIONS)
     made = sorted((folder.parent / "cache" / "revela_hub").glob("generator/*mixture-*/*/*.arrow"))
-    again = load(folder, {**QUESTIONS, "weight": 3, "stages": [2]})
+    again = load(folder, {**QUESTIONS, "weight": 3, "stages": [1]})
     assert sorted((folder.parent / "cache" / "revela_hub").glob("generator/*mixture-*/*/*.arrow")) == made
     assert again.dataset.to_list() == before.dataset.to_list()
-    assert str(again.report) == str(before.report)
+    assert str(again) == str(before)
 
     write_lines(folder / "passages.jsonl.gz", ({"_id": id_, "text": f"New {id_}"} for id_ in PASSAGES))
     assert rows(load(folder, QUESTIONS))[0]["positive"] == "New p0"
@@ -428,7 +446,7 @@ BEIR = {"name": "t", "type": "retrieval", "source": "beir", "split": "train"}
         ({**BEIR, "split": "dev"}, r"\(train\)"),
         ({**BEIR, "type": "clustering"}, "is for type retrieval"),
         ({"name": "t", "type": "triplets", "source": "sts.jsonl", "columns": {"anchor": "sentence1", "positive": "sentence2"}}, "no column 'negative'"),
-        ({**COLOURS, "corpus": "passages.jsonl.gz"}, r"wrong corpus .*for retrieval, pairs, triplets"),
+        ({**COLOURS, "corpus": "passages.jsonl.gz"}, "wrong corpus"),
         ({**COLOURS, "where": {"lang": "en"}}, r"no column 'lang'; the columns are 'text', 'label'"),
         ({**COLOURS, "where": {"label": "pink"}}, r"no positives for training in .*12 excluded by where"),
         ({**COLOURS, "where": {"label": "red"}}, r"no positives for training in .*, 4 without a possible negative"),

@@ -11,6 +11,10 @@ reuses them, and the corpus can be larger than memory.
 Writes anchor, positive, negative_1, negative_2, ..., which sentence-transformers' losses read directly, as JSON
 lines (.jsonl or .jsonl.gz).
 
+With --mixture, every retrieval and sts task of a mixture is mined in its own corpus. The folder --output then holds
+the pairs and mixture.yaml for `revela-hub train nvembed`. {instruction} in --query_prompt is the task's instruction.
+Tasks that are finished are skipped when the command is repeated.
+
 Examples:
   revela-hub mine my-retriever --beir data/beir/scifact --split train --output mined.jsonl
   revela-hub mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl.gz --num_negatives 4 --output mined.jsonl
@@ -19,6 +23,7 @@ Examples:
   revela-hub mine org/embedder --trust_remote_code --pairs pairs.jsonl --output mined.jsonl \
       --query_prompt $'Instruct: Retrieve passages that answer the question\nQuery: '
   revela-hub mine bm25 --pairs pairs.jsonl --positive_aware false --output mined.jsonl
+  revela-hub mine my-retriever --mixture mixture.yaml --num_negatives 7 --output outputs/mined
 """
 
 import gzip
@@ -44,13 +49,14 @@ class Arguments(RankOptions):
     """Arguments of `revela-hub mine`."""
 
     model: str = required("Sentence-transformers folder or Hub id, or bm25.")
-    output: str = required("Output file: JSON lines (.jsonl or .jsonl.gz).")
+    output: str = required("Output file: JSON lines (.jsonl or .jsonl.gz); with --mixture, a folder.")
     mode: Mode | None = option(None, "How to rank (default: dense, or bm25 if that is the model).")
     pairs: str | None = option(None, "Pairs: JSON lines or a data set (hf:owner/name).")
     anchor_column: str = option("anchor", "Column of the pairs that holds the query.")
     positive_column: str = option("positive", "Column of the pairs that holds the passage, or a list of passages.")
     beir: str | None = option(None, "BEIR folder to use instead of --pairs and --corpus.")
     split: str = option("train", "Split of the BEIR folder to mine for.")
+    mixture: str | None = option(None, "YAML file of a mixture, instead of --pairs: mines every task.")
     corpus: str | None = option(
         None, "Passages to search: JSON lines, a data set or a BEIR folder (default: the positives of all pairs)."
     )
@@ -80,15 +86,22 @@ def run(arguments: Arguments) -> None:
     from revela_hub.files import atomic, cache_folder, claim
     from revela_hub.retrieval.mining import MiningReport, MiningSettings, mine
     from revela_hub.retrieval.mining_input import read_corpus, read_pairs
+    from revela_hub.retrieval.mining_mixture import mine_mixture
 
     settings, report = MiningSettings(**values_of(MiningSettings, arguments)), MiningReport()
     if not arguments.positive_aware:
         settings = replace(settings, relative_margin=None)
-    if bool(arguments.pairs) == bool(arguments.beir):
-        raise UserError("give either --pairs FILE or --beir FOLDER (see revela-hub mine --help)")
+    if [bool(arguments.pairs), bool(arguments.beir), bool(arguments.mixture)].count(True) != 1:
+        raise UserError("give one of --pairs FILE, --beir FOLDER and --mixture FILE (see revela-hub mine --help)")
     output = local_path(arguments.output).resolve()
-    _check_output(arguments, output)
     folder = claim(local_path(arguments.cache_dir or cache_folder("mining")))
+    if arguments.mixture:
+        claim(output)
+        models = load_models(arguments, arguments.model, arguments.mode, rerank=arguments.rerank is not None)
+        loaded = {"ranker": models.dense, "sparse": models.sparse, "reranker": models.reranker}
+        print(mine_mixture(arguments.mixture, output, settings, models.settings, print, folder=folder, **loaded))
+        return
+    _check_output(arguments, output)
     if arguments.beir:
         pairs = read_beir_pairs(arguments.beir, arguments.split)
     else:
