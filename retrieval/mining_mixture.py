@@ -30,7 +30,7 @@ from revela_hub.retrieval.ranking import RankerSettings
 
 INSTRUCTION = "{instruction}"
 """Stands for the task's instruction in prompts."""
-_KEPT = ("name", "instruction", "weight", "max_samples")
+_KEPT = ("name", "instruction", "max_samples")
 
 
 def mine_mixture(
@@ -55,12 +55,12 @@ def mine_mixture(
         folder: The cache.
         **models: `ranker`, `sparse` and `reranker` of `mine`.
     """
-    content, described = read_mixture(mixture), parse_mixture(mixture)
+    content = read_mixture(mixture)
     settings = replace(settings, fewer="keep", scores=False)
     # In half precision, because the corpora of the paper have 20 million passages.
     ranking = replace(ranking, index=IndexOptions(dtype="float16"))
     entries = []
-    for entry, task in zip(content["tasks"], map(with_beir_parts, described.tasks), strict=True):
+    for entry, task in zip(content["tasks"], map(with_beir_parts, parse_mixture(mixture)), strict=True):
         if not (task.has_passages or task.type == "sts") or "instruction" in task.columns:
             entries.append(entry)
             continue
@@ -88,7 +88,7 @@ def mine_mixture(
 
 def _key(task: Task, settings: MiningSettings, ranking: RankerSettings, models: dict[str, Any]) -> str:
     """Return a name for what a file depends on."""
-    of_task = asdict(replace(task, weight=None, stages=None))
+    of_task = asdict(replace(task, stages=None))
     of_ranking = repr(replace(ranking, device="", batch_size=1, show_progress_bar=False))
     reranker = getattr(models.get("reranker"), "identity", models.get("reranker"))
     made_with = {"task": of_task, "settings": asdict(settings), "ranking": of_ranking, "reranker": reranker}

@@ -3,15 +3,11 @@
     YAML --tasks--> Task --rows--> rows --pairs--> (anchor, positive, negatives) --weights--> Dataset
 
 `revela_hub.data.mixture.tasks` describes the YAML format, `revela_hub.data.mixture.pairs` how pairs are made. The rows of a
-task are cached under a hash of the task, the seed, and the files' sizes and modification times.
-
-Proportions: without weights, every task contributes all its rows (at most `max_samples`). With weights (for all tasks or
-none), task t contributes `weight_t / sum(weights)` of the rows, and the mixture is as long as possible without repeating a
-row (`stopping_strategy: first_exhausted`) or as long as needed to use every row (`all_exhausted`).
+task are cached under a hash of the task, the seed, and the files' sizes and modification times. Every task contributes all its rows, or
+a sample of `max_samples` of them.
 """
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -57,9 +53,6 @@ class TaskReport:
     name: str
     type: str
     rows: int = 0
-    """Rows of the task, at most `max_samples`."""
-    used: int = 0
-    """Rows in the mixture."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Dropped rows and pairs, by reason."""
     negatives: Counter[str] = field(default_factory=Counter)
@@ -71,8 +64,7 @@ class TaskReport:
 
     def __str__(self) -> str:
         """For example `scifact (retrieval): 919 rows; negatives: 919 drawn; dropped: 2 repeated`."""
-        used = "" if self.used == self.rows else f" ({self.used:,} in the mixture)"
-        parts = [f"{self.name} ({self.type}): {counted(self.rows, 'row')}{used}"]
+        parts = [f"{self.name} ({self.type}): {counted(self.rows, 'row')}"]
         for name in ("negatives", "dropped"):
             if counts := getattr(self, name):
                 parts.append(f"{name}: {skips(counts)}")
@@ -89,8 +81,7 @@ class Mixture:
             symmetric tasks), `kind` (`"retrieval"` or `"other"`); all strings.
         reports: Counts of used and dropped rows, for each task.
         tasks: The tasks of the mixture.
-        retrieval: All rows of the retrieval tasks of both stages, without weights, from which questions are held out; None if
-            there is no such task.
+        retrieval: The rows of the retrieval tasks of both stages, from which questions are held out; None if there is no such task.
     """
 
     dataset: "Dataset"
@@ -136,10 +127,9 @@ def load_mixture(
 
     if num_negatives < 1:
         raise UserError(f"num_negatives is {num_negatives}; it must be at least 1")
-    described = parse_mixture(mixture, root)
     every = [
         with_beir_parts(replace(task, mode=task.mode or classes))
-        for task in described.tasks
+        for task in parse_mixture(mixture, root)
         if not any(fnmatch(task.name, pattern) for pattern in without)
     ]
     tasks = tuple(task for task in every if stage is None or stage in task.in_stages)
@@ -153,31 +143,10 @@ def load_mixture(
     }
     parts = [of_task[task.name] for task in tasks]
     retrieval = [of_task[task.name][0] for task in every if task.is_retrieval]
-    counts = mixture_counts(tasks, [len(rows) for rows, _ in parts], described.stopping_strategy)
-    rng = np.random.default_rng(seed)
-    chosen, offset = [], 0
-    for (rows, report), count in zip(parts, counts, strict=True):
-        report.used = count
-        repeats = [rng.permutation(len(rows)) for _ in range(math.ceil(count / len(rows)))]
-        chosen.append(offset + np.concatenate(repeats)[:count])
-        offset += len(rows)
     dataset = datasets.concatenate_datasets([rows for rows, _ in parts])
-    dataset = dataset.select(rng.permutation(np.concatenate(chosen)))
+    dataset = dataset.select(np.random.default_rng(seed).permutation(len(dataset)))
     all_retrieval = datasets.concatenate_datasets(retrieval) if retrieval else None
     return Mixture(dataset, [report for _, report in parts], tasks, all_retrieval)
-
-
-def mixture_counts(tasks: Sequence[Task], available: Sequence[int], stopping_strategy: str) -> list[int]:
-    """Return how many rows each task contributes; see the top of this file."""
-    weights = [task.weight for task in tasks if task.weight is not None]
-    if not weights:
-        return list(available)
-    if len(weights) < len(tasks):
-        without = ", ".join(task.name for task in tasks if task.weight is None)
-        raise UserError(f"set a weight for all tasks of the mixture or for none; without a weight: {without}")
-    sizes = [rows / weight for rows, weight in zip(available, weights, strict=True)]
-    size = max(sizes) if stopping_strategy == "all_exhausted" else min(sizes)
-    return [max(1, round(size * weight)) for weight in weights]
 
 
 # --- one task
@@ -188,8 +157,9 @@ def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path 
     report = TaskReport(task.name, task.type)
     negatives = [f"negative_{number}" for number in range(1, num_negatives + 1)]
     names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
-    # Of the weight and the stages, only the kind of the rows depends.
-    settings = asdict(replace(task, weight=None, stages=None)) | {"kind": task.is_retrieval}
+    settings = asdict(replace(task, stages=None)) | {
+        "kind": task.is_retrieval
+    }  # which is all that depends on the stages
     made_with = {"same_text": 1, "num_negatives": num_negatives, "seed": seed, **settings}
     sources = [source for source in (task.source, task.corpus, task.queries, *task.exclude) if source]
     rows, counts = cached_rows(

@@ -162,7 +162,7 @@ def fill_negatives(
         given = distinct_texts(allowed, num_negatives)
         drawn: Iterable[str] = ()
         if len(given) < num_negatives:
-            drawn = islice((pool[index] for index in distinct_draws(rng, len(pool))), _MAX_DRAWS)
+            drawn = (pool[index] for index in rng.choice(len(pool), min(len(pool), _MAX_DRAWS), replace=False))
         usable = (text for text in drawn if _may_be_negative(text, pair, known))
         negatives = distinct_texts(chain(given, usable), num_negatives)
         if not negatives:
@@ -185,18 +185,3 @@ def distinct_texts(texts: Iterable[str], most: int) -> list[str]:
         if len(found) == most:
             break
     return list(found.values())
-
-
-def distinct_draws(rng: np.random.Generator, population: int) -> Iterator[int]:
-    """Yield the numbers 0 to `population - 1` in random order, drawn lazily.
-
-    This is cheap for the first few numbers of a large population, unlike a permutation.
-    """
-    seen: set[int] = set()
-    while 2 * len(seen) < population:
-        number = int(rng.integers(population))
-        if number not in seen:
-            seen.add(number)
-            yield number
-    rest = np.array([number for number in range(population) if number not in seen], dtype=np.int64)
-    yield from (int(number) for number in rng.permutation(rest))

@@ -20,7 +20,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import yaml
 
@@ -30,7 +30,6 @@ from revela_hub.errors import UserError
 from revela_hub.files import local_path
 
 TaskType: TypeAlias = Literal["retrieval", "pairs", "triplets", "classification", "clustering", "sts"]
-Stopping: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 
 # The columns of each type; `instruction` is read only if the task names a column for it.
 ROLES: dict[TaskType, tuple[str, ...]] = {
@@ -71,8 +70,7 @@ class Task:
         mode: How classification and clustering make pairs: `example` or `label` (see `revela_hub.data.mixture.pairs`). None: as
             the argument `classes` of `load_mixture` says.
         threshold: The minimum score of a pair in sts.
-        weight: The task's proportion of the mixture, relative to the other weights.
-        max_samples: Maximum number of rows, sampled at random.
+        max_samples: Maximum number of rows, sampled at random: the task's proportion of the mixture.
         stages: The training stages that use it. None: both for retrieval, pairs and triplets, 2 for the others.
     """
 
@@ -90,7 +88,6 @@ class Task:
     symmetric: bool | None = None
     mode: PairMode | None = None
     threshold: float = 4.0
-    weight: float | None = None
     max_samples: int | None = None
     stages: tuple[int, ...] | None = None
 
@@ -104,7 +101,6 @@ class Task:
             "columns": {*self.columns} <= {*roles} and len({*columns}) == len(columns),
             "corpus": self.has_passages or not (self.corpus or self.queries),
             "symmetric": self.symmetric in (None, True, False),
-            "weight": self.weight is None or self.weight > 0,
             "stages": self.stages is None or {*self.stages} in ({1}, {2}, {1, 2}),
         }
         for name, holds in valid.items():
@@ -134,17 +130,6 @@ class Task:
         return ((1, 2) if self.has_passages else (2,)) if self.stages is None else self.stages
 
 
-class MixtureFile(NamedTuple):
-    """The tasks of a mixture, with unique names, and its length if the tasks have weights.
-
-    `first_exhausted` ends with the first exhausted task, so no row is repeated; `all_exhausted` ends with the last one and
-    repeats rows of the others.
-    """
-
-    tasks: tuple[Task, ...]
-    stopping_strategy: Stopping = "first_exhausted"
-
-
 def read_mixture(mixture: str | Path | Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
     """Return the content of a mixture, given as a YAML file, in which environment variables are replaced, or as its content."""
     given: Any = mixture
@@ -154,20 +139,17 @@ def read_mixture(mixture: str | Path | Mapping[str, Any] | Sequence[Any]) -> dic
         except yaml.YAMLError as error:  # with the line
             raise UserError(f"{mixture}: {error}") from error
     given = dict(given) if isinstance(given, Mapping) else {"tasks": given}
-    stopping = given.setdefault("stopping_strategy", "first_exhausted")
     tasks = given.get("tasks")
-    unknown = given.keys() - {"tasks", "root", "stopping_strategy"}
-    if unknown or not isinstance(tasks, list | tuple) or not tasks or stopping not in get_args(Stopping):
+    if given.keys() - {"tasks", "root"} or not isinstance(tasks, list | tuple) or not tasks:
         raise UserError(
-            f"{mixture}: a mixture has tasks (a list of mappings with name, type and source), root, and stopping_strategy"
-            f" ({' or '.join(get_args(Stopping))})"
+            f"{mixture}: a mixture has tasks (a list of mappings with name, type and source), and may have a root"
         )
     return given
 
 
 def parse_mixture(
     mixture: str | Path | Mapping[str, Any] | Sequence[Any], root: str | Path | None = None
-) -> MixtureFile:
+) -> tuple[Task, ...]:
     """Parse a mixture (see `read_mixture`); `root` is the base folder of relative paths, and overrides the file."""
     given = read_mixture(mixture)
     root = str(given.get("root") or "") if root is None else str(root)
@@ -175,7 +157,7 @@ def parse_mixture(
     names = [task.name for task in parsed]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise UserError(f"{mixture}: several tasks have the name {', '.join(repeated)}")
-    return MixtureFile(parsed, given["stopping_strategy"])
+    return parsed
 
 
 def _parse_task(given: Any, root: str) -> Task:

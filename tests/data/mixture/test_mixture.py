@@ -12,8 +12,8 @@ import yaml
 from datasets import Dataset
 
 from revela_hub.data.mixture.instructions import query_prompt
-from revela_hub.data.mixture.mixture import Mixture, load_mixture, mixture_counts
-from revela_hub.data.mixture.tasks import Task, parse_mixture
+from revela_hub.data.mixture.mixture import Mixture, load_mixture
+from revela_hub.data.mixture.tasks import parse_mixture
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 
@@ -54,8 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, *tasks: dict[str, Any], **options: Any) -> Mixture:
-    top = {key: options.pop(key) for key in ("stopping_strategy",) if key in options}
-    return load_mixture({"tasks": list(tasks), **top}, root=folder, cache_dir=folder.parent / "cache", **options)
+    return load_mixture({"tasks": list(tasks)}, root=folder, cache_dir=folder.parent / "cache", **options)
 
 
 def rows(mixture: Mixture) -> list[dict[str, str]]:
@@ -324,28 +323,6 @@ def counts(mixture: Mixture) -> Counter[str]:
     return Counter(mixture.dataset["task"])
 
 
-def test_weights_are_proportions(folder: Path) -> None:
-    tasks = [{**QUESTIONS, "weight": 1}, {**COLOURS, "weight": 2}]  # of 4 and 12 rows
-
-    first = load(folder, *tasks)
-    every = load(folder, *tasks, stopping_strategy="all_exhausted")
-
-    assert counts(first) == {"questions": 4, "colours": 8}
-    assert max(Counter(row["anchor"] for row in first.dataset).values()) == 1
-    assert "colours (classification): 12 rows (8 in the mixture)" in str(first)
-    assert counts(every) == {"questions": 6, "colours": 12}
-    assert Counter(Counter(row["anchor"] for row in rows(every)).values()) == {1: 14, 2: 2}
-    with pytest.raises(UserError, match="set a weight for all tasks of the mixture or for none; without a weight: sts"):
-        load(folder, *tasks, STS)
-
-
-def test_weights_are_those_of_the_stage() -> None:
-    tasks = [Task(name, "pairs", Source("x"), weight=weight) for name, weight in (("a", 0.5), ("b", 0.25), ("c", 0.25))]
-    assert mixture_counts(tasks, [100, 100, 10], "first_exhausted") == [20, 10, 10]
-    assert mixture_counts(tasks, [100, 100, 10], "all_exhausted") == [200, 100, 100]
-    assert mixture_counts(tasks[:2], [100, 100], "first_exhausted") == [100, 50]
-
-
 def test_the_seed_decides_and_tasks_do_not_depend_on_each_other(folder: Path) -> None:
     tasks = [QUESTIONS, COLOURS, STS]
 
@@ -360,7 +337,7 @@ def test_the_seed_decides_and_tasks_do_not_depend_on_each_other(folder: Path) ->
 def test_the_cache_follows_files_and_settings(folder: Path) -> None:
     before = load(folder, QUESTIONS)
     made = sorted((folder.parent / "cache" / "revela_hub").glob("generator/*mixture-*/*/*.arrow"))
-    again = load(folder, {**QUESTIONS, "weight": 3, "stages": [1]})
+    again = load(folder, {**QUESTIONS, "stages": [1]})
     assert sorted((folder.parent / "cache" / "revela_hub").glob("generator/*mixture-*/*/*.arrow")) == made
     assert again.dataset.to_list() == before.dataset.to_list()
     assert str(again) == str(before)
@@ -382,9 +359,9 @@ def test_the_root_and_environment_variables(folder: Path, monkeypatch: pytest.Mo
     path = folder / "mixture.yaml"
     path.write_text(f"root: $SOURCES\ntasks:\n- {json.dumps(COLOURS)}\n")
     monkeypatch.setenv("SOURCES", str(folder))
-    assert parse_mixture(path).tasks[0].source == Source(f"{folder}/colours.jsonl")
-    assert parse_mixture(path, root="x").tasks[0].source == Source("x/colours.jsonl")
-    [task] = parse_mixture([{**COLOURS, "source": "hf:owner/name:en", "split": "train"}], root="x").tasks
+    assert parse_mixture(path)[0].source == Source(f"{folder}/colours.jsonl")
+    assert parse_mixture(path, root="x")[0].source == Source("x/colours.jsonl")
+    [task] = parse_mixture([{**COLOURS, "source": "hf:owner/name:en", "split": "train"}], root="x")
     assert task.source == Source("hf:owner/name", name="en", split="train")
 
 
@@ -395,7 +372,6 @@ def test_the_root_and_environment_variables(folder: Path, monkeypatch: pytest.Mo
         ({"source": None}, "it needs a name, a type and a source"),
         ({"type": "clasification"}, "wrong type"),
         ({"mode": "labels"}, "mode"),
-        ({"weight": 0}, "weight"),
         ({"stages": [3]}, "stages"),
         ({"symmetric": "no"}, "symmetric"),
         ({"columns": {"txt": "x"}}, "columns.*text, label"),
@@ -416,7 +392,7 @@ def test_a_task_that_is_not_well_written(change: dict[str, Any], said: str) -> N
         "tasks: [1]",
         "task:\n- {}",
         "- {name: a, type: pairs, source: x}\n- {name: a, type: pairs, source: y}",
-        "stopping_strategy: never\ntasks: [{name: a, type: pairs, source: x}]",
+        "weights: 1\ntasks: [{name: a, type: pairs, source: x}]",
         "- {name: a\n- x",
     ],
 )
@@ -489,7 +465,7 @@ def test_the_local_recipe(repository: Path, shared_data: Path, tmp_path: Path) -
 
 
 def test_the_recipe_of_the_paper_is_well_written(repository: Path) -> None:
-    tasks = parse_mixture(repository / "examples/nvembed/paper.yaml").tasks
+    tasks = parse_mixture(repository / "examples/nvembed/paper.yaml")
 
     types = Counter(task.type for task in tasks)
     assert min(types[kind] for kind in ("retrieval", "triplets", "classification", "clustering", "sts")) > 0
