@@ -17,13 +17,13 @@ project_copyright = author
 release = revela_hub.__version__
 
 extensions = [
-    "generated",  # command-line reference, llms.txt
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_inline_tabs",
     "sphinx_markdown_builder",
+    "generated",  # after autodoc, to whose events it connects
 ]
 exclude_patterns = ["README.md"]
 # Headings of benchmark pages may skip a level; the output of a search may hold unbalanced quotes.
@@ -38,12 +38,13 @@ html_math_renderer = "mathml"
 
 # Python API
 default_role = "code"
-add_module_names = False
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 # A site that is read in light and dark, and copied from
 html_theme = "furo"

@@ -1,17 +1,26 @@
-"""Sphinx extension: pages made from the parsers and the benchmarks, pictures in two themes, equations as MathML, and llms.txt."""
+"""Sphinx extension that adapts the pages of the repository, which are plain Markdown for GitHub, to the site.
+
+It makes pages from the parsers and the benchmarks, entries of the Python API and contents from lists of links, examples and options
+in docstrings, pictures in two themes, equations as MathML, and llms.txt.
+"""
 
 import argparse
+import ast
+import dataclasses
+import importlib
 import os
 import re
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, get_type_hints
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
+from sphinx.util.typing import stringify_annotation
+from transformers import TrainingArguments
 
 from revela_hub.cli import main as cli
 from revela_hub.cli.parser import OTHER_OPTIONS, value_of
@@ -19,6 +28,10 @@ from revela_hub.cli.parser import OTHER_OPTIONS, value_of
 # Folder of copied pages -> the pages that are copied into it.
 COPIES = {"benchmarks": "benchmarks/**/*.md", "examples": "examples/quickstart/README.md"}
 PICTURE = r"(!\[[^\]]*\]\([^)]*)-light\.svg\)"
+# `<!-- pages: CAPTION -->` above a list of links makes these pages the entries of a part of the contents.
+CONTENTS = re.compile(r"<!-- pages: ?(.*?) -->\n+((?:- .*\n)+)")
+# "- [`Name`](its/file.py): `method`, `method`" in a page of the Python API is replaced by the name's documentation.
+ENTRY = re.compile(r"^- \[`(\w+)`\]\((\S+\.py)\)(?:: (.*))?\n", re.MULTILINE)
 
 
 def command_page(name: str) -> str:
@@ -98,19 +111,97 @@ def _adapt(app: Sphinx, page: str, source: list[str]) -> None:
     """Make links between files of the repository links between pages, and show each picture in the page's theme."""
     root, docs = Path(app.srcdir).parent, Path(app.srcdir)
     copied = {str(file.relative_to(root)) for pattern in COPIES.values() for file in root.glob(pattern)}
+    reference = {
+        _file_of(command.module): f"/cli/{name.replace(' ', '-')}.md" for name, command in cli.COMMANDS.items()
+    }
+    reference[_file_of(cli.__name__)] = "/cli/overview.md"
     folder = (root if f"{page}.md" in copied else docs) / Path(page).parent
 
     def link(found: re.Match[str]) -> str:
         text, address, anchor = found[1], found[2], found[3] or ""
         target = Path(os.path.normpath(folder / address))
-        if str(target.relative_to(root)) in copied:
-            return f"[{text}](/{target.relative_to(root)}{anchor})"
+        name = str(target.relative_to(root))
+        if name in reference:
+            return f"[{text}]({reference[name]})"
+        if name in copied:
+            return f"[{text}](/{name}{anchor})"
         if docs in target.parents:
             return f"[{text}](/{target.relative_to(docs)}{anchor})"
         return text if f"{page}.md" in copied else found[0]  # code of the repository
 
+    def contents(found: re.Match[str]) -> str:
+        pages = "\n".join(re.findall(r"^- \[.*?\]\(([^)#]*)", found[2], re.MULTILINE))
+        caption = f":caption: {found[1]}\n" if found[1] else ""
+        return f"```{{toctree}}\n{caption}:hidden:\n\n{pages}\n```\n\n{found[2]}"
+
+    if page.startswith("api/"):
+        source[0] = ENTRY.sub(
+            lambda found: _entry(found[1], (folder / found[2]).resolve().relative_to(root), found[3]), source[0]
+        )
     source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)", link, source[0])
+    source[0] = CONTENTS.sub(contents, source[0])
     source[0] = re.sub(PICTURE, r"\1-light.svg){.only-light}\1-dark.svg){.only-dark}", source[0])
+
+
+def _file_of(module: str) -> str:
+    """Return the file of a module of the package, from the root of the repository."""
+    package, folder, *rest = module.split(".")
+    return "/".join([*(["src", package] if folder == "cli" else []), folder, *rest]) + ".py"
+
+
+def _entry(name: str, file: Path, members: str | None) -> str:
+    """Return the documentation of a name of the package, under the module to import it from."""
+    parts = file.with_suffix("").parts[2 if file.parts[0] == "src" else 0 :]
+    homes = ("revela_hub", f"revela_hub.{parts[0]}", ".".join(["revela_hub", *parts]))
+    home = next(home for home in homes if hasattr(importlib.import_module(home), name))
+    found = getattr(importlib.import_module(home), name)
+    kind = "function"
+    if isinstance(found, type):
+        kind = "exception" if issubclass(found, Exception) else "class"
+    options = f"\n   :members: {members.replace('`', '')}" if members else ""
+    return f"\n```{{eval-rst}}\n.. auto{kind}:: {home}.{name}{options}\n```\n"
+
+
+def _docstring(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Make indented examples and equations code blocks, and list the options of training arguments."""
+    if what == "class" and issubclass(found, TrainingArguments):
+        own = [kind for kind in found.__mro__ if kind.__module__.startswith("revela_hub")]
+        declared = {each for kind in own for each in vars(kind).get("__annotations__", ())}
+        hints = get_type_hints(found)  # without the ranges of Annotated
+        lines += ["", "Args:"]
+        for each in dataclasses.fields(found):
+            if each.name in declared:
+                lines.append(f"    {each.name} ({stringify_annotation(hints[each.name], 'smart')}): {_described(each)}")
+    text, section = "\n".join(lines), r"^(\S.*(?<!::))\n\n((?:(?:    .*)?\n)*    .*)$"
+    lines[:] = re.sub(section, _code_block, text, flags=re.MULTILINE).split("\n")
+
+
+def _described(field: dataclasses.Field[Any]) -> str:
+    default = field.default_factory() if callable(field.default_factory) else field.default
+    help = " ".join(field.metadata.get("help", "").split())
+    help = re.sub(
+        r"(`[^`]*`)|(?<!`)(--\w+)|([*_|\\])",
+        lambda part: part[1] or (f"`{part[2]}`" if part[2] else f"\\{part[3]}"),
+        help,
+    )
+    return help if "default:" in help or default is None else f"{help} Default: `{default!r}`."
+
+
+def _code_block(found: re.Match[str]) -> str:
+    try:
+        language = "python" if ast.parse(dedent(found[2])) else "text"
+    except SyntaxError:
+        language = "text"
+    return f"{found[1]}\n\n.. code-block:: {language}\n\n{found[2]}"
+
+
+def _signature(
+    app: Sphinx, what: str, name: str, found: Any, options: Any, signature: str, returned: str
+) -> tuple[str, str] | None:
+    """Leave the hundred options of training arguments to their list."""
+    if what == "class" and issubclass(found, TrainingArguments):
+        return "(output_dir=None, **options)", ""
+    return None
 
 
 def _overview() -> Iterator[str]:
@@ -166,6 +257,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", lambda app: write_reference(Path(app.srcdir)))
     app.connect("builder-inited", lambda app: write_copies(Path(app.srcdir)))
     app.connect("source-read", _adapt)
+    app.connect("autodoc-process-docstring", _docstring, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", _signature)
     app.connect("doctree-resolved", _plain_abbreviations)
     app.connect("build-finished", write_llms_txt)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""Train, publish and use retrievers that learn from raw text, inside the Hugging Face ecosystem.
+"""Train, publish and use text retrievers: five methods as transformers models and Trainers, and search over your text.
 
 The public names are listed in `__init__.pyi` and imported on first use, so that `import revela_hub` is fast.
 """

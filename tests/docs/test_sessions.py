@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SESSIONS = runpy.run_path(str(ROOT / "docs" / "sessions.py"))
 PAGES = [
     str(file.relative_to(ROOT))
-    for folder in (".", "guides", "methods")
+    for folder in (".", "api", "guides", "methods")
     for file in sorted((ROOT / "docs" / folder).glob("*.md"))
     if file.name != "api.md" and any(True for _ in SESSIONS["steps"](file.read_text(encoding="utf-8")))
 ]

@@ -1,4 +1,4 @@
-"""The code that `export` prints and cards show runs in a process without this package."""
+"""The code that `export` prints, and cards and the page "Load with transformers" show, runs in a process without this package."""
 
 import copy
 import json
@@ -67,6 +67,19 @@ def imprag(folder: Path, given: SimpleNamespace) -> None:
     given.bpe.save_pretrained(folder)
 
 
+# The names of the page, and the folders that the test writes.
+PAGE = Path(__file__).resolve().parents[2] / "docs/load-with-transformers.md"
+NAMES = {
+    "retriever": "revela's models/retriever",
+    "lm": "revela's models/lm",
+    "joint-model": "revela",
+    "pretrained": "retromae",
+    "dense": "cot_mote's models/dense",
+    "sparse": "cot_mote's models/sparse",
+    "experts": "cot_mote's models/model",
+    "embedder": "nvembed's models/embedder",
+    "imprag": "imprag's models/model",
+}
 MAKERS: tuple[Callable[[Path, SimpleNamespace], None], ...] = (revela, retromae, nvembed, cot_mote, imprag)
 
 
@@ -90,6 +103,8 @@ def test_printed_code_runs_in_a_clean_process(
             codes += re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(loaders) == 8
     assert len(codes) == 2 * len(loaders)
+    shown = re.findall(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    codes += [re.sub(r"my-name/my-([\w-]+)", lambda name: str(tmp_path / NAMES[name[1]]), code) for code in shown]
     (tmp_path / "codes.json").write_text(json.dumps(codes))
     command = reader(READER, str(tmp_path / "codes.json"))
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

@@ -139,10 +139,8 @@ EPOCHS = 3.0
 class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArguments):
     """`SentenceTransformerTrainingArguments` for both stages.
 
-    | | a row | `learning_rate` | `per_device_train_batch_size` | `gradient_accumulation_steps` | length of the run |
-    |---|---|---|---|---|---|
-    | pretrain | a text and a contextual span of it | 3e-4 | 32 | 64 | 80,000 steps |
-    | finetune | a query, its passage, hard negatives | 2e-5 | 8 | 1 | 3 epochs |
+    In pre-training, a row is a text and a contextual span of it. A step has 64 batches of 32 rows, and a run 80,000 steps.
+    In fine-tuning, a row is a query, its passage and hard negatives. A step has 8 rows, and a run 3 epochs.
     """
 
     stage: Literal["pretrain", "finetune"] = option(

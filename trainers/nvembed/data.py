@@ -119,10 +119,8 @@ QUERY_INSTRUCTION = "Given a question, retrieve passages that answer the questio
 class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransformerTrainingArguments):
     """`SentenceTransformerTrainingArguments` for both stages of NV-Embed.
 
-    | | `in_batch_negatives` | `learning_rate` | data |
-    |---|---|---|---|
-    | stage one | true | 2e-5 | retrieval |
-    | stage two | false | 1.5e-5 | retrieval and all other tasks, blended |
+    Stage one trains on retrieval, with `in_batch_negatives`. Stage two trains on all tasks, without them, at a learning rate
+    of 1.5e-5.
 
     A batch is `per_device_train_batch_size` rows on each device. `mini_batch_size` limits the texts in memory at a time,
     without changing the result. `gradient_accumulation_steps` does change it, because batches do not share
