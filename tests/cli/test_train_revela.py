@@ -32,8 +32,6 @@ def test_what_is_exported_gives_the_trainers_embeddings_with_sentence_transforme
     assert "4 documents" in printed
     assert "groups" in printed
     assert "; added reading, LM trained\n" in printed
-    card = (out / "retriever" / "README.md").read_text()  # states them, although both are the defaults
-    assert "reading: added\n" in card
     texts = ["The river.", "def f(x):\n    return x", "", "word " * 3000, "Москва и 東京"]
     trained = load_checkpoint(out)
     expected = {}

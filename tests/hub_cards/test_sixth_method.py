@@ -104,7 +104,8 @@ class ToyTrainer(MethodTrainer):
         loss = torch.nn.functional.cross_entropy(one @ other.T / self.args.temperature, torch.arange(len(one)))
         return (loss, {}) if return_outputs else loss
 
-    def retriever_now(self):
+    @property
+    def retriever(self):
         return EncoderInTraining(self.model, self.model.embed, self.tokenizer, {}, 32, "cosine")
 
     def exportable(self):

@@ -33,17 +33,12 @@ def refuse_frozen(part: str, model: nn.Module) -> None:
         raise UserError(f"all weights of {part} are frozen: call requires_grad_(True) on it, or load it again")
 
 
-def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
+def lora_config(args: AdapterArguments) -> LoraConfig | None:
     """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0."""
-    refuse_adapters(type(model).__name__, model)
     if not args.lora_rank:
         return None
-    return LoraConfig(
-        r=args.lora_rank,
-        lora_alpha=args.lora_alpha or args.lora_rank,
-        lora_dropout=args.lora_dropout,
-        target_modules=linear_layers(model),
-    )
+    alpha = args.lora_alpha or args.lora_rank
+    return LoraConfig(r=args.lora_rank, lora_alpha=alpha, lora_dropout=args.lora_dropout)
 
 
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:

@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source, parse_sources
+from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.loading import bf16_is_fast
@@ -72,10 +73,6 @@ class RunArguments(TrainingArguments):
                 "the Trainer would upload checkpoints: call trainer.push_to_hub() or revela-hub publish after the run"
             )
 
-    def card_settings(self) -> dict[str, str]:
-        """Return settings that a model card lists even if they have their default values."""
-        return {}
-
     def sources(self) -> list[Source]:
         """Return the text that the run reads, for the check that it does not contain the output folder."""
         return []
@@ -127,7 +124,7 @@ def check_positions(name: str, positions: int | None, max_length: int) -> None:
 
 
 @dataclass
-class TextArguments:
+class TextArguments(TextOptions):
     """Raw text to train on, and the cache for data prepared from it."""
 
     option_group = "data"
@@ -136,10 +133,7 @@ class TextArguments:
         [],
         "Text to train on: folders, files, glob patterns, JSON lines, data sets (hf:owner/name[:configuration][:split]), or mappings in a YAML file.",
     )
-    text_column: str = option("text", "Column or JSON field that holds the text.")
-    exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
     language: str = option("en", "ISO 639-1 code of the text's language, used to split sentences.")
-    max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
     cache_dir: str | None = option(None, "Cache folder for prepared data (default: the cache of datasets).")
 
     def sources(self, held_out: str | Path | None = None) -> list[Source]:
@@ -147,17 +141,8 @@ class TextArguments:
 
         `held_out` is the folder of a probe, whose queries are excluded from the text.
         """
-        if not self.data:
-            return []
-        kind = getattr(self, "kind", "auto")  # an option of commands that read text and code differently
-        return parse_sources(
-            self.data,
-            kind=None if kind == "auto" else kind,
-            text_column=self.text_column,
-            exclude=tuple(self.exclude),
-            max_documents=self.max_documents,
-            held_out=None if held_out is None else str(held_out),
-        )
+        probe = None if held_out is None else str(held_out)
+        return parse_sources(self.data, **self.reading(), held_out=probe) if self.data else []
 
 
 @dataclass

@@ -65,8 +65,8 @@ class StopOnSignal(TrainerCallback):
             control.should_evaluate = control.should_save = False
 
 
-class SharedEpoch:
-    """Base of collators whose random numbers depend on the epoch; persistent workers see it in shared memory."""
+class SharedEpoch(TrainerCallback):
+    """Base of collators whose random numbers depend on the epoch, which they set as callbacks; persistent workers see it, too."""
 
     def __init__(self, epoch: int = 0) -> None:
         self._epoch = torch.tensor(epoch).share_memory_()
@@ -80,16 +80,9 @@ class SharedEpoch:
     def epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
 
-
-class NewEpoch(TrainerCallback):
-    """Set `collator.epoch` at the start of every epoch, also after a resume."""
-
-    def __init__(self, collator: SharedEpoch) -> None:
-        self.collator = collator
-
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Set the epoch."""
-        self.collator.epoch = int((state.epoch or 0.0) + 1e-6)
+        """Set the epoch, also after a resume."""
+        self.epoch = int((state.epoch or 0.0) + 1e-6)
 
 
 class Progress(TrainerCallback):
@@ -105,11 +98,12 @@ class Progress(TrainerCallback):
         if state.global_step < state.max_steps:
             self.arguments.log(self.describe())
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, logs: dict[str, Any], **_: Any
+    ) -> None:
         """Log the metrics in one line."""
-        if not args.disable_tqdm or not state.is_world_process_zero:
+        if not args.disable_tqdm:
             return
-        logs: dict[str, Any] = given["logs"]
         line = [f"step {state.global_step}/{state.max_steps}" if state.max_steps else "before training"]
         line += [f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, (int, float))]
         step, since = self._began
@@ -120,20 +114,8 @@ class Progress(TrainerCallback):
 
 
 def clock(seconds: float) -> str:
-    """Format a duration: `40 s`, `12 min`, `3 h 05 min`, `2 d 4 h`."""
+    """Format a duration: `40 s`, `12 min`, `3 h 05 min`, `52 h 20 min`."""
     minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
     if minutes < 90:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
-
-
-def count(number: float) -> str:
-    """Format a count: `812`, `12.3 K`, `7.2 B`."""
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if number >= size * (10 if unit == "K" else 1):
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f}"
+        return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

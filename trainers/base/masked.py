@@ -120,17 +120,9 @@ class MaskedCollator(SharedEpoch):
 class MaskedTrainer(MethodTrainer):
     """Base of the trainers of masked auto-encoders, whose models return several losses; logs each of them.
 
-    The arguments are described in the method's trainer.
-
-    Attributes:
-        models: class of the model.
-        load: loads what its `from_encoder` or `from_backbone` does: `load(name_or_model, tokenizer=..., **model_init_kwargs)`.
-        checkpoint: what `load` returns, made of a model and a tokenizer.
-        arguments: class of the training arguments.
-        build: prepares raw text: `build(source, tokenizer, max_length=..., streaming=...)`.
-        collators: class of the collator.
-        collated: training arguments that the collator gets.
-        losses: names of the losses in the model's output.
+    The arguments are described in the method's trainer, the class variables here: `load(name_or_model, tokenizer=...,
+    **model_init_kwargs)` makes a `checkpoint` of a `models` and a tokenizer; `build(source, tokenizer, max_length=..., streaming=...)`
+    prepares raw text; `collated` are the training arguments that the collator gets, `losses` those in the model's output.
     """
 
     models: ClassVar[type[Any]]
@@ -168,11 +160,10 @@ class MaskedTrainer(MethodTrainer):
             return self.build(source, tokenizer, max_length=length, streaming=streaming)
 
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, self.collators.columns, args, built))
-        common = {"decoder": config.decoder, "max_length": model.max_length, "seed": args.seed, "pad_to_multiple_of": 8}
-        ratios = {"encoder_mask_ratio": encoder_mask_ratio, "decoder_mask_ratio": decoder_mask_ratio}
-        given: dict[str, Any] = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-        given |= {name: getattr(args, name) for name in self.collated}
-        self.collator = self.collators(tokenizer, **common, **given)
+        given: dict[str, Any] = {"encoder_mask_ratio": encoder_mask_ratio, "decoder_mask_ratio": decoder_mask_ratio}
+        given = {name: ratio for name, ratio in given.items() if ratio is not None}
+        given |= {"decoder": config.decoder, "max_length": model.max_length, "seed": args.seed, "pad_to_multiple_of": 8}
+        self.collator = self.collators(tokenizer, **given, **{name: getattr(args, name) for name in self.collated})
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.label_names = []  # a batch has those of some decoders only; an evaluation computes the loss anyway
 

@@ -45,31 +45,23 @@ PATIENCE = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a run, for the terminal, the model card and the disk.
-
-    Attributes:
-        task: name of the evaluation task.
-        queries: number of queries in the test half, and of all queries.
-        base: scores of the base model.
-        exported: scores of the exported weights.
-        step: step of the exported weights; 0 is the base model.
-        last_step: last evaluated step.
-        difference: nDCG@10 of the selected trained weights minus the base model's, on the test half.
-        bm25: scores of BM25.
-        hybrid: scores of the exported weights combined with BM25.
-        curve: step -> mean nDCG@10 over all queries.
-    """
+    """Results of a run, for the terminal, the model card and the disk."""
 
     task: str
     queries: tuple[int, int]
+    """Number of queries in the test half, and of all queries."""
     base: RetrievalScores
     exported: RetrievalScores
     step: int
+    """Step of the exported weights; 0 is the base model."""
     last_step: int
     difference: PairedDifference
+    """nDCG@10 of the selected trained weights minus the base model's, on the test half."""
     bm25: RetrievalScores
     hybrid: FittedHybrid
+    """Exported weights combined with BM25."""
     curve: Mapping[int, float]
+    """Step -> mean nDCG@10 over all queries."""
 
     def _weights(self) -> str:
         return f"step {self.step} of {self.last_step}" if self.step else "the base model"
@@ -211,7 +203,7 @@ class BestWeights(TrainerCallback):
         if f"eval_{METRIC}" not in metrics:  # the loss of a data set
             return
         step = state.global_step
-        self.scores[step], self.rankings[step] = self.trainer.last_measurement()
+        self.scores[step], self.rankings[step] = self.trainer.measurement
         self.rankings = {kept: found for kept, found in self.rankings.items() if kept in (0, self.best_step)}
         self._write()  # before the weights: a resumed run forgets the scores of later steps
         if step and step == self.best_step:
@@ -242,7 +234,7 @@ class BestWeights(TrainerCallback):
         higher = difference.verdict == "no significant difference" and trained.ndcg_at_10 > base.ndcg_at_10
         step = self.best_step if self.last or higher or difference.verdict == "better" else 0
         self.load(step)
-        dense = self.rankings.get(step) or rank_together(self.trainer.retriever_now(), self.task, self._model)
+        dense = self.rankings.get(step) or rank_together(self.trainer.retriever, self.task, self._model)
         bm25 = bm25_run(self.task)
         return Outcome(
             task=self.task.name,

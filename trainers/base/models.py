@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
@@ -12,12 +13,22 @@ from revela_hub.hub_cards.method import Method
 from revela_hub.loading import hub_name, pinned
 from revela_hub.retrieval.encoder import model_in
 from revela_hub.trainers.base.arguments import RunArguments
-from revela_hub.trainers.base.query_route import trained_backbone, trained_transformer
 
 ModelLike: TypeAlias = str | Path | PreTrainedModel | SentenceTransformer
 """A Hub id (`owner/name` or `owner/name@revision`), a folder, or a loaded model."""
 
 _Arguments = TypeVar("_Arguments", bound=RunArguments)
+
+
+def trained_transformer(retriever: SentenceTransformer) -> Any:
+    """Return the module in training that reads texts, a Transformer or static embeddings: of queries, if the model has two routes."""
+    first: Any = retriever[0]
+    return first.sub_modules["query"][0] if isinstance(first, Router) else first
+
+
+def trained_backbone(retriever: SentenceTransformer) -> PreTrainedModel | None:
+    """Return the transformers model in training; None for models without one, such as static embeddings."""
+    return getattr(trained_transformer(retriever), "auto_model", None)
 
 
 def unwrapped(model: ModelLike) -> str | PreTrainedModel:

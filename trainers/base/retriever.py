@@ -31,8 +31,7 @@ from revela_hub.retrieval.encoder import (
 )
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, refuse_adapters
 from revela_hub.trainers.base.arguments import AdapterArguments
-from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in
-from revela_hub.trainers.base.query_route import refuse_other_routes, trained_backbone, trained_transformer
+from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in, trained_backbone, trained_transformer
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.base.weights import refuse_fused, refuse_remote_code
 
@@ -68,8 +67,10 @@ def load_retriever(
     """
     retriever = retriever_in(retriever)
     name = name_of(retriever)
+    if isinstance(retriever, PreTrainedModel):
+        raise UserError(f"a {type(retriever).__name__} is no SentenceTransformer: pass its folder or id instead")
     loaded = isinstance(retriever, SentenceTransformer)
-    model: Any = retriever if loaded else _open(retriever, name, trust_remote_code, pooling)  # type: ignore[arg-type]
+    model: Any = retriever if loaded else _open(name, trust_remote_code, pooling)
     modes = [str(module.pooling_mode) for module in model if isinstance(module, Pooling)]
     if pooling is not None and modes[:1] != [_MODES.get(pooling, pooling)]:
         raise UserError(f"the retriever {name} keeps its own pooling, not --pooling {pooling}: leave it out")
@@ -77,7 +78,6 @@ def load_retriever(
         model.prompts = dict(model.prompts) | dict(prompts)
     model.similarity_fn_name = similarity or model.similarity_fn_name
     similarity_of(model, f"the retriever {name}")  # must be cosine or dot product
-    refuse_other_routes(model, name)
     refuse_adapters(name, model)
     backbones = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     saved = {part for backbone in backbones for part in backbone.modules()}  # transformers saves their code, too
@@ -88,14 +88,7 @@ def load_retriever(
     return model.float()  # type: ignore[no-any-return]
 
 
-def _open(
-    retriever: str | Path | PreTrainedModel, name: str, trust_remote_code: bool, pooling: PlainPooling | None
-) -> SentenceTransformer:
-    if isinstance(retriever, nn.Module):
-        kind = type(retriever).__name__
-        raise UserError(
-            f"a loaded retriever must be a SentenceTransformer, not a {kind}: pass its folder or id instead"
-        )
+def _open(name: str, trust_remote_code: bool, pooling: PlainPooling | None) -> SentenceTransformer:
     refuse_other_kind(name)
     refuse_fused(name)
     code = {"trust_remote_code": trust_remote_code}
@@ -127,7 +120,7 @@ def with_adapters(
     Without a configuration, they are those of the arguments; return None if there are none. `query_only`: only the query route
     of a retriever is trained.
     """
-    if config is None and (args is None or not args.lora_rank):
+    if config is None and (args is None or (config := lora_config(args)) is None):
         return None
     backbone: Any = model
     if isinstance(model, SentenceTransformer):
@@ -135,17 +128,8 @@ def with_adapters(
         if backbone is None or (isinstance(model[0], Router) and not query_only):
             kind = type(trained_transformer(model)).__name__ if backbone is None else "model with two routes"
             raise UserError(f"LoRA adapters need one transformer, not a {kind}: train all weights (--lora_rank 0)")
-    if config is None and args is not None:
-        config = lora_config(args, backbone)
-    assert config is not None
     set_seed(seed)  # as the Trainer does, but before the adapters are drawn
     return add_adapters(backbone, config)
-
-
-def refuse_excluded_prompts(retriever: SentenceTransformer, name: str, method: str) -> None:
-    """Raise a `UserError` if a model excludes the tokens of its prompts from pooling, which a method would pool."""
-    if any(retriever.prompts.values()) and not all(getattr(module, "include_prompt", True) for module in retriever):
-        raise UserError(f"{name} excludes its prompts from pooling (include_prompt), which {method} does not support")
 
 
 def inputs_of(model: SentenceTransformer, texts: list[str], task: str) -> dict[str, Any]:
@@ -206,10 +190,6 @@ class RetrieverTrainer(MethodTrainer):
         """The sentence-transformers model in training."""
         return self.accelerator.unwrap_model(self.model).retriever
 
-    def retriever_now(self) -> SentenceTransformer:
-        """Return the retriever."""
-        return self.retriever  # type: ignore[no-any-return]
-
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `retriever/` only; checkpoints are for resuming."""
         return [self.export(local_path(output))] if self.args.should_save else []
@@ -220,6 +200,12 @@ class RetrieverTrainer(MethodTrainer):
             self.write_retriever(folder)
             keep_other_files(output / RETRIEVER, folder)
         return output / RETRIEVER
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the retriever with adapters merged and a card; checkpoints of a run with adapters have the adapters only."""
+        if self.adapters is not None and self.args.should_save and not _internal_call:
+            self.write_retriever(Path(output_dir or self.args.output_dir or "."))
+        super().save_model(output_dir, _internal_call)
 
     def write_retriever(self, folder: Path) -> None:
         """Write the exported folder."""

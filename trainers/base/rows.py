@@ -3,7 +3,6 @@
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -34,8 +33,7 @@ def prepared_rows(
     rows = training_rows(rows, args)
     if rows is None or set(columns) <= set(rows.column_names):
         return rows
-    if "text" not in rows.column_names:
-        raise wrong_columns(rows, f"text (raw text), or {', '.join(columns)} (prepared rows)")
+    check_columns(rows, ["text"], f"text (raw text), or {', '.join(columns)} (prepared rows)")
     source = Source(f"{HUB_PREFIX}train_dataset", rows=rows)
     if isinstance(rows, IterableDataset):
         return build(source, streaming=True)
@@ -66,14 +64,10 @@ def as_dataset(rows: Any) -> Any:
         raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
     if isinstance(rows, IterableDataset):
         # Rows may come from files that change: never those of an earlier run.
-        rows = Dataset.from_generator(partial(_read, rows), features=rows.features, fingerprint=uuid.uuid4().hex)
+        rows = Dataset.from_generator(lambda: iter(rows), features=rows.features, fingerprint=uuid.uuid4().hex)
     if isinstance(rows, Dataset) and not len(rows):
         raise UserError("train_dataset has no rows")
     return rows
-
-
-def _read(stream: IterableDataset) -> Iterator[dict[str, Any]]:
-    yield from stream
 
 
 def endless(rows: IterableDataset, seed: int, buffer_size: int) -> IterableDataset:
@@ -99,23 +93,13 @@ def endless(rows: IterableDataset, seed: int, buffer_size: int) -> IterableDatas
 
 
 def pair_columns(rows: Dataset | IterableDataset) -> list[str]:
-    """Return the text columns of labelled pairs in order: anchor, positive, and negative, negative_1, ... if there are any.
-
-    Each row of a data set must have a text in all of them; that a row of a stream has none is an error of the tokenizer.
-    """
-    if not {"anchor", "positive"} <= set(rows.column_names):
-        raise wrong_columns(rows, "anchor, positive, and for hard negatives negative_1, negative_2, ...")
+    """Return the text columns of labelled pairs in order: anchor, positive, and negative, negative_1, ... if there are any."""
+    check_columns(rows, ["anchor", "positive"], "anchor, positive, and for hard negatives negative_1, negative_2, ...")
     if other := [name for name in rows.column_names if name.startswith("negative") and not NEGATIVE.fullmatch(name)]:
         raise UserError(
             f"train_dataset: hard negatives are in columns negative_1, negative_2, ...: rename {other[0]!r}"
         )
-    columns, number = in_order(rows.column_names), 0
-    for batch in rows.select_columns(columns).iter(batch_size=1024) if isinstance(rows, Dataset) else ():
-        for texts in zip(*batch.values(), strict=True):
-            if not all(isinstance(text, str) and text.strip() for text in texts):
-                raise UserError(f"train_dataset:{number}: a text is missing or empty, or is no text: {texts}")
-            number += 1
-    return columns
+    return in_order(rows.column_names)
 
 
 def refuse_single_pair(rows: Dataset | IterableDataset) -> None:
@@ -134,6 +118,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return ["anchor", "positive", *sorted(negatives, key=lambda name: int(name.partition("_")[2] or 0))]
 
 
-def wrong_columns(rows: Dataset | IterableDataset, wanted: str) -> UserError:
-    """Return an error that lists the columns of a data set and those needed."""
-    return UserError(f"train_dataset has the columns {', '.join(rows.column_names)}; it needs {wanted}")
+def check_columns(rows: Dataset | IterableDataset, needed: Iterable[str], wanted: str) -> None:
+    """Raise a `UserError` that lists the columns of a data set if one is missing."""
+    if not set(needed) <= set(rows.column_names):
+        raise UserError(f"train_dataset has the columns {', '.join(rows.column_names)}; it needs {wanted}")

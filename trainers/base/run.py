@@ -59,22 +59,15 @@ _WRITTEN = ("checkpoint-*", MEASUREMENTS_FOLDER, "*.safetensors", "*.json", "*.b
 
 @dataclass
 class Run:
-    """A training run that holds the lock of its output folder.
-
-    Attributes:
-        method: the training method.
-        arguments: options of the run.
-        record: content of `run.json`.
-        checkpoint: checkpoint to resume from; None to start from scratch.
-        finished: whether there is nothing to do: the run was exported.
-        outcome: results of the run, if it was evaluated.
-    """
+    """A training run that holds the lock of its output folder; `outcome` are its results, if it was evaluated."""
 
     method: Method
     arguments: RunArguments
     record: RunRecord
     checkpoint: Path | None = None
+    """Checkpoint to resume from; None to start from scratch."""
     finished: bool = False
+    """Whether there is nothing to do: the run was exported."""
     outcome: Outcome | None = None
 
     @property
@@ -219,8 +212,7 @@ def card_metadata(run: Run, *, summary: str, sources: Iterable[object]) -> Model
         if option.name not in models and run.record.settings.get(option.name, default) != default:
             changed[option.name] = run.record.settings[option.name]
     changed.pop("data", None)
-    values = models | changed | arguments.card_settings()
-    settings = {name: for_card(name, value) for name, value in values.items()}
+    settings = {name: for_card(name, value) for name, value in (models | changed).items()}
     hub_data = {
         parse_source(str(source)).path.removeprefix("hf:") for source in sources if str(source).startswith("hf:")
     }

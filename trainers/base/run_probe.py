@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from revela_hub.data.mixture.held_out import HeldOut
-    from revela_hub.evaluation.probe import Probe
 
 RUN_MARKER = ".of-a-run"
 """Marks the complete probe of a run, which the next run may replace; probes of `revela-hub probe` do not have this file."""
@@ -47,13 +46,12 @@ def hold_out_text(arguments: Any, *, max_queries: int | None = None) -> HeldOutT
     folder = _run_probe(arguments, max_queries) if arguments.probe == "auto" else Path(arguments.probe)
     if folder is None:
         return HeldOutText()
-    task = read_probe_task(folder)
     if not (folder / HELD_OUT).is_file():
         raise UserError(
             f"--probe {folder} has no {HELD_OUT}, so the run would train on its queries: use a folder written by revela-hub probe,"
             f" or evaluate on it with --eval_corpus {folder}"
         )
-    return HeldOutText(task, folder)
+    return HeldOutText(read_probe_task(folder), folder)
 
 
 def hold_out_rows(arguments: Any, rows: "Dataset", among: "Dataset | None" = None) -> "HeldOut":
@@ -82,26 +80,26 @@ def _without_evaluated(arguments: Any, rows: "Dataset") -> "HeldOut":
     from revela_hub.data.sources.queries import read_queries
     from revela_hub.evaluation.probe_folder import read_probe_task
 
-    name, probe = "--eval_corpus", None
+    held_out: list[str] = []
     if arguments.eval_corpus or arguments.probe == "none":
         task = _given_task(arguments)
         asked = task.queries if task else {}
-    else:
-        name, probe = "--probe", local_path(arguments.probe)
+    else:  # the probe also has queries without judgements
+        probe = local_path(arguments.probe)
         task, asked = read_probe_task(probe), read_queries(probe)
+        if (probe / HELD_OUT).is_file():
+            held_out = [*chain.from_iterable(read_held_out(probe).values())]
     left = without_queries(rows, asked.values())
     if len(left) < len(rows):
         arguments.log(
-            f"{len(rows) - len(left):,} of {len(rows):,} training rows are left out: {name} asks their queries"
+            f"{len(rows) - len(left):,} of {len(rows):,} training rows ask queries of the evaluation: skipped"
         )
-    if probe is not None and (probe / HELD_OUT).is_file():
-        left, removed = without_texts(left, chain.from_iterable(read_held_out(probe).values()))
+    if held_out:
+        left, removed = without_texts(left, held_out)
         if removed:
             arguments.log(f"{counted(removed, 'text')} of the probe held out of the training rows")
     if len(left) < min(2, len(rows)):
-        raise UserError(
-            f"{name} asks or holds out all but {len(left)} of the {len(rows)} training rows: too few are left"
-        )
+        raise UserError(f"the evaluation asks or holds out all but {len(left)} of the {len(rows)} training rows")
     return HeldOut(left, task)
 
 
@@ -116,30 +114,22 @@ def _given_task(arguments: Any) -> RetrievalTask | None:
 
 def _run_probe(arguments: Any, max_queries: int | None) -> Path | None:
     """Return the folder of the run's probe, which one process writes; None if the text is too short for a probe."""
+    from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe
     from revela_hub.evaluation.probe_folder import write_probe
 
     folder = Path(arguments.output_dir) / PROBE_FOLDER
     with arguments.preparing("making the probe"):
         if (folder / RUN_MARKER).is_file():
             return folder
-        probe = _make_probe(arguments, max_queries)
-        if probe is None:
+        queries = min(arguments.probe_queries, max_queries or arguments.probe_queries)
+        try:
+            probe = build_probe(arguments.sources(), ProbeSettings(queries, arguments.probe_passages, seed=0))
+        except NoProbe as error:
+            arguments.log(f"no evaluation: {error}")
             return None
+        arguments.log(probe)
         _write(folder, lambda part: write_probe(probe, part))
     return folder
-
-
-def _make_probe(arguments: Any, max_queries: int | None) -> "Probe | None":
-    from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe
-
-    queries = min(arguments.probe_queries, max_queries or arguments.probe_queries)
-    try:
-        probe = build_probe(arguments.sources(), ProbeSettings(queries, arguments.probe_passages, seed=0))
-    except NoProbe as error:
-        arguments.log(f"no evaluation: {error}")
-        return None
-    arguments.log(probe)
-    return probe
 
 
 def remove_run_probe(output: Path) -> None:

@@ -1,7 +1,7 @@
 """Base class of all trainers: the library's Trainer, with retrieval metrics, NaN checks, signals, and the export of a run.
 
 It comes before the library's trainer in the list of base classes: `class MyTrainer(MethodTrainer, SentenceTransformerTrainer)`.
-A method defines `method`, `retriever_now()` and `exportable()`. Checkpoints are the Trainer's own.
+A method defines `method`, `retriever` and `exportable()`. Checkpoints are the Trainer's own.
 """
 
 import math
@@ -25,13 +25,14 @@ from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import copy_finished, export_parts
+from revela_hub.hub_cards.card import write_card
+from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
 from revela_hub.hub_cards.repository import Destination
 from revela_hub.interrupts import Interrupted
 from revela_hub.loading import varying_shapes
-from revela_hub.retrieval.encoder import Encoder
 from revela_hub.trainers.base.arguments import ProbeArguments, RunArguments
-from revela_hub.trainers.base.callbacks import NewEpoch, Progress, SharedEpoch, StopOnSignal, count
+from revela_hub.trainers.base.callbacks import Progress, SharedEpoch, StopOnSignal
 from revela_hub.trainers.base.checkpoints import how_to_resume, last_checkpoint
 from revela_hub.trainers.base.distributed import is_sharded
 from revela_hub.trainers.base.encoder_in_training import rank_together
@@ -52,10 +53,11 @@ class MethodTrainer(Trainer):
     args: RunArguments
     can_be_sharded: ClassVar[bool] = False
     """Whether FSDP2 may shard the model."""
+    measurement: tuple[RetrievalScores, Rankings]
+    """Scores and rankings of the last evaluation."""
 
     def __init__(self, *, args: RunArguments, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
         self.retrieval_task = retrieval_task
-        self._measurement: tuple[RetrievalScores, Rankings] | None = None
         self._sums: dict[str, tuple[Tensor, int]] = {}
         if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
             if retrieval_task is not None:
@@ -69,9 +71,8 @@ class MethodTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(self._stop)
         self.add_callback(Progress(self.args, self.describe_run))
-        collator: Any = self.data_collator
-        if isinstance(collator, SharedEpoch):
-            self.add_callback(NewEpoch(collator))
+        if isinstance(self.data_collator, SharedEpoch):
+            self.add_callback(self.data_collator)
 
     def _check_model(self) -> None:
         """Raise a `UserError` if nothing would be trained, the result would overwrite the model, or it cannot be sharded."""
@@ -94,18 +95,14 @@ class MethodTrainer(Trainer):
 
     # --- what a method defines
 
-    def retriever_now(self) -> Encoder:
-        """Return the retriever with its current weights."""
+    @property
+    def retriever(self) -> Any:
+        """The retriever with its current weights, an `Encoder`: it has `encode_query` and `encode_document`."""
         raise NotImplementedError
 
     def exportable(self) -> Any:
         """Return a copy of the trained model, adapters merged, in the form that `method.loader` loads from a checkpoint."""
         raise NotImplementedError
-
-    @property
-    def retriever(self) -> Any:
-        """The retriever with its current weights; has `encode_query` and `encode_document`."""
-        return self.retriever_now()
 
     @property
     def folders(self) -> Mapping[str, str]:
@@ -129,18 +126,14 @@ class MethodTrainer(Trainer):
             metrics |= super().evaluate(part, ignore_keys, prefix)
         if self.retrieval_task is not None:
             model = self.accelerator.unwrap_model(self.model)
-            rankings = rank_together(self.retriever_now(), self.retrieval_task, model)
-            self._measurement = score_run(rankings, self.retrieval_task), rankings
-            found = {f"{metric_key_prefix}_{name}": getattr(self._measurement[0], name) for name in METRICS}
+            rankings = rank_together(self.retriever, self.retrieval_task, model)
+            scores = score_run(rankings, self.retrieval_task)
+            self.measurement = scores, rankings
+            found = {f"{metric_key_prefix}_{name}": getattr(scores, name) for name in METRICS}
             self.log(found)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
             metrics |= found
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-    def last_measurement(self) -> tuple[RetrievalScores, Rankings]:
-        """The scores and rankings of the last evaluation."""
-        assert self._measurement is not None
-        return self._measurement
 
     # --- logging and NaN checks
 
@@ -178,20 +171,19 @@ class MethodTrainer(Trainer):
 
     def describe_run(self) -> str:
         """Return a line on the model, the device and the length of the run."""
-        model: Any = self.model
-        total = sum(weight.numel() for weight in model.parameters())
-        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        kind = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
-        devices = (f"{self.args.world_size} x " if self.args.world_size > 1 else "") + self.args.device.type
+        args, model, steps = self.args, self.model, self.state.max_steps
+        assert model is not None
+        weights = [(weight.numel() / 1e6, weight.requires_grad) for weight in model.parameters()]
+        total, trained = sum(size for size, _ in weights), sum(size for size, trains in weights if trains)
         names = [name_in(module.config) for module in model.modules() if hasattr(module, "config")]
-        base = next(filter(None, names), "a model")
-        rows = (self.state.train_batch_size or 0) * self.args.gradient_accumulation_steps * self.args.world_size
-        steps, warm_up = self.state.max_steps, self.args.get_warmup_steps(self.state.max_steps)
+        devices = (f"{args.world_size} x " if args.world_size > 1 else "") + args.device.type
+        rows = (self.state.train_batch_size or 0) * args.gradient_accumulation_steps * args.world_size
         line = (
-            f"training {self.method.title} on {base}: {count(trained)} of {count(total)} parameters, on {devices} in {kind};"
+            f"training {self.method.title} on {next(filter(None, names), 'a model')}: {trained:,.1f} M of {total:,.1f} M"
+            f" parameters, on {devices} in {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'};"
             f" {counted(steps, 'step')} of {counted(rows, 'row')}"
         )
-        if warm_up > steps:
+        if (warm_up := args.get_warmup_steps(steps)) > steps:
             line += f"; --warmup_steps {warm_up:,} exceeds them: the learning rate only reaches {steps / warm_up:.0%}"
         return line
 
@@ -244,14 +236,10 @@ class MethodTrainer(Trainer):
         else:
             self.control.should_training_stop = True
 
-    def _left_out(self, weight: str) -> bool:
-        """Return whether checkpoints do not contain this weight."""
-        return False
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn of missing weights, but not of tied ones, which a checkpoint has under their first names."""
         tied = getattr(self.model, "all_tied_weights_keys", {})
-        missing = [name for name in load_result.missing_keys if name not in tied and not self._left_out(name)]
+        missing = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -278,6 +266,12 @@ class MethodTrainer(Trainer):
         finally:
             model.__class__ = kind
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, with a card unless it is a checkpoint of the run."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save and not _internal_call:
+            write_card(output_dir or self.args.output_dir or ".", ModelCardMetadata(method=self.method))
+
     def write_models(self, output: str | Path) -> list[Path]:
         """Save the model to the output folder and write the exported models; must be called by all processes.
 
@@ -286,7 +280,7 @@ class MethodTrainer(Trainer):
         """
         model: Any = self.model
         output = local_path(output)
-        self.save_model(str(output))
+        self.save_model(str(output), _internal_call=True)
         if not self.args.should_save:
             return []
         # A sharded model is loaded from the saved folder.

@@ -39,7 +39,6 @@ from revela_hub.trainers.base.callbacks import SharedEpoch
 from revela_hub.trainers.base.distributed import is_distributed, rank
 from revela_hub.trainers.base.in_batch import gathered_rows
 from revela_hub.trainers.base.models import ModelLike, default_arguments
-from revela_hub.trainers.base.query_route import refuse_frozen_documents
 from revela_hub.trainers.base.retriever import (
     WrappedRetriever,
     WrappedRetrieverTrainer,
@@ -276,7 +275,6 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         args = args or default_arguments(ContrieverTrainingArguments, model, self.method)
         loading = {"max_length": max_length} | (model_init_kwargs or {})
         retriever = load_retriever(model, **loading)
-        refuse_frozen_documents(retriever)
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("row", "text"), args, build_passages))
         self.adapters = with_adapters(retriever, peft_config, args.seed, args)
         freeze_pooler(retriever)

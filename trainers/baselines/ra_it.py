@@ -161,7 +161,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         check_room(decoder, max(map(len, data["input_ids"])))
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
         set_seed(args.seed)  # as in trl, but before the adapters are initialised
-        adapters = peft_config or lora_config(args, decoder)
+        adapters = peft_config or lora_config(args)
         trained = decoder if adapters is None else add_adapters(decoder, adapters)
         super().__init__(model=trained, args=args, train_dataset=data, processing_class=tokenizer, **kwargs)
 
@@ -176,7 +176,7 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `model/`, a plain decoder with adapters merged; must be called by all processes."""
         output, target = local_path(output), local_path(output) / READER_FOLDER
-        self.save_model(str(output))  # gathers sharded weights
+        self.save_model(str(output), _internal_call=True)  # gathers sharded weights
         if not self.args.should_save:
             return []
         tokenizer: Any = self.processing_class

@@ -24,16 +24,17 @@ from typing import Any, Literal
 import torch
 from peft import PeftConfig
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
+from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.ranges import GroupSize, PositiveFloat, PositiveInt, TextLength
 from revela_hub.retrieval.encoder import truncates
 from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.models import ModelLike, default_arguments, name_of
-from revela_hub.trainers.base.query_route import refuse_routes
 from revela_hub.trainers.base.retriever import (
     WrappedRetriever,
     WrappedRetrieverTrainer,
@@ -244,7 +245,8 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         loading = model_init_kwargs or {}
         args = args or default_arguments(ReplugTrainingArguments, model, self.method)
         retriever = load_retriever(model, **loading)
-        refuse_routes(retriever, name_of(model), "REPLUG")
+        if isinstance(retriever[0], Router):
+            raise UserError(f"{name_of(model)} has a query and a document route, but REPLUG trains a single encoder")
         if truncates(retriever) and not isinstance(model, SentenceTransformer):
             retriever = load_retriever(retriever, max_length=max_length)
         code = bool(loading.get("trust_remote_code"))

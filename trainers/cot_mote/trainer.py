@@ -67,7 +67,8 @@ class CoTMoTETrainer(MaskedTrainer):
     collated = ("switch_experts",)
     losses = ("encoder_loss", "dense_decoder_loss", "sparse_decoder_loss")
 
-    def retriever_now(self) -> SentenceTransformer:
+    @property
+    def retriever(self) -> SentenceTransformer:
         """Return the current encoder, which returns the dense and the sparse vector as one."""
         model: Any = self.accelerator.unwrap_model(self.model)
         tokenizer: Any = self.processing_class
@@ -152,7 +153,8 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         loss = InBatchNegatives(encoder, loss, similarity)
         super().__init__(model=encoder, args=args, train_dataset=train_dataset, loss=loss, **kwargs)
 
-    def retriever_now(self) -> SentenceTransformer:
+    @property
+    def retriever(self) -> SentenceTransformer:
         """Return the current model, which returns the dense and the sparse vector as one."""
         return self.accelerator.unwrap_model(self.model)  # type: ignore[no-any-return]
 

@@ -142,7 +142,7 @@ class ImpRAGTrainer(MethodTrainer):
         self.ranking: NDArray[np.int32] | None = None  # the best passages of each row, from the index
         self.built_at = -1
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or lora_config(args, model)
+        adapters = peft_config or lora_config(args)
         super().__init__(
             model=model if adapters is None else add_adapters(model, adapters),
             args=args,
@@ -153,7 +153,8 @@ class ImpRAGTrainer(MethodTrainer):
         )
         self.loss_is_scaled_for_ga = True
 
-    def retriever_now(self) -> ImpRAGEncoder:
+    @property
+    def retriever(self) -> ImpRAGEncoder:
         """Return the encoder of the current model."""
         tokenizer: Any = self.processing_class
         return ImpRAGEncoder(self.imprag, tokenizer)

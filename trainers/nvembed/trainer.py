@@ -34,8 +34,7 @@ from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.retrieval.encoder import Encoder, text_positions
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy, refuse_frozen, saving_merged
-from revela_hub.trainers.base.models import ModelLike, default_arguments
-from revela_hub.trainers.base.query_route import trained_backbone
+from revela_hub.trainers.base.models import ModelLike, default_arguments, trained_backbone
 from revela_hub.trainers.base.rows import as_dataset, in_order, pair_columns, prepare_datasets, refuse_single_pair
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.base.weights import load_in_place
@@ -126,7 +125,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             raise UserError("NV-Embed on several processes needs sentence-transformers 6.2 or newer")
         refuse_frozen("the decoder", self.nvembed.embedding_model)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or lora_config(args, self.nvembed.embedding_model)
+        adapters = peft_config or lora_config(args)
         if adapters is not None:
             self.adapters = add_adapters(self.nvembed.embedding_model, adapters)
             saving_merged(self.nvembed, self.adapters)  # `model` saves this, not the decoder in it
@@ -156,7 +155,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             **kwargs,
         )
 
-    def retriever_now(self) -> Encoder:
+    @property
+    def retriever(self) -> Encoder:
         """Return the current model, which encodes under the autocast of training, because dtypes may be mixed."""
         return _EncoderInTraining(self.accelerator.unwrap_model(self.model), self.accelerator.autocast)
 

@@ -35,20 +35,18 @@ from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.in_batch import InBatchNegatives, MaskedSimilarity, TextHashCollator
-from revela_hub.trainers.base.models import ModelLike, default_arguments
-from revela_hub.trainers.base.query_route import (
+from revela_hub.trainers.base.models import ModelLike, default_arguments, trained_transformer
+from revela_hub.trainers.base.retriever import RetrieverTrainer, load_retriever, with_adapters
+from revela_hub.trainers.base.rows import pair_columns, prepare_datasets, refuse_single_pair, training_rows
+from revela_hub.trainers.pair_tuning import PAIR_TUNING
+from revela_hub.trainers.pair_tuning.query_route import (
     DOCUMENT,
     QUERY,
     frozen_route,
     identity_of_documents,
     record_documents,
-    refuse_frozen_documents,
-    trained_transformer,
     with_query_route,
 )
-from revela_hub.trainers.base.retriever import RetrieverTrainer, load_retriever, with_adapters
-from revela_hub.trainers.base.rows import pair_columns, prepare_datasets, refuse_single_pair, training_rows
-from revela_hub.trainers.pair_tuning import PAIR_TUNING
 
 LABELS = ("label", "labels", "score", "scores")
 """Columns in which sentence-transformers looks for labels, in this order."""
@@ -111,7 +109,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
 
     args: PairsTrainingArguments
     documents: str | None = None
-    """With `query_only`, the identity of the model whose document vectors stay valid (`identity_of_documents`)."""
+    """With `query_only`, the identity of the model whose document vectors stay valid."""
 
     def __init__(
         self,
@@ -153,9 +151,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             refuse_single_pair(kwargs["train_dataset"])
         if args.query_only:
             retriever = with_query_route(retriever, max_length=length)
-            self.documents = identity_of_documents(str(model)) if isinstance(model, (str, Path)) else None
-        else:
-            refuse_frozen_documents(retriever)
+            self.documents = identity_of_documents(model)
         self.adapters = with_adapters(retriever, peft_config, args.seed, args, query_only=args.query_only)
         freeze_pooler(retriever)
         args.router_mapping = routes

@@ -47,7 +47,8 @@ class RetroMAETrainer(MaskedTrainer):
     collators = RetroMAECollator
     losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
 
-    def retriever_now(self) -> EncoderInTraining:
+    @property
+    def retriever(self) -> EncoderInTraining:
         """Return the current encoder, which embeds texts with the state of the first token, as the published one does."""
         model: Any = self.accelerator.unwrap_model(self.model)
 

@@ -119,12 +119,12 @@ def load_groups(
     sources, report, spans = arguments.sources(held_out), ReadReport(), arguments.spans
     if bad := set(spans) - {"full", "first_half"}:
         raise UserError(f"--similarity_span is full or first_half, not {', '.join(sorted(bad))}")
-    if len(spans) > 1 and (arguments.weights is None or len(spans) != len(sources)):
-        raise UserError("--similarity_span has one value, or with --weights one for each source")
+    if len(arguments.weights or sources) != len(sources) or len(spans) not in (1, len(arguments.weights or [0])):
+        raise UserError(
+            "--weights has one value for each source; --similarity_span has one value, or as many as --weights"
+        )
     if arguments.weights is None:
         return _groups(arguments, sources, report), report
-    if len(arguments.weights) != len(sources):
-        raise UserError(f"--weights has {len(arguments.weights)} values for {len(sources)} sources")
     shares = [weight / sum(arguments.weights) for weight in arguments.weights]
     parts = [_groups(arguments, [source], report, share) for source, share in zip(sources, shares, strict=True)]
     if len(spans) > 1:
@@ -138,13 +138,11 @@ def load_groups(
 def _groups(arguments: RevelaDataArguments, sources: list[Source], report: ReadReport, share: float = 1.0) -> Any:
     """Return the groups of sources, of which a mixture uses a share."""
     limit = arguments.max_groups
+    how: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
     if arguments.groups_column is not None:
-        how: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming}
         return _first(stored_groups(sources, arguments.groups_column, arguments.group_size, **how), limit)
     own = {"seed": arguments.group_seed, "max_groups": limit and groups_needed(share, limit) if share < 1 else limit}
-    settings = GroupSettings(**values_of(GroupSettings, arguments) | own)
-    kept: dict[str, Any] = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming, "report": report}
-    return build_groups(sources, settings, **kept)
+    return build_groups(sources, GroupSettings(**values_of(GroupSettings, arguments) | own), report=report, **how)
 
 
 def _first(groups: Any, limit: int | None) -> Any:

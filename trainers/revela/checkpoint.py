@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import is_sentence_transformer_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
@@ -25,20 +24,16 @@ from revela_hub.hub_cards.tokenizers import (
 from revela_hub.hub_cards.verify import LONGEST_PROBE
 from revela_hub.loading import encoder as open_encoder
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
-from revela_hub.modeling.backbones import load_backbone
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
 from revela_hub.trainers.base.adapters import merge, refuse_adapters
 from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in, tokenizer_of, unwrapped
-from revela_hub.trainers.base.retriever import refuse_excluded_prompts
 from revela_hub.trainers.base.weights import (
     check_fields,
     checkpoint_config,
     config_fields,
     is_encoder,
     load_adapters,
-    load_in_place,
     load_whole,
-    raise_for_names,
     refuse_remote_code,
 )
 from revela_hub.trainers.revela import REVELA
@@ -126,10 +121,11 @@ def _settings(encoder: SentenceTransformer, name: str) -> dict[str, Any]:
         f"the pooling {pooling} (supported: {', '.join(_POOLINGS)})": pooling is not None and pooling not in _POOLINGS,
         "a chat template": uses_chat_template(encoder),
         "no end token, although it pools the last token": pooling == "lasttoken" and not ends_texts(encoder.tokenizer),
+        "prompts that are excluded from pooling": any(encoder.prompts.values())
+        and not all(getattr(module, "include_prompt", True) for module in encoder),
     }
     if fault := next((fault for fault, found in faults.items() if found), ""):
         raise UserError(f"{name} has {fault}, so Revela would train other similarities than it computes: {_OTHERS}")
-    refuse_excluded_prompts(encoder, name, "Revela")
     prompts = {"query": "", "document": ""} | {key: prompt or "" for key, prompt in encoder.prompts.items()}
     kept = {name: getattr(encoder, name) for name in ("truncate_dim", "default_prompt_name")}
     return {"pooling": _POOLINGS[str(pooling)], "prompts": prompts, "similarity_fn_name": similarity, **kept}
@@ -157,36 +153,10 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
         checkpoint_config(folder, RevelaConfig.model_type, "Revela")
         if (folder / "adapter_model.safetensors").is_file():
             model = _load_adapters(folder, trust_remote_code)
-        elif files := _without_lm(folder):
-            model = _load_with_lm(folder, files, trust_remote_code)
         else:
             model = load_whole(RevelaForCausalLM, folder, dtype=torch.float32)
         tokenizers = [AutoTokenizer.from_pretrained(folder / part) for part in ("retriever_tokenizer", "lm_tokenizer")]
     return RevelaBackbones(model.eval(), *tokenizers)
-
-
-def _without_lm(folder: Path) -> dict[Path, set[str]]:
-    """Return the weight files of a checkpoint and the names in them, if it has no weights of a language model; else nothing."""
-    files = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        with safe_open(file, framework="pt") as weights:
-            files[file] = set(weights.keys())
-    return {} if any(name.startswith("lm.") for names in files.values() for name in names) else files
-
-
-def _load_with_lm(folder: Path, files: dict[Path, set[str]], trust_remote_code: bool) -> RevelaForCausalLM:
-    """Load a checkpoint of a run with a frozen language model, which is loaded from where the run loaded it."""
-    config = RevelaConfig.from_pretrained(folder)
-    name = "" if config.lm is None else config.lm.name_or_path
-    if not name:
-        raise UserError(f"{folder} has no weights of the language model, and its config.json does not name it")
-    lm = load_backbone(AutoModelForCausalLM, name, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    model: RevelaForCausalLM = RevelaForCausalLM(config, lm=lm).float()
-    expected = {key for key in model.state_dict() if not key.startswith("lm.") and "pooler" not in key.split(".")}
-    raise_for_names(folder, "missing weight", expected - set().union(*files.values()))
-    if not load_in_place(model, files, expected):
-        raise UserError(f"cannot load {folder}: it has weights that the model does not have")
-    return model
 
 
 def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:

@@ -2,15 +2,12 @@ r"""Train a retriever on raw text or code, without labels, with Revela (arXiv 25
 
 A language model predicts each chunk of text while it attends to the other chunks of its group, weighted by the
 retriever's similarities; lowering the LM loss trains the retriever. The retriever can be a decoder, whose EOS state
-is the embedding, or a sentence-transformers model (in our measurements, training lowered all-MiniLM-L6-v2: use
-`revela-hub adapt` for such models). Both models are trained, with LoRA by default; --lm_training frozen trains the
-retriever only.
+is the embedding, or a sentence-transformers model. Both models are trained, with LoRA by default; --lm_training
+frozen trains the retriever only.
 
-With the same decoder and time, up to an hour, `revela-hub train contriever` trained the better retriever in our
-measurements, all in the symmetric form. There, --reading joint --lm_training frozen was better than the paper's added
-reading in 15 minutes on a CPU. For retrievers that work already, it was not, and it has not run on a GPU. The authors'
-form, --similarity_sides query_passage --similarity_span first_half, was better with added reading and models of 7 M
-parameters, and worse with joint reading and 135 M.
+In our measurements of up to an hour, `revela-hub train contriever` trained the better retriever from the same decoder,
+and retrievers that work already became worse: use `revela-hub adapt` for them. docs/methods/revela.md compares the
+forms of reading and of the similarity.
 
 Queries made from the text are held out and evaluated before, during and after training. If training did not help, the
 base model is exported unchanged.
@@ -103,10 +100,6 @@ class Arguments(ProbeArguments, RevelaDataArguments, RevelaTrainingArguments):  
         if self.dtype != "float32" and not self.bf16:
             raise ValueError("--dtype bfloat16 needs --bf16 true: adapters stay in float32")
 
-    def card_settings(self) -> dict[str, str]:
-        """Return the form of Revela: the paper's is added reading."""
-        return {"reading": self.reading}
-
 
 def run(arguments: Arguments) -> None:
     """Train, export and print where the retriever is."""
@@ -143,9 +136,10 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
 def _model_settings(arguments: Arguments) -> dict[str, Any]:
     """The fields of `RevelaConfig`; without those that were left to the retriever."""
-    names = ("group_size", "reading", "reading_bias", "temperature", "v_normalization")
-    similarity = ("similarity_sides", "similarity_dtype", "similarity_tolerance")
-    settings: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, *similarity)}
+    names = ("group_size", "reading", "reading_bias", "temperature", "v_normalization", "similarity_sides")
+    settings: dict[str, Any] = {
+        name: getattr(arguments, name) for name in (*names, "similarity_dtype", "similarity_tolerance")
+    }
     settings |= {"similarity_span": arguments.spans[0], "dtype": getattr(torch, arguments.dtype)}
     settings["max_seq_length"] = arguments.export_max_length
     prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
-from transformers.trainer_utils import TrainOutput
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
@@ -132,10 +131,9 @@ class RevelaTrainer(MethodTrainer):
         kwargs["train_dataset"] = rows
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, GROUP_COLUMNS, args, build))
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = _with_biases(peft_config or lora_config(args, model), model)
+        adapters = _with_biases(peft_config or lora_config(args), model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
-        self._temperature = model.config.temperature
         if args.temperature_start is not None:
             self.add_callback(_Temperature(model, args.temperature_start))
 
@@ -144,24 +142,10 @@ class RevelaTrainer(MethodTrainer):
         """The retriever's folder, and that of the language model if it is trained."""
         return ({"lm": "lm"} if self.lm_trained else {}) | {**self.method.folders}
 
-    def _left_out(self, weight: str) -> bool:
-        """Return whether this is a weight of a frozen language model, which `load_checkpoint` loads from where it came from."""
-        config = self.revela.config.lm
-        adapted = isinstance(self.accelerator.unwrap_model(self.model), PeftModel)
-        frozen = not self.lm_trained and not adapted and config is not None and bool(config.name_or_path)
-        return frozen and weight.startswith("lm.")
-
     def describe_run(self) -> str:
         """Return a line on the run, with the form of reading and whether the language model is trained."""
         trained = "trained" if self.lm_trained else "frozen"
         return f"{super().describe_run()}; {self.revela.config.reading} reading, LM {trained}"
-
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train; see `MethodTrainer.train`. However training ends, the temperature is the configured one again."""
-        try:
-            return super().train(*args, **kwargs)
-        finally:
-            self.revela.config.temperature = self._temperature
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -179,7 +163,8 @@ class RevelaTrainer(MethodTrainer):
                 self.add_metric(name, value)
         return (loss, outputs) if return_outputs else loss
 
-    def retriever_now(self) -> EncoderInTraining:
+    @property
+    def retriever(self) -> EncoderInTraining:
         """Return the current retriever, with the maximum length of the exported one."""
         model, tokenizer = self.revela, self.retriever_tokenizer
         config = model.config
@@ -238,9 +223,6 @@ class RevelaTrainer(MethodTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save weights or adapters, the configuration and both tokenizers."""
-        weights = self.revela.state_dict() if state_dict is None else state_dict
-        if any(map(self._left_out, weights)):
-            state_dict = {name: weight for name, weight in weights.items() if not self._left_out(name)}
         super()._save(output_dir, state_dict)
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir or ".")
@@ -301,8 +283,11 @@ class _Temperature(TrainerCallback):
     """Set the temperature from the number of the step, so that it is right after a resume: geometrically to the model's own."""
 
     def __init__(self, model: RevelaForCausalLM, start: float) -> None:
-        self.model, self.start, self.end = model, start, model.config.temperature
+        self.config, self.start, self.end = model.config, start, model.config.temperature
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         progress = min(1.0, (state.global_step + 1) / max(1, state.max_steps))
-        self.model.config.temperature = self.start * (self.end / self.start) ** progress
+        self.config.temperature = self.start * (self.end / self.start) ** progress
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.config.temperature = self.end

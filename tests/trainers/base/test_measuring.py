@@ -13,9 +13,9 @@ from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fit_weight, fuse_runs, halves
-from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, retrieval_run, score_run
+from revela_hub.evaluation.retrieval import bm25_run, retrieval_run, score_run
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
-from revela_hub.trainers.base.distributed import rank
+from revela_hub.trainers.base.distributed import from_main, rank
 from revela_hub.trainers.base.measuring import RETRIEVAL_CURVE, BestWeights
 
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
@@ -54,17 +54,12 @@ class Model(nn.Module):
 def measuring(
     model: Model, task: RetrievalTask, folder: Path, log: Callable[[str], None] = lambda line: None, **options: Any
 ) -> BestWeights:
-    def latest() -> tuple[RetrievalScores, Rankings]:
-        run = retrieval_run(model, task)
-        return score_run(run, task), run
-
     trainer: Any = SimpleNamespace(
         model=model,
         retrieval_task=task,
         args=SimpleNamespace(should_save=rank() == 0, log=log),
         accelerator=SimpleNamespace(unwrap_model=lambda model: model),
-        retriever_now=lambda: model,
-        last_measurement=latest,
+        retriever=model,
     )
     measured = BestWeights(trainer, folder, **options)
     if not options.get("resumed"):
@@ -74,6 +69,9 @@ def measuring(
 
 def evaluate(measured: BestWeights, step: int) -> bool:
     """As the Trainer does; whether the run is to end."""
+    trainer: Any = measured.trainer
+    run = from_main(lambda: retrieval_run(trainer.model, measured.task))  # as `rank_together`
+    trainer.measurement = score_run(run, measured.task), run
     control: Any = SimpleNamespace(should_training_stop=False)
     state: Any = SimpleNamespace(global_step=step, max_steps=90)
     measured.on_evaluate(None, state, control, metrics={"eval_loss": 1.0})  # type: ignore[arg-type]

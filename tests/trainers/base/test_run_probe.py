@@ -93,20 +93,18 @@ sys.path.insert(0, {tests!r})
 import test_measuring
 from test_run_probe import arguments
 from revela_hub.trainers.base.distributed import from_main, rank
-from revela_hub.trainers.base import run_probe
+from revela_hub.evaluation import probe
 from revela_hub.trainers.base.run_probe import hold_out_text
 out = Path({folder!r}) / "out"
-made = run_probe._make_probe
+made = probe.build_probe
 def slowly(*args):
     time.sleep(3)
     Path({folder!r}, f"made-{{rank()}}").touch()
     return made(*args)
-run_probe._make_probe = slowly
+probe.build_probe = slowly
 task = hold_out_text(arguments(Path({text!r}), out)).task  # starts the process group
 model, words = test_measuring.Model(10), test_measuring.words_task()
 measured = test_measuring.measuring(model, words, out)
-latest = measured.trainer.last_measurement
-measured.trainer.last_measurement = lambda: from_main(latest)  # as `rank_together`
 for step, skill in ((0, 10), (5, 60), (10, 50)):
     model.skill.data.fill_(skill - 3 * rank())  # the main process's counts
     test_measuring.evaluate(measured, step)
@@ -142,7 +140,7 @@ def test_rows_whose_queries_are_evaluated_are_left_out_with_a_line(monkeypatch: 
     given: Any = SimpleNamespace(eval_corpus="beir", probe="auto", log=said.append)
     monkeypatch.setattr("revela_hub.trainers.base.run_probe._given_task", lambda _: task(2))
     assert hold_out_rows(given, rows).rows["anchor"][:] == ["question 2", "question 3"]
-    assert said == ["2 of 4 training rows are left out: --eval_corpus asks their queries"]
+    assert len(said) == 1 and said[0].startswith("2 of 4 training rows")
     monkeypatch.setattr("revela_hub.trainers.base.run_probe._given_task", lambda _: task(3))
     with pytest.raises(UserError, match="all but 1 of the 4 training rows"):
         hold_out_rows(given, rows)

@@ -13,7 +13,6 @@ from sentence_transformers.base.modules import Router
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoder import load_encoder
 from revela_hub.trainers.base.retriever import load_retriever
-from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
 ROWS = Dataset.from_dict(
@@ -61,16 +60,6 @@ def test_both_routes_of_an_asymmetric_model_are_trained(routed: Path, tmp_path: 
     tuned = SentenceTransformer(str(run.export(tmp_path / "out")), device="cpu")
     assert not np.allclose(base.encode_query(["a fox"]), tuned.encode_query(["a fox"]))
     assert not np.allclose(base.encode_document(["a fox"]), tuned.encode_document(["a fox"]))
-
-
-def test_a_document_route_that_an_earlier_run_froze_is_rejected(routed: Path, tmp_path: Path) -> None:
-    model = SentenceTransformer(str(routed), device="cpu")
-    for _ in range(2):
-        trainer(model, tmp_path / "run", query_only=True)
-    with pytest.raises(UserError, match="the document route are frozen"):
-        trainer(model, tmp_path / "run")
-    with pytest.raises(UserError, match="the document route are frozen"):
-        ContrieverTrainer(model, ContrieverTrainingArguments(str(tmp_path / "run"), bf16=False), train_dataset=ROWS)
 
 
 def test_the_length_of_an_asymmetric_model_is_that_of_its_transformer(routed: Path) -> None:

@@ -15,9 +15,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from torch import nn
-from transformers import PreTrainedModel
 
-from revela_hub.errors import UserError
 from revela_hub.loading import module_types
 from revela_hub.retrieval.encoder import (
     DOCUMENT_ENCODER,
@@ -26,7 +24,6 @@ from revela_hub.retrieval.encoder import (
     limit_length,
     model_identity,
 )
-from revela_hub.trainers.base.adapters import refuse_frozen
 
 QUERY, DOCUMENT = "query", "document"
 
@@ -36,8 +33,7 @@ def with_query_route(retriever: SentenceTransformer, *, max_length: int | None =
 
     A model that has both routes already keeps them. `max_length` limits the tokens of queries; documents keep their own limit.
     """
-    router: Any = retriever[0]
-    if not isinstance(router, Router):
+    if not isinstance(retriever[0], Router):
         modules: list[Any] = list(retriever)
         router = Router.for_query_document(deepcopy(modules), modules, default_route=None, allow_empty_key=False)
         retriever = SentenceTransformer(
@@ -48,34 +44,11 @@ def with_query_route(retriever: SentenceTransformer, *, max_length: int | None =
             truncate_dim=retriever.truncate_dim,
             device="cpu",
         )
-    else:
-        refuse_other_routes(retriever, "the model")
     frozen_route(retriever).requires_grad_(False)
     if max_length is not None:
-        limit_length(router.sub_modules[QUERY], max_length, "the query route")
+        first: Any = retriever[0]
+        limit_length(first.sub_modules[QUERY], max_length, "the query route")
     return retriever
-
-
-def refuse_other_routes(retriever: SentenceTransformer, name: str) -> None:
-    """Raise a `UserError` if a model has routes other than query and document."""
-    first: Any = retriever[0]
-    if isinstance(first, Router) and set(first.sub_modules) != {QUERY, DOCUMENT}:
-        raise UserError(f"{name} has the routes {', '.join(first.sub_modules)}: only query and document are supported")
-
-
-def refuse_routes(retriever: SentenceTransformer, name: str, method: str) -> None:
-    """Raise a `UserError` if a model has routes, of which a method would train only one."""
-    if isinstance(retriever[0], Router):
-        raise UserError(
-            f"{name} has a query and a document route, but {method} trains a single encoder: use `revela-hub train pairs` or"
-            " `train contriever`, which train both"
-        )
-
-
-def refuse_frozen_documents(retriever: SentenceTransformer) -> None:
-    """Raise a `UserError` if a model has a document route that is frozen, as after a run with `query_only`."""
-    if isinstance(retriever[0], Router):
-        refuse_frozen("the document route", frozen_route(retriever))
 
 
 def frozen_route(retriever: SentenceTransformer) -> nn.Module:
@@ -85,21 +58,10 @@ def frozen_route(retriever: SentenceTransformer) -> nn.Module:
     return modules
 
 
-def trained_transformer(retriever: SentenceTransformer) -> Any:
-    """Return the module in training that reads texts, a Transformer or static embeddings: of queries, if the model has two routes."""
-    first: Any = retriever[0]
-    routes: Any = first.sub_modules if isinstance(first, Router) else None
-    return first if routes is None else routes[QUERY][0]
-
-
-def trained_backbone(retriever: SentenceTransformer) -> PreTrainedModel | None:
-    """Return the transformers model in training; None for models without one, such as static embeddings."""
-    return getattr(trained_transformer(retriever), "auto_model", None)
-
-
-def identity_of_documents(name: str) -> str | None:
-    """Return what identifies the vectors of a model's documents; None for a file."""
-    return None if Path(name).is_file() else document_identity(name) or model_identity(name)
+def identity_of_documents(model: object) -> str | None:
+    """Return what identifies the vectors of documents of a model that is given by its name, if it is."""
+    named = isinstance(model, (str, Path))
+    return (document_identity(str(model)) or model_identity(str(model))) if named else None
 
 
 def record_documents(folder: Path, identity: str) -> None:
