@@ -64,6 +64,20 @@ def _exists(file: Path, link: str, pages: dict[Path, Page]) -> bool:
     return target.exists() and (not anchor or target not in pages or unquote(anchor) in pages[target].anchors)
 
 
+def test_the_links_of_the_pages_lead_to_files_of_the_repository(repository: Path) -> None:
+    docs = repository / "docs"
+    files = [file for folder in ("", "api", "guides", "methods") for file in (docs / folder).glob("*.md")]
+    links = {
+        (file, link)
+        for file in files
+        for link in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", file.read_text(encoding="utf-8"))
+    }
+    assert sorted(f"{file.name}: {link}" for file, link in links if not (file.parent / link).exists()) == []
+    assert not [
+        file.name for file in files if re.search(r"^```\{|^:::", file.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+
+
 def test_the_pictures_are_those_of_the_script(repository: Path) -> None:
     figures = runpy.run_path(str(repository / "docs" / "figures.py"))
     drawn = figures["draw"]()
