@@ -1,20 +1,24 @@
-"""Evaluating on tasks of mteb by name: BEIR, CoIR, BRIGHT and all other retrieval tasks of MTEB.
+"""Evaluating on tasks of mteb by name: BEIR, CoIR, BRIGHT, and the whole of MTEB.
 
 mteb downloads the data from the Hub, applies each task's rules and computes the scores; this module only converts input and
 output. mteb's result cache is not used, so a changed model folder is always evaluated again.
 """
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError, require
-from revela_hub.evaluation.retrieval import METRICS, RetrievalScores
+from revela_hub.evaluation.retrieval import METRICS, RetrievalScores, cutoff
 
 if TYPE_CHECKING:
     from mteb.abstasks import AbsTask
     from sentence_transformers import SentenceTransformer
+
+logger = logging.getLogger(__name__)
 
 BM25_BASELINE = "mteb/baseline-bm25s"
 """mteb's name for its BM25; its settings (k1 = 1.5, b = 0.75, Snowball stemmer) are not those of `evaluate_bm25`."""
@@ -25,48 +29,75 @@ PAPERS_TASKS = {
 }
 """Sets of Revela's paper: a benchmark of mteb, and parts of the names of the tasks that it leaves out."""
 
+Instructions: TypeAlias = Mapping[str, str | Mapping[str, str]]
+"""Task to its instruction, or to those of `query` and `corpus`, as in `instructions.json` of nvidia/NV-Embed-v2."""
+
+
+@dataclass(frozen=True)
+class TaskScores(RetrievalScores):
+    """Scores of a task of mteb: its main score in `metrics`, of a retrieval task the metrics that were asked for.
+
+    Attributes:
+        category: "Retrieval", "Classification", "STS", ...
+        main_score: What mteb calls the main score of the task.
+    """
+
+    category: str = "Retrieval"
+    main_score: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a plain dictionary, for JSON."""
+        return super().to_dict() | {"category": self.category, "main_score": self.main_score}
+
 
 def evaluate_mteb(
     model: "SentenceTransformer | str",
     tasks: "Sequence[str | AbsTask]",
     *,
     batch_size: int = 32,
+    metrics: Sequence[str] = METRICS,
+    instructions: Instructions | None = None,
     show_progress_bar: bool = True,
-) -> list[RetrievalScores]:
-    """Evaluate a model on mteb's retrieval tasks.
+) -> list[TaskScores]:
+    r"""Evaluate a model on tasks of mteb.
 
     Args:
         model: A SentenceTransformer, or "bm25" for mteb's own BM25.
-        tasks: Names of tasks ("SciFact") or of benchmarks ("BEIR", "CoIR"), of the sets "BEIR13" and "BRIGHT12" of
+        tasks: Names of tasks ("SciFact") or of benchmarks ("BEIR", "MTEB(eng, v1)"), of the sets "BEIR13" and "BRIGHT12" of
             Revela's paper, or task objects of mteb.
         batch_size: Texts per forward pass.
+        metrics: The metrics of retrieval tasks; other tasks have their main score.
+        instructions: For models that follow instructions: the instruction of each task, which is put before its texts as
+            `Instruct: {instruction}\nQuery: ` (before the queries only, if there are queries and documents). Tasks that are
+            missing get mteb's own instruction. None: the prompts of the model, which other than retrieval tasks do not use.
         show_progress_bar: Whether to show progress bars on standard error.
 
     Returns:
         For each task the mean over its splits and subsets, as in mteb, and the total number of queries and documents.
 
     Raises:
-        UserError: mteb is not installed, or a name is unknown or not a retrieval task.
+        UserError: mteb is not installed, or a name is unknown.
     """
     resolved = resolve_tasks(tasks)
     import mteb
 
-    evaluated: Any = mteb.get_model(BM25_BASELINE) if model == "bm25" else model
-    return [_evaluate(evaluated, task, batch_size, show_progress_bar) for task in resolved]
+    if isinstance(model, str):
+        assert model == "bm25"
+        evaluated: Any = mteb.get_model(BM25_BASELINE)
+        return [_evaluate(evaluated, task, batch_size, metrics, show_progress_bar) for task in resolved]
+    own = model.prompts
+    try:
+        if instructions is not None:
+            model.prompts = own | task_prompts(resolved, instructions)
+        return [_evaluate(model, task, batch_size, metrics, show_progress_bar) for task in resolved]
+    finally:
+        model.prompts = own
 
 
 def resolve_tasks(tasks: "Sequence[str | AbsTask]") -> "list[AbsTask]":
     """Return the tasks with these names of tasks and benchmarks; needs no network."""
     require("mteb")
-    from mteb.abstasks import AbsTaskRetrieval
-    from mteb.abstasks.aggregated_task import AbsTaskAggregate
-
-    resolved = [found for task in tasks for found in (_lookup(task) if isinstance(task, str) else [task])]
-    for task in resolved:
-        parts = task.tasks if isinstance(task, AbsTaskAggregate) else [task]
-        if not all(isinstance(part, AbsTaskRetrieval) for part in parts):
-            raise UserError(f"{task.metadata.name} is a {task.metadata.type} task; only retrieval tasks are supported")
-    return resolved
+    return [found for task in tasks for found in (_lookup(task) if isinstance(task, str) else [task])]
 
 
 def _lookup(name: str) -> "list[AbsTask]":
@@ -84,36 +115,84 @@ def _lookup(name: str) -> "list[AbsTask]":
         raise UserError(f"mteb has no task or benchmark {name!r} ({str(error.args[0]).strip()})") from error
 
 
-def _evaluate(model: Any, task: "AbsTask", batch_size: int, show_progress_bar: bool) -> RetrievalScores:
-    import mteb
+def task_prompts(tasks: "Sequence[AbsTask]", instructions: Instructions) -> dict[str, str]:
+    """Return the prompts of tasks by mteb's names for them: `task` for queries and in symmetric tasks, `task-document`."""
+    from mteb.abstasks import AbsTaskRetrieval
     from mteb.abstasks.aggregated_task import AbsTaskAggregate
 
-    name = task.metadata.name
+    prompts: dict[str, str] = {}
+    for task in tasks:
+        name = task.metadata.name
+        if isinstance(task, AbsTaskAggregate):
+            of_parts = {part.metadata.name: instructions[name] for part in task.tasks if name in instructions}
+            prompts |= task_prompts(task.tasks, of_parts | dict(instructions))
+            continue
+        if instructions and name not in instructions:
+            logger.warning("%s has no instruction: mteb's own is used", name)
+        given: Any = instructions.get(name, task.metadata.prompt or task.abstask_prompt)
+        both = given if isinstance(given, Mapping) else {"query": given}
+        prompts[name] = query_prompt(both["query"])
+        if isinstance(task, AbsTaskRetrieval):
+            prompts[f"{name}-document"] = query_prompt(both.get("corpus") or both.get("document") or "")
+    return prompts
+
+
+def _evaluate(
+    model: Any, task: "AbsTask", batch_size: int, metrics: Sequence[str], show_progress_bar: bool
+) -> TaskScores:
+    import mteb
+    from mteb.abstasks import AbsTaskRetrieval
+    from mteb.abstasks.aggregated_task import AbsTaskAggregate
+
+    name, category = task.metadata.name, task.metadata.type
     if isinstance(task, AbsTaskAggregate):  # CQADupstack: the mean over twelve forums
-        return replace(
-            mean_of([_evaluate(model, part, batch_size, show_progress_bar) for part in task.tasks]), name=name
-        )
+        return _mean(name, [_evaluate(model, part, batch_size, metrics, show_progress_bar) for part in task.tasks])
+    wanted = [f"{kind}_at_{k}" for kind, k in map(cutoff, metrics)] if category == "Retrieval" else ["main_score"]
+    if isinstance(task, AbsTaskRetrieval) and category == "Retrieval":
+        task.k_values = sorted({*task.k_values, *(k for _, k in map(cutoff, metrics))})
+        task._top_k = max(task.k_values)
     was_loaded = task.data_loaded
     task.load_data()
     encode_kwargs: Any = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
     result = mteb.evaluate(
         model, task, cache=None, co2_tracker=False, encode_kwargs=encode_kwargs, show_progress_bar=show_progress_bar
     )
-    # Afterwards: mteb converts tasks in its older data format during the evaluation.
-    data: Any = task.dataset
-    splits = [subset[split] for subset in data.values() for split in task.eval_splits if split in subset]
-    sizes = [sum(len(split[part]) for split in splits) for part in ("queries", "corpus")]
+    sizes = [0, 0]
+    if isinstance(task, AbsTaskRetrieval):
+        # Afterwards: mteb converts tasks in its older data format during the evaluation.
+        data: Any = task.dataset
+        splits = [subset[split] for subset in data.values() for split in task.eval_splits if split in subset]
+        sizes = [sum(len(split[part]) for split in splits) for part in ("queries", "corpus")]
     if not was_loaded:
         task.unload_data()
-    return _mean(name, [subset for split in result.task_results[0].scores.values() for subset in split], *sizes)
+    scores = [subset for split in result.task_results[0].scores.values() for subset in split]
+    *means, main = (float(sum(score[key] for score in scores) / len(scores)) for key in (*wanted, "main_score"))
+    return TaskScores(name, dict(zip(wanted, means, strict=True)), *sizes, category=category, main_score=main)
 
 
-def mean_of(scores: Sequence[RetrievalScores]) -> RetrievalScores:
-    """Return the mean over tasks, with the total number of queries and documents."""
-    sizes = [sum(each.queries for each in scores), sum(each.documents for each in scores)]
-    return _mean(f"mean of {len(scores)} tasks", [each.to_dict() for each in scores], *sizes)
+def means_of(scores: Sequence[TaskScores]) -> list[TaskScores]:
+    """Return the mean over several tasks: of each metric; of several categories, of the main scores in each and over all tasks."""
+    categories = list(dict.fromkeys(each.category for each in scores))
+    if len(scores) < 2:
+        return []
+    if len(categories) == 1:
+        return [_mean(f"mean of {len(scores)} tasks", scores)]
+    rows = []
+    for category in (*categories, ""):
+        of_category = [each for each in scores if category in ("", each.category)]
+        main = sum(each.main_score for each in of_category) / len(of_category)
+        label = f"mean of {len(of_category)} {category} tasks".replace("  ", " ")
+        sizes = sum(each.queries for each in of_category), sum(each.documents for each in of_category)
+        rows.append(TaskScores(label, {"main_score": main}, *sizes, category=category, main_score=main))
+    return rows
 
 
-def _mean(name: str, scores: Sequence[Mapping[str, Any]], queries: int, documents: int) -> RetrievalScores:
-    means: dict[str, Any] = {metric: float(sum(score[metric] for score in scores) / len(scores)) for metric in METRICS}
-    return RetrievalScores(name, **means, queries=queries, documents=documents)
+def _mean(name: str, scores: Sequence[TaskScores]) -> TaskScores:
+    """Return the mean over tasks of one category, with the total number of queries and documents."""
+    sizes = sum(each.queries for each in scores), sum(each.documents for each in scores)
+    *means, main = (
+        sum(values) / len(scores)
+        for values in zip(*([*each.metrics.values(), each.main_score] for each in scores), strict=True)
+    )
+    metrics = dict(zip(scores[0].metrics, means, strict=True))
+    return TaskScores(name, metrics, *sizes, category=scores[0].category, main_score=main)

@@ -1,22 +1,26 @@
-"""Scoring answers with exact match, F1 and answer recall, using the normalisation of SQuAD.
+"""Scoring answers with exact match and F1 (the normalisation of SQuAD), and passages with answer recall (that of DPR).
 
-The normalisation of the official SQuAD v1.1 script: lower case, no punctuation, no articles, single spaces.
+SQuAD v1.1's official script compares in lower case, without punctuation and articles, with single spaces. A passage contains an answer
+in DPR (arXiv 2004.04906) if the answer's tokens are consecutive tokens of it: in lower case, words of letters, digits and marks in
+Unicode's form NFD, and each other character. In scripts without spaces, each character is a token.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unicodedata import category
+from unicodedata import category, normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.text.words import UNSPACED_CHARACTER
+from revela_hub.data.text.words import INVISIBLE, MARKS, UNSPACED, UNSPACED_CHARACTER
+from revela_hub.evaluation.retrieval import RetrievalScores, cutoff
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_TOKEN = re.compile(rf"[{UNSPACED}]|(?:[^\W_{UNSPACED}]|[{MARKS}])+|[^\s\x00-\x1f\x7f-\x9f{INVISIBLE}]")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -76,10 +80,46 @@ def _f1(got: list[str], wanted: list[str]) -> float:
 
 
 def holds_answer(passages: Sequence[str], accepted: Sequence[str]) -> bool:
-    """Return whether a passage contains an accepted answer, as whole words after normalisation."""
-    texts = [f" {normalized(passage)} " for passage in passages]
-    wanted = [f" {words} " for text in accepted if (words := normalized(text))]
-    return any(words in text for text in texts for words in wanted)
+    """Return whether a passage contains an accepted answer, by the tokens of DPR.
+
+    >>> holds_answer(["It was a Nobel-Prize."], ["nobel - prize"]), holds_answer(["Emma's"], ["Emma"]), holds_answer(["Emmas"], ["Emma"])
+    (True, True, False)
+    """
+    wanted = [tokens for text in accepted if (tokens := _tokens(text)).strip()]
+    return any(answer in text for text in map(_tokens, passages) for answer in wanted)
+
+
+def _tokens(text: str) -> str:
+    return f" {' '.join(_TOKEN.findall(normalize('NFD', text).lower()))} "
+
+
+def answer_recall(
+    passages: Iterable[Sequence[str]],
+    accepted: Sequence[Sequence[str]],
+    metrics: Sequence[str],
+    *,
+    name: str,
+    documents: int,
+) -> RetrievalScores:
+    """Score the passages of each question, best first: the fraction of questions with an accepted answer in the first k.
+
+    Args:
+        passages: The retrieved passages of each question.
+        accepted: The accepted answers of each question.
+        metrics: "answer_recall@20", ...
+        name: The name of the questions, for tables.
+        documents: The number of passages that were searched.
+    """
+    ranks: list[int | None] = []
+    unanswered = 0
+    for texts, wanted in zip(passages, accepted, strict=True):
+        ranks.append(next((rank for rank, text in enumerate(texts, 1) if holds_answer([text], wanted)), None))
+        unanswered += not texts
+    per_query = {
+        f"{kind}_at_{k}": {str(row): float(rank is not None and rank <= k) for row, rank in enumerate(ranks)}
+        for kind, k in map(cutoff, metrics)
+    }
+    return RetrievalScores.of(name, per_query, documents, unanswered)
 
 
 def score_answers(

@@ -1,17 +1,24 @@
-"""Evaluating any ranker with nDCG@10, MRR@10 and Recall@100, computed by trec_eval (pytrec_eval).
+"""Evaluating any ranker with nDCG@k, MRR@k and Recall@k, computed by trec_eval (pytrec_eval), for any cut-offs k.
 
-The search is exact, and the vectors of the corpus are on disk, so memory does not grow with the corpus.
+    nDCG@k    DCG@k / DCG@k of the best order, where DCG@k = sum over ranks r <= k of grade / log2(1 + r)
+    MRR@k     1 / the rank of the first relevant document; 0 if it is above k
+    Recall@k  relevant documents among the first k / all relevant documents
+
+Documents with a grade above 0 are relevant. The search is exact, and the vectors of the corpus are on disk, so memory does not grow with
+the corpus.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
+from revela_hub.files import local_path, write_text
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.hits import Ranker
@@ -19,10 +26,13 @@ from revela_hub.retrieval.ranking import Own, RankerSettings, build_ranker, rank
 from revela_hub.retrieval.rerank import PAIRS, RerankedRanker, Reranker
 from revela_hub.retrieval.texts import TextList
 
-TOP_K = 100
-"""Hits per query that are scored, as needed for Recall@100."""
+logger = logging.getLogger(__name__)
 
 METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100")
+"""The metrics by default; `ndcg@10` is another spelling."""
+TREC_NAMES = {"ndcg": "ndcg_cut", "mrr": "recip_rank", "recall": "recall"}
+TOP_K = 100
+"""Hits per query that these metrics need."""
 
 Rankings = dict[str, dict[str, float]]
 """Query id -> document id -> score, which trec_eval calls a run."""
@@ -33,28 +43,61 @@ class RetrievalScores:
     """Mean scores over the queries of a task, between 0 and 1.
 
     Attributes:
+        metrics: Metric ("ndcg_at_10", ...) to its mean; each is also an attribute (`scores.ndcg_at_10`).
         unanswered: Queries without any hit, which score 0: no document contains any of their terms.
-        per_query: Metric ("ndcg_at_10", ...) to query id to score, for a paired test (`evaluation.significance`); not
-            written to files.
+        per_query: Metric to query id to score, for a paired test (`evaluation.significance`); not written to files.
     """
 
     name: str
-    ndcg_at_10: float
-    mrr_at_10: float
-    recall_at_100: float
+    metrics: Mapping[str, float]
     queries: int
     documents: int
     unanswered: int = 0
     per_query: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False, compare=False)
 
+    @classmethod
+    def of(
+        cls, name: str, per_query: Mapping[str, Mapping[str, float]], documents: int, unanswered: int = 0
+    ) -> "RetrievalScores":
+        """Return the means of scores by query."""
+        means = {metric: sum(scores.values()) / len(scores) for metric, scores in per_query.items()}
+        return cls(name, means, len(next(iter(per_query.values()))), documents, unanswered, per_query)
+
+    def __getattr__(self, name: str) -> float:
+        if name not in self.__dict__.get("metrics", ()):
+            raise AttributeError(f"there is no score {name}")
+        return self.metrics[name]
+
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary of the means, for JSON; `unanswered` is omitted if it is 0."""
-        left_out = {"per_query"} | (set() if self.unanswered else {"unanswered"})
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
+        values = {"name": self.name, **self.metrics, "queries": self.queries, "documents": self.documents}
+        return values | ({"unanswered": self.unanswered} if self.unanswered else {})
+
+
+def cutoff(metric: str) -> tuple[str, int]:
+    """Return the kind and the cut-off of a metric.
+
+    >>> cutoff("ndcg@10"), cutoff("answer_recall_at_20")
+    (('ndcg', 10), ('answer_recall', 20))
+    """
+    found = re.fullmatch(r"(ndcg|mrr|recall|answer_recall)(?:@|_at_)([1-9]\d*)", metric)
+    if not found:
+        raise UserError(f"the metric {metric!r} is none of ndcg@K, mrr@K, recall@K and answer_recall@K")
+    return found[1], int(found[2])
+
+
+def depth_of(metrics: Sequence[str]) -> int:
+    """Return the hits per query that metrics need."""
+    return max(cutoff(metric)[1] for metric in metrics)
 
 
 def evaluate_retrieval(
-    encoder: Encoder, task: RetrievalTask, batch_size: int = 32, *, show_progress_bar: bool = False
+    encoder: Encoder,
+    task: RetrievalTask,
+    batch_size: int = 32,
+    *,
+    metrics: Sequence[str] = METRICS,
+    show_progress_bar: bool = False,
 ) -> RetrievalScores:
     """Encode the task's queries and documents, search exactly, and score the hits.
 
@@ -62,32 +105,31 @@ def evaluate_retrieval(
         encoder: A SentenceTransformer, or any other `Encoder`; its `similarity_fn_name` is used.
         task: Corpus, queries and judgements.
         batch_size: Texts per forward pass.
+        metrics: Any of "ndcg@K", "mrr@K" and "recall@K"; the deepest one sets the number of hits per query.
         show_progress_bar: Whether to show progress bars on standard error.
 
     Raises:
         UserError: The vectors contain NaN or infinity, or the encoder compares them by a distance.
     """
-    return score_run(retrieval_run(encoder, task, batch_size, show_progress_bar=show_progress_bar), task)
+    settings = RankerSettings(batch_size=batch_size, show_progress_bar=show_progress_bar)
+    return evaluate_ranking(task, settings, dense=encoder, metrics=metrics)
 
 
-def retrieval_run(
-    encoder: Encoder, task: RetrievalTask, batch_size: int = 32, *, show_progress_bar: bool = False
-) -> Rankings:
-    """Return the hits that `evaluate_retrieval` scores; same arguments."""
-    return ranking_run(task, RankerSettings(batch_size=batch_size, show_progress_bar=show_progress_bar), dense=encoder)
+def retrieval_run(encoder: Encoder, task: RetrievalTask, batch_size: int = 32) -> Rankings:
+    """Return the best 100 hits of each query, which `evaluate_retrieval` scores."""
+    return ranking_run(task, RankerSettings(batch_size=batch_size), dense=encoder)
 
 
 def evaluate_bm25(
-    task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False
+    task: RetrievalTask, settings: BM25Settings | None = None, *, metrics: Sequence[str] = METRICS
 ) -> RetrievalScores:
     """Score BM25 on a task."""
-    return score_run(bm25_run(task, settings, show_progress_bar=show_progress_bar), task)
+    return evaluate_ranking(task, RankerSettings(mode="bm25", bm25=settings or BM25Settings()), metrics=metrics)
 
 
-def bm25_run(task: RetrievalTask, settings: BM25Settings | None = None, *, show_progress_bar: bool = False) -> Rankings:
-    """Return the hits that `evaluate_bm25` scores; same arguments."""
-    bm25 = settings or BM25Settings()
-    return ranking_run(task, RankerSettings(mode="bm25", bm25=bm25, show_progress_bar=show_progress_bar))
+def bm25_run(task: RetrievalTask, settings: BM25Settings | None = None) -> Rankings:
+    """Return the best 100 hits of each query, which `evaluate_bm25` scores."""
+    return ranking_run(task, RankerSettings(mode="bm25", bm25=settings or BM25Settings()))
 
 
 def evaluate_ranking(
@@ -97,6 +139,7 @@ def evaluate_ranking(
     dense: Encoder | None = None,
     sparse: Any = None,
     cache_dir: str | Path | None = None,
+    metrics: Sequence[str] = METRICS,
 ) -> RetrievalScores:
     """Score any kind of ranker on a task.
 
@@ -106,23 +149,13 @@ def evaluate_ranking(
         dense: The encoder, if the settings need one.
         sparse: The `SparseEncoder`, if the settings need one.
         cache_dir: A folder to keep vectors in, which requires the identities in the settings; None keeps nothing.
+        metrics: As for `evaluate_retrieval`.
 
     Raises:
         UserError: A package is not installed, or the vectors contain NaN or infinity.
     """
-    return score_run(ranking_run(task, settings, dense=dense, sparse=sparse, cache_dir=cache_dir), task)
-
-
-def evaluate_reranking(
-    task: RetrievalTask, settings: RankerSettings, reranker: Reranker | Own, **options: Any
-) -> tuple[RetrievalScores, RetrievalScores]:
-    """Return the scores of a ranker without and with a reranker of its best `settings.rerank_depth` results.
-
-    The options are the other arguments of `evaluate_ranking`.
-    """
-    with _built(task, settings, reranker=reranker, **options) as ranker:
-        assert isinstance(ranker, RerankedRanker)
-        return score_run(run_of(ranker.ranker, task), task), score_run(run_of(ranker, task), task)
+    models = {"dense": dense, "sparse": sparse, "cache_dir": cache_dir}
+    return score_run(ranking_run(task, settings, depth_of(metrics), **models), task, metrics)
 
 
 def rerank_run(run: Rankings, task: RetrievalTask, reranker: Reranker) -> Rankings:
@@ -138,21 +171,30 @@ def rerank_run(run: Rankings, task: RetrievalTask, reranker: Reranker) -> Rankin
     return found
 
 
-def ranking_run(task: RetrievalTask, settings: RankerSettings, **options: Any) -> Rankings:
-    """Return the hits that `evaluate_ranking` scores; the options are its other arguments."""
-    with _built(task, settings, **options) as ranker:
-        return run_of(ranker, task)
+def ranking_run(task: RetrievalTask, settings: RankerSettings, depth: int = TOP_K, **options: Any) -> Rankings:
+    """Return the best `depth` hits of each query; the options are the other arguments of `evaluate_ranking`."""
+    return ranking_runs(task, settings, depth, **options)[-1]
 
 
-@contextlib.contextmanager
-def _built(
-    task: RetrievalTask, settings: RankerSettings, cache_dir: str | Path | None = None, **models: Any
-) -> Iterator[Ranker]:
-    """Yield a ranker of the documents; without a cache folder, its vectors are deleted afterwards."""
+def ranking_runs(
+    task: RetrievalTask,
+    settings: RankerSettings,
+    depth: int = TOP_K,
+    *,
+    cache_dir: str | Path | None = None,
+    reranker: Reranker | Own | None = None,
+    **models: Any,
+) -> list[Rankings]:
+    """Return the hits of a ranker, and with a reranker also those after reranking the best `settings.rerank_depth`.
+
+    Without a cache folder, the vectors are deleted afterwards.
+    """
     _check_judgements(task)
     texts = TextList([task.corpus[id_] for id_ in documents_of(task)])
     with ranking_folder(cache_dir, settings) as (folder, settings):
-        yield build_ranker(texts, settings, folder, **models)
+        ranker = build_ranker(texts, settings, folder, reranker=reranker, **models)
+        rankers = [ranker.ranker, ranker] if isinstance(ranker, RerankedRanker) else [ranker]
+        return [run_of(each, task, depth) for each in rankers]
 
 
 def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
@@ -183,38 +225,62 @@ def rankings_of(rows_QK: list[list[int]], scores_QK: list[list[float]], task: Re
     return run
 
 
-def score_run(run: Rankings, task: RetrievalTask) -> RetrievalScores:
+def score_run(run: Rankings, task: RetrievalTask, metrics: Sequence[str] = METRICS) -> RetrievalScores:
     """Score hits with trec_eval; a query without hits scores 0.
 
     Args:
-        run: Query id to hits, document id to score (higher is better; ties rank by descending id), with the best 100 hits
-            of each query.
+        run: Query id to hits, document id to score (higher is better; ties rank by descending id), with as many hits of each
+            query as the metrics need.
         task: The queries and judgements.
+        metrics: As for `evaluate_retrieval`.
     """
     import pytrec_eval
 
     _check_judgements(task)
     # Grades of numpy and pandas are no `int`, which pytrec_eval requires.
     qrels = {query: {id_: int(grade) for id_, grade in task.qrels[query].items()} for query in task.queries}
-    evaluator = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "recip_rank", "recall.100"})
+    wanted = [(kind, k, TREC_NAMES[kind]) for kind, k in map(cutoff, metrics)]
+    evaluator = pytrec_eval.RelevanceEvaluator(
+        qrels, {name if kind == "mrr" else f"{name}.{k}" for kind, k, name in wanted}
+    )
     found = evaluator.evaluate(
         {query: {document: float(score) for document, score in hits.items()} for query, hits in run.items() if hits}
     )
-    per_query: dict[str, dict[str, float]] = {metric: {} for metric in METRICS}
-    for query in task.queries:
-        # trec_eval ignores queries without hits, which would raise the mean; its reciprocal rank has no cut-off.
-        scores = found.get(query, {"ndcg_cut_10": 0.0, "recip_rank": 0.0, "recall_100": 0.0})
-        mrr = scores["recip_rank"] if scores["recip_rank"] > 1 / 10.5 else 0.0
-        for metric, score in zip(METRICS, (scores["ndcg_cut_10"], mrr, scores["recall_100"]), strict=True):
-            per_query[metric][query] = score
-    return RetrievalScores(
-        name=task.name,
-        **{metric: sum(scores.values()) / len(scores) for metric, scores in per_query.items()},
-        queries=len(task.queries),
-        documents=len(task.corpus),
-        unanswered=sum(not run.get(query) for query in task.queries),
-        per_query=per_query,
-    )
+    per_query: dict[str, dict[str, float]] = {}
+    for kind, k, name in wanted:
+        key, least = (
+            (name, 1 / (k + 0.5)) if kind == "mrr" else (f"{name}_{k}", 0.0)
+        )  # its reciprocal rank has no cut-off
+        # trec_eval ignores queries without hits, which would raise the mean.
+        scores = {query: found.get(query, {}).get(key, 0.0) for query in task.queries}
+        per_query[f"{kind}_at_{k}"] = {query: score if score > least else 0.0 for query, score in scores.items()}
+    unanswered = sum(not run.get(query) for query in task.queries)
+    return RetrievalScores.of(task.name, per_query, len(task.corpus), unanswered)
+
+
+def write_run(run: Rankings, file: str | Path, tag: str) -> None:
+    """Write hits in the format of TREC, `query Q0 document rank score tag`, in the order in which trec_eval ranks them."""
+    tag = "_".join(tag.split())
+    lines = []
+    for query, hits in run.items():
+        ranked = sorted(hits.items(), key=lambda hit: (hit[1], hit[0]), reverse=True)
+        lines += [f"{query} Q0 {document} {rank} {score!r} {tag}\n" for rank, (document, score) in enumerate(ranked, 1)]
+    if spaced := next((line for line in lines if len(line.split()) != 6), None):
+        raise UserError(f"the format of TREC has no ids that are empty or contain spaces: {spaced.strip()}")
+    write_text(local_path(file), "".join(lines))
+
+
+def read_run(file: str | Path, task: RetrievalTask, depth: int) -> Rankings:
+    """Read the hits of a task's queries that `write_run` or another program wrote, with a warning if they are less deep than `depth`."""
+    run: Rankings = {query: {} for query in task.queries}
+    with local_path(file).open(encoding="utf-8") as lines:
+        for line in lines:
+            query, _, document, _, score, _ = line.split()
+            run.setdefault(query, {})[document] = float(score)
+    deepest = max(map(len, run.values()))
+    if deepest < min(depth, len(task.corpus)):
+        logger.warning("%s has at most %d hits per query, fewer than the metrics' cut-off %d", file, deepest, depth)
+    return {query: run[query] for query in task.queries}
 
 
 def _check_judgements(task: RetrievalTask) -> None:

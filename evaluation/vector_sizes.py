@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.evaluation.retrieval import TOP_K, RetrievalScores, documents_of, rankings_of, score_run
+from revela_hub.evaluation.retrieval import METRICS, RetrievalScores, depth_of, documents_of, rankings_of, score_run
 from revela_hub.retrieval.encoder import Encoder, as_vectors, similarity_of
 from revela_hub.retrieval.encoding import encode_texts
 
@@ -29,7 +29,12 @@ class SizeScores(NamedTuple):
 
 
 def evaluate_sizes(
-    encoder: Encoder, task: RetrievalTask, dims: Sequence[int], precisions: Sequence[str], **options: Any
+    encoder: Encoder,
+    task: RetrievalTask,
+    dims: Sequence[int],
+    precisions: Sequence[str],
+    metrics: Sequence[str] = METRICS,
+    **options: Any,
 ) -> Iterator[SizeScores]:
     """Score all combinations of numbers of components (default: all) and "float32", "int8", "binary" (default: float32).
 
@@ -37,6 +42,7 @@ def evaluate_sizes(
     """
     from sentence_transformers.util import dot_score, semantic_search
 
+    depth = depth_of(metrics)
     documents, cosine = documents_of(task), similarity_of(encoder) == "cosine"
     documents_ND = encode_texts(encoder, [task.corpus[id_] for id_ in documents], "document", **options)
     queries_QD = encode_texts(encoder, list(task.queries.values()), "query", **options)
@@ -47,9 +53,11 @@ def evaluate_sizes(
         asked_QD = as_vectors(queries_QD[:, :size], len(queries_QD), normalize=cosine)
         cut_ND = as_vectors(documents_ND[:, :size], len(documents), normalize=cosine)
         number_of_bytes, stored_ND = quantised(cut_ND, precision)
-        found: Any = semantic_search(asked_QD, stored_ND, top_k=TOP_K + 1, score_function=dot_score)  # type: ignore[arg-type]
+        found: Any = semantic_search(asked_QD, stored_ND, top_k=depth + 1, score_function=dot_score)  # type: ignore[arg-type]
         rows, scores = ([[hit[key] for hit in hits] for hits in found] for key in ("corpus_id", "score"))
-        yield SizeScores(size, precision, number_of_bytes, score_run(rankings_of(rows, scores, task, TOP_K), task))
+        yield SizeScores(
+            size, precision, number_of_bytes, score_run(rankings_of(rows, scores, task, depth), task, metrics)
+        )
 
 
 def quantised(vectors_ND: NDArray[np.float32], precision: str) -> tuple[int, NDArray[np.float32]]:

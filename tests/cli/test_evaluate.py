@@ -42,6 +42,40 @@ def test_rows_are_compared_query_by_query(
     assert all(", p = " in line or ", p < " in line for line in compared)
 
 
+def test_a_saved_run_is_scored_again(task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, words = str(tmp_path / "run.trec"), ["--corpus", str(task), "--metrics", "mrr@1", "ndcg@3", "recall@200"]
+    assert main(["evaluate", "bm25", *words, "--save_run", run]) == 0
+    saved = capsys.readouterr().out.splitlines()
+    assert Path(run).read_text().splitlines()[0].split()[:4] == ["q", "Q0", "d0", "1"]
+    assert main(["evaluate", run, "bm25", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["model", "MRR@1", "nDCG@3", "Recall@200"]
+    assert lines[2].split()[1:] == lines[3].split()[1:] == saved[2].split()[1:]
+    assert main(["evaluate", "bm25", *words, "--save_run", run]) == 2  # it is not replaced
+
+
+def test_answer_recall_of_an_index(task: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions = [{"question": "sediment", "answers": ["Carry"]}, {"question": "France", "answers": ["a lazy", "Dog."]}]
+    (task.parent / "nq.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    model, index = str(retriever_folder), str(task.parent / "index")
+    assert main(["index", model, "--corpus", str(task / "corpus.jsonl"), "--output_dir", index, "--device", "cpu"]) == 0
+    words = [
+        "--data",
+        str(task.parent / "nq.jsonl"),
+        "--index",
+        index,
+        "--metrics",
+        "answer_recall@1",
+        "answer_recall@4",
+    ]
+    capsys.readouterr()
+    assert main(["evaluate", "bm25", model, *words, "--json", "--device", "cpu"]) == 0
+    bm25, dense = json.loads(capsys.readouterr().out)
+    assert (bm25["answer_recall_at_1"], bm25["answer_recall_at_4"], bm25["documents"]) == (0.5, 0.5, 4)
+    assert dense["answer_recall_at_4"] == 1 and "answer_recall_at_1" in dense["difference"]
+    assert main(["evaluate", "bm25", *words[:4]]) == 2  # nDCG needs judgements
+
+
 def test_prints_nothing_but_json(task: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--corpus", str(task), "--device", "cpu", "--json", "--bm25", "anserini", "--bm25-stemmer", "none"]
     assert main(["evaluate", "bm25", str(retriever_folder), *words]) == 0
@@ -57,7 +91,7 @@ def test_prints_nothing_but_json(task: Path, retriever_folder: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
-        (["bm25"], "give either --corpus BEIR_FOLDER or --tasks NAME"),
+        (["bm25"], "give either --corpus BEIR_FOLDER, --tasks NAME"),
         (["bm25", "--corpus", "{task}", "--split", "dev"], "no split 'dev'"),
         (["bm25", "--corpus", "{task}", "--batch_size", "0"], "batch_size must be at least 1"),
         (["./nowhere", "--corpus", "{task}"], "./nowhere"),

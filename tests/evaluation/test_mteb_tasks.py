@@ -11,7 +11,7 @@ import pytest
 from revela_hub.cli.main import main
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.evaluation import evaluate_bm25, evaluate_mteb, evaluate_retrieval
-from revela_hub.evaluation.mteb_tasks import mean_of, resolve_tasks
+from revela_hub.evaluation.mteb_tasks import TaskScores, means_of, resolve_tasks, task_prompts
 from revela_hub.retrieval.encoder import load_encoder
 
 if TYPE_CHECKING:
@@ -82,15 +82,53 @@ def test_a_task_of_tasks_is_their_mean(retriever_folder: Path, tmp_path: Path, t
     ours = [evaluate_retrieval(model, each) for each in (first, task)]
     assert (scores.name, scores.queries, scores.documents) == ("Both", 27, 800)
     assert scores.ndcg_at_10 == pytest.approx((ours[0].ndcg_at_10 + ours[1].ndcg_at_10) / 2, abs=1e-5)
-    mean = mean_of(ours)
+    [mean] = means_of(evaluate_mteb(model, parts, show_progress_bar=False))
     assert (mean.name, mean.queries, mean.documents) == ("mean of 2 tasks", 27, 800)
-    assert mean.ndcg_at_10 == pytest.approx(scores.ndcg_at_10, abs=1e-5)
+    assert mean.ndcg_at_10 == pytest.approx(scores.ndcg_at_10, abs=1e-9)
 
 
 def test_bm25_by_mteb(tmp_path: Path, texts: list[str]) -> None:
     task = read_beir(write_beir(tmp_path / "beir", texts))
-    [scores] = evaluate_mteb("bm25", [mteb_task(task)], show_progress_bar=False)
-    assert scores.ndcg_at_10 == pytest.approx(evaluate_bm25(task).ndcg_at_10, abs=0.1)  # other settings
+    [scores] = evaluate_mteb("bm25", [mteb_task(task)], metrics=["ndcg@10", "recall@50"], show_progress_bar=False)
+    assert (
+        scores.ndcg_at_10 == scores.main_score == pytest.approx(evaluate_bm25(task).ndcg_at_10, abs=0.1)
+    )  # other settings
+    assert scores.recall_at_50 > 0
+
+
+def test_instructions_are_put_before_the_queries(retriever_folder: Path, tmp_path: Path, texts: list[str]) -> None:
+    model = load_encoder(str(retriever_folder), device="cpu")
+    task = read_beir(write_beir(tmp_path / "beir", texts))
+    own = model.prompts
+    local = mteb_task(task, "SciFact")  # a name that mteb knows
+    [scores] = evaluate_mteb(model, [local], instructions={"SciFact": "find the dog"}, show_progress_bar=False)
+    assert model.prompts == own
+    model.prompts = {"query": "Instruct: find the dog\nQuery: ", "document": ""}
+    assert scores.ndcg_at_10 == pytest.approx(evaluate_retrieval(model, task).ndcg_at_10, abs=1e-5)
+    names = ["CQADupstackRetrieval", "STS12", "Banking77Classification"]
+    given = {"CQADupstackRetrieval": {"query": "alike", "corpus": ""}, "Banking77Classification": "intents"}
+    prompts = task_prompts(resolve_tasks(names), given)
+    assert (
+        prompts["CQADupstackUnixRetrieval"] == "Instruct: alike\nQuery: "
+        and not prompts["CQADupstackUnixRetrieval-document"]
+    )
+    assert prompts["STS12"] == "Instruct: Retrieve semantically similar text.\nQuery: "
+    assert prompts["Banking77Classification"] == "Instruct: intents\nQuery: " and "STS12-document" not in prompts
+
+
+def test_other_types_have_their_main_score_and_means_by_type(retriever_folder: Path) -> None:
+    from mteb.mocks.mock_tasks import sts, summarization
+
+    model = load_encoder(str(retriever_folder), device="cpu")
+    tasks = [sts.MockSTSTask(), summarization.MockSummarizationTask()]
+    found = evaluate_mteb(model, tasks, show_progress_bar=False)
+    assert [each.category for each in found] == ["STS", "Summarization"]
+    assert all(each.to_dict()["main_score"] == each.metrics["main_score"] for each in found)
+    a, b, c = (
+        TaskScores(str(s), {}, 0, 0, category=k, main_score=s) for s, k in ((0.1, "STS"), (0.2, "STS"), (0.9, "x"))
+    )
+    means = {each.name: pytest.approx(each.main_score) for each in means_of([a, b, c])}
+    assert means == {"mean of 2 STS tasks": 0.15, "mean of 1 x tasks": 0.9, "mean of 3 tasks": 0.4}
 
 
 def write_beir(folder: Path, texts: list[str]) -> Path:

@@ -1,8 +1,8 @@
 """Scores against sums done manually, and exact search against a plain loop."""
 
-import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_bm25, evaluate_ranking, evaluate_retrieval, score_run
+from revela_hub.evaluation.retrieval import read_run, write_run
 from revela_hub.retrieval.dense import best_hits
 from revela_hub.retrieval.ranking import RankerSettings
 
@@ -44,26 +45,39 @@ def random_task(documents: int, queries: int, dimension: int = 8) -> tuple[Table
     return encoder, RetrievalTask(corpus, asked, qrels, "random")
 
 
-def test_scores_are_those_computed_by_hand() -> None:
-    corpus = {f"d{number:02d}": "" for number in range(1, 13)}
-    at_rank = {f"d{number:02d}": 1.0 - number / 100 for number in range(1, 13)}  # d01 is first, d12 last
+def test_metrics_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+    """With ties, grades, cut-offs, a relevant document outside the corpus, and a query without hits."""
+    generator = np.random.default_rng(3)
+    corpus = {f"d{number:02d}": "" for number in range(60)}
     qrels = {
-        "graded": {"d02": 2, "d03": 1, "d04": 0},
-        "tenth": {"d10": 1},
-        "eleventh": {"d11": 1},
-        "no hits": {"d01": 1},
-        "half": {"d01": 1, "absent": 1},
+        f"q{n}": {d: int(generator.integers(0, 4)) for d in [*generator.choice([*corpus], 9), "no"]} for n in range(8)
     }
-    task = RetrievalTask(corpus, {query: query for query in qrels}, qrels, "manual")
-    scores = score_run({query: {} if query == "no hits" else at_rank for query in qrels}, task)
+    run = {q: {d: float(generator.integers(0, 9)) for d in corpus} for q in qrels} | {"q0": {}}
+    task = RetrievalTask(corpus, dict.fromkeys(qrels, ""), qrels, "loop")
+    expected: dict[str, list[float]] = {}
+    for query, judged in qrels.items():
+        ranked = [judged.get(d, 0) for _, d in sorted(((s, d) for d, s in run[query].items()), reverse=True)]
+        best = sorted(judged.values(), reverse=True)
+        first = next((rank for rank, grade in enumerate(ranked, 1) if grade), 10**9)
+        for k in (1, 5, 10, 50):
+            gains, ideal = (sum(g / math.log2(1 + r) for r, g in enumerate(of[:k], 1)) for of in (ranked, best))
+            found = sum(grade > 0 for grade in ranked[:k]) / sum(grade > 0 for grade in best)
+            for name, score in (("ndcg", gains / ideal), ("mrr", 1 / first if first <= k else 0.0), ("recall", found)):
+                expected.setdefault(f"{name}_at_{k}", []).append(score)
+    scores = score_run(run, task, [metric.replace("_at_", "@") for metric in expected])
+    for metric, values in expected.items():
+        assert [*scores.per_query[metric].values()] == pytest.approx(values), metric
+        assert scores.to_dict()[metric] == getattr(scores, metric) == pytest.approx(np.mean(values))
+    assert (scores.queries, scores.documents, scores.unanswered) == (8, 60, 1)
+    write_run(run, tmp_path / "run.trec", "a model")
+    again = read_run(tmp_path / "run.trec", task, 50)
+    assert again == run and score_run(again, task, [*expected]) == scores
 
-    graded = (2 / math.log2(3) + 1 / math.log2(4)) / (2 / math.log2(2) + 1 / math.log2(3))
-    half = 1 / (1 + 1 / math.log2(3))
-    assert scores.ndcg_at_10 == pytest.approx((graded + 1 / math.log2(11) + 0 + 0 + half) / 5)
-    assert scores.mrr_at_10 == pytest.approx((1 / 2 + 1 / 10 + 0 + 0 + 1) / 5)
-    assert scores.recall_at_100 == pytest.approx((1 + 1 + 1 + 0 + 1 / 2) / 5)
-    assert (scores.queries, scores.documents) == (5, 12)
-    assert json.loads(json.dumps(scores.to_dict()))["mrr_at_10"] == scores.mrr_at_10
+
+def test_the_deepest_metric_sets_the_depth() -> None:
+    encoder, task = random_task(documents=400, queries=3)
+    scores = evaluate_retrieval(encoder, task, metrics=["recall@1", "recall@400"])
+    assert scores.recall_at_400 == 1 > scores.recall_at_1 and [*scores.metrics] == ["recall_at_1", "recall_at_400"]
 
 
 def test_grades_are_whole_numbers_also_of_pandas() -> None:

@@ -111,10 +111,7 @@ class Outcome:
 
     def results(self) -> list[Result]:
         """Return the rows of the model card's results table."""
-        return [
-            Result(self.task, {m: getattr(s, m) for m in (METRIC, "mrr_at_10", "recall_at_100")}, model=name or None)
-            for name, s in self._rows("").items()
-        ]
+        return [Result(self.task, dict(s.metrics), model=name or None) for name, s in self._rows("").items()]
 
     def write(self, file: Path) -> None:
         """Write everything as JSON: scores, difference with interval, hybrid weight and curve."""

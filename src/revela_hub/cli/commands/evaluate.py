@@ -1,4 +1,4 @@
-"""Evaluate retrievers, or BM25, on a retrieval task: nDCG@10, MRR@10 and Recall@100.
+"""Evaluate retrievers, or BM25, on a retrieval task: nDCG@10, MRR@10 and Recall@100, or any --metrics.
 
 The task is a BEIR folder (--corpus: corpus.jsonl, queries.jsonl, qrels/<split>.tsv, optionally .gz), or mteb tasks or
 benchmarks (--tasks), which are downloaded. With several values of --mode, each model is evaluated in each mode. As in
@@ -6,6 +6,14 @@ BEIR, a document with the id of the query is ignored unless it is judged relevan
 
 Each row after the first is compared with the first, query by query: difference, 95% confidence interval and p-value
 (paired bootstrap). Each p-value is for one comparison; with ten rows, divide the significance level by nine.
+
+--save_run writes the ranking in TREC format. Such a file in place of a model is scored again without a model.
+
+Questions with answers instead of judgements (--data FILE.jsonl) are asked of an --index; answer_recall@K is the fraction
+of questions for which one of the first K passages contains an answer.
+
+--tasks takes all types of mteb tasks, e.g. "MTEB(eng, v1)", and prints means by type. --instructions puts an instruction
+for each task before the queries, for models such as NV-Embed.
 
 --dims and --precision measure shorter and quantised vectors of dense models by exact search, in all combinations.
 
@@ -16,9 +24,12 @@ Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact
   revela-hub evaluate bm25 my-retriever sentence-transformers/all-MiniLM-L6-v2 --corpus data/beir/scifact --json
   revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid
+  revela-hub evaluate my-retriever --corpus data/msmarco --split dev --metrics mrr@10 recall@50 recall@1000 --save_run run.trec
+  revela-hub evaluate run.trec --corpus data/msmarco --split dev --metrics mrr@100
   revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96 --precision float32 int8 binary
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
-  revela-hub evaluate my-retriever --tasks BEIR13
+  revela-hub evaluate my-retriever --tasks "MTEB(eng, v1)" --instructions instructions.json
+  revela-hub evaluate my-retriever --data nq-test.jsonl --index my-index --metrics answer_recall@20 answer_recall@100
   revela-hub evaluate outputs/reader/model --task qa --data dev.jsonl --index my-index
 """
 
@@ -32,8 +43,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.files import scratch_folder
-from revela_hub.options import option, required
+from revela_hub.files import local_path, scratch_folder
+from revela_hub.options import option, required, values_of
 from revela_hub.ranges import PositiveInt
 from revela_hub.search.models import load_models, load_reranker
 from revela_hub.search.options import NO_RERANKING, SELF, RankOptions
@@ -44,12 +55,19 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from revela_hub.evaluation import PairedDifference, RetrievalScores
+    from revela_hub.evaluation.retrieval import Rankings
 
 POSITIONALS = ("models",)
 
 VECTOR_MODES = {"dense", "hybrid"}
 """Modes with a retriever whose token vectors can rerank."""
-METRICS = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100"}
+LABELS = {
+    "ndcg": "nDCG",
+    "mrr": "MRR",
+    "recall": "Recall",
+    "answer_recall": "Answer recall",
+    "main_score": "Main score",
+}
 
 
 @dataclass(kw_only=True)
@@ -59,8 +77,19 @@ class Arguments(RankOptions):
     models: list[str] = required("Sentence-transformers folders or Hub ids, or bm25.")
     corpus: str | None = option(None, "BEIR folder to evaluate on.")
     tasks: list[str] = option(
-        [], "Names of mteb tasks or benchmarks, e.g. SciFact, CoIR, or BEIR13 and BRIGHT12 of Revela's paper."
+        [],
+        "Names of mteb tasks or benchmarks, e.g. SciFact, CoIR, MTEB(eng, v1), or BEIR13 and BRIGHT12 of Revela's paper.",
     )
+    instructions: str | None = option(
+        None,
+        "--tasks: JSON file with the instruction of each task (as of nvidia/NV-Embed-v2), or mteb for those of mteb (default:"
+        " the model's own prompts).",
+        metavar="FILE",
+    )
+    metrics: list[str] = option(
+        ["ndcg@10", "mrr@10", "recall@100"], "Any of ndcg@K, mrr@K, recall@K; with --data, answer_recall@K."
+    )
+    save_run: str | None = option(None, "New file for the ranking of the model, in TREC format.", metavar="FILE")
     split: str = option("test", "Split of the BEIR folder to evaluate on.")
     mode: list[Literal["dense", "sparse", "bm25", "hybrid"]] = option(
         [], "One or more kinds of ranking (default: dense, or bm25 for bm25)."
@@ -76,8 +105,8 @@ class Arguments(RankOptions):
     )
     json: bool = option(False, "Print JSON.")
     task: Literal["retrieval", "qa"] = option("retrieval", "Measure retrieval, or the answers of a model (qa).")
-    data: str | None = option(None, "--task qa: JSON lines of questions and answers.")
-    index: str | None = option(None, "--task qa: Index that `revela-hub index` made with the model.")
+    data: str | None = option(None, "JSON lines of questions and answers.")
+    index: str | None = option(None, "--data: Index that `revela-hub index` made with the model.")
     num_passages: PositiveInt | None = option(
         None, "--task qa: Number of passages per question (default: the model's own)."
     )
@@ -90,6 +119,7 @@ class Row(NamedTuple):
     model: str
     scores: "RetrievalScores"
     bytes_per_passage: int | None = None
+    run: "Rankings | None" = None
 
 
 def run(arguments: Arguments) -> None:
@@ -99,7 +129,16 @@ def run(arguments: Arguments) -> None:
         return
     _check(arguments)
     with scratch_folder("evaluate") as scratch:  # modes of the same model share their vectors
-        rows = list(_on_mteb(arguments) if arguments.tasks else _on_folder(arguments, arguments.cache_dir or scratch))
+        if arguments.data:
+            rows = list(_on_questions(arguments))
+        else:
+            rows = list(
+                _on_mteb(arguments) if arguments.tasks else _on_folder(arguments, arguments.cache_dir or scratch)
+            )
+    if arguments.save_run and rows[-1].run is not None:
+        from revela_hub.evaluation.retrieval import write_run
+
+        write_run(rows[-1].run, arguments.save_run, rows[-1].model)
     compared = [_compared(rows[0], row) if row is not rows[0] else {} for row in rows]
     if not arguments.json:
         print("\n\n".join(_tables(rows, compared)))
@@ -117,56 +156,99 @@ def run(arguments: Arguments) -> None:
 
 def _check(arguments: Arguments) -> None:
     """Reject combinations of options that would measure something else than they say."""
+    from revela_hub.evaluation.retrieval import cutoff
+
     reranks = arguments.rerank not in (None, NO_RERANKING)
-    if bool(arguments.corpus) == bool(arguments.tasks):
-        raise UserError("give either --corpus BEIR_FOLDER or --tasks NAME ... (see revela-hub evaluate --help)")
+    if [bool(arguments.corpus), bool(arguments.tasks), bool(arguments.data and arguments.index)].count(True) != 1:
+        raise UserError(
+            "give either --corpus BEIR_FOLDER, --tasks NAME ..., or --data FILE and --index FOLDER (see revela-hub evaluate --help)"
+        )
+    if {cutoff(metric)[0] == "answer_recall" for metric in arguments.metrics} != {bool(arguments.data)}:
+        raise UserError("--data measures --metrics answer_recall@K ..., and only --data has answers")
     if arguments.tasks and (reranks or arguments.mode or arguments.endpoint or arguments.dims or arguments.precision):
         raise UserError("mteb evaluates dense retrieval or its own BM25: the options of ranking require --corpus")
     if arguments.endpoint and len({*arguments.models} - {"bm25"}) != 1:
         raise UserError("--endpoint requires one model (besides bm25): a server has the vectors of one model")
     if (arguments.dims or arguments.precision) and (reranks or set(arguments.mode) - {"dense"}):
         raise UserError("--dims and --precision require dense retrieval without --rerank")
+    if arguments.save_run:
+        if (
+            not arguments.corpus
+            or len(arguments.models) > 1
+            or len(arguments.mode) > 1
+            or arguments.dims
+            or arguments.precision
+        ):
+            raise UserError("--save_run writes the ranking of one model in one --mode on a --corpus")
+        if local_path(arguments.save_run).exists():
+            raise UserError(f"{arguments.save_run} exists already: choose another --save_run")
 
 
 def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
     from revela_hub.data.sources.beir import read_beir
-    from revela_hub.evaluation.retrieval import evaluate_ranking, evaluate_reranking
+    from revela_hub.evaluation.retrieval import depth_of, ranking_runs, read_run, score_run
     from revela_hub.evaluation.vector_sizes import evaluate_sizes
 
     assert arguments.corpus is not None
-    task = read_beir(arguments.corpus, arguments.split)
-    shared = load_reranker(arguments)
+    task, metrics = read_beir(arguments.corpus, arguments.split), arguments.metrics
+    shared, depth = load_reranker(arguments), depth_of(metrics)
     for name in arguments.models:
+        if local_path(name).is_file():
+            yield Row(name, score_run(read_run(name, task, depth), task, metrics))
+            continue
         if (arguments.dims or arguments.precision) and name != "bm25":
             encoder = load_models(arguments, name, "dense", rerank=False).dense
-            asked = (arguments.dims, arguments.precision)
+            asked = (arguments.dims, arguments.precision, metrics)
             for size in evaluate_sizes(encoder, task, *asked, batch_size=arguments.batch_size):
                 yield Row(f"{name} [{size.dims} {size.precision}]", size.scores, size.bytes_per_passage)
             continue
-        modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
-        for mode in modes:
+        for mode, label in _modes(arguments, name):
             models = load_models(arguments, name, mode, rerank=shared is None and mode in VECTOR_MODES)
-            reranker = shared or models.reranker
-            label = name if len(modes) == 1 else f"{name} [{mode}]"
-            given_models = {"dense": models.dense, "sparse": models.sparse, "cache_dir": cache_dir}
-            if reranker is None:
-                yield Row(label, evaluate_ranking(task, models.settings, **given_models))
-                continue
-            before, after = evaluate_reranking(task, models.settings, reranker, **given_models)
-            yield from (Row(label, before), Row(f"{label} > {arguments.rerank or SELF}", after))
+            given = {"dense": models.dense, "sparse": models.sparse, "reranker": shared or models.reranker}
+            runs = ranking_runs(task, models.settings, depth, cache_dir=cache_dir, **given)
+            for run, suffix in zip(runs, ("", f" > {arguments.rerank or SELF}"), strict=False):
+                yield Row(label + suffix, score_run(run, task, metrics), run=run if arguments.save_run else None)
+
+
+def _modes(arguments: Arguments, name: str) -> list[tuple[str, str]]:
+    """Return the modes of a model, and the labels of their rows."""
+    modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
+    return [(mode, name if len(modes) == 1 else f"{name} [{mode}]") for mode in modes]
+
+
+def _on_questions(arguments: Arguments) -> Iterator[Row]:
+    from revela_hub.data.prompts import read_prompts
+    from revela_hub.evaluation.question_answering import answer_recall
+    from revela_hub.evaluation.retrieval import depth_of
+    from revela_hub.search.searcher import Searcher
+
+    assert arguments.data is not None
+    questions, options = read_prompts([arguments.data]), values_of(RankOptions, arguments)
+    for name in arguments.models:
+        for mode, label in _modes(arguments, name):
+            with Searcher(name, index=arguments.index, mode=mode, **options) as searcher:
+                found = searcher.search(list(questions["input"]), depth_of(arguments.metrics))
+                texts = ([hit.text for hit in hits] for hits in found)
+                answers, size = questions["answers"], len(searcher)
+                yield Row(label, answer_recall(texts, answers, arguments.metrics, name=arguments.data, documents=size))
 
 
 def _on_mteb(arguments: Arguments) -> Iterator[Row]:
-    from revela_hub.evaluation.mteb_tasks import evaluate_mteb, mean_of, resolve_tasks
+    from revela_hub.evaluation.mteb_tasks import evaluate_mteb, means_of, resolve_tasks
 
     tasks = resolve_tasks(arguments.tasks)  # before a model is loaded
+    instructions: Any = None
+    if arguments.instructions is not None:
+        given = arguments.instructions != "mteb"
+        instructions = json_format.loads(local_path(arguments.instructions).read_text("utf-8")) if given else {}
     for name in arguments.models:
         model: Any = name if name == "bm25" else load_models(arguments, name, "dense").dense
         prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
         if name != "bm25":
             model.prompts = model.prompts | {kind: text for kind, text in prompts.items() if text is not None}
-        found = evaluate_mteb(model, tasks, batch_size=arguments.batch_size)
-        yield from (Row(name, scores) for scores in ((*found, mean_of(found)) if len(found) > 1 else found))
+        how: dict[str, Any] = {"metrics": arguments.metrics, "instructions": instructions}
+        found = evaluate_mteb(model, tasks, batch_size=arguments.batch_size, **how)
+        yield from (Row(name, scores) for scores in (*found, *means_of(found)))
 
 
 def _compared(first: Row, row: Row) -> "dict[str, PairedDifference]":
@@ -176,7 +258,7 @@ def _compared(first: Row, row: Row) -> "dict[str, PairedDifference]":
     a, b = first.scores, row.scores
     if not (a.per_query and b.per_query and b.queries > 1 and a.name == b.name):
         return {}
-    return {metric: compare_queries(a.per_query[metric], b.per_query[metric]) for metric in METRICS}
+    return {metric: compare_queries(a.per_query[metric], b.per_query[metric]) for metric in a.metrics}
 
 
 def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> Iterator[str]:
@@ -185,18 +267,21 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
     for task in dict.fromkeys(row.scores.name for row in rows):
         of_task = [row for row in rows if row.scores.name == task]
         size = of_task[0].scores
-        lines = [f"{task}: {counted(size.queries, 'query')}, {counted(size.documents, 'document')}"]
-        lines.append(f"{'model':<{width}}  nDCG@10  MRR@10  Recall@100")
-        for model, scores, _ in of_task:
-            numbers = f"{scores.ndcg_at_10:7.4f}  {scores.mrr_at_10:6.4f}  {scores.recall_at_100:10.4f}"
-            lines.append(f"{model:<{width}}  {numbers}")
-        for model, scores, _ in of_task:
+        sizes = f": {counted(size.queries, 'query')}, {counted(size.documents, 'document')}" if size.queries else ""
+        columns = {metric: max(6, len(_label(metric))) for metric in size.metrics}
+        heads = [f"{_label(metric):>{column}}" for metric, column in columns.items()]
+        lines = [f"{task}{sizes}", "  ".join([f"{'model':<{width}}", *heads])]
+        for model, scores, *_ in of_task:
+            numbers = [f"{scores.metrics[metric]:{column}.4f}" for metric, column in columns.items()]
+            lines.append("  ".join([f"{model:<{width}}", *numbers]))
+        for model, scores, *_ in of_task:
             if scores.unanswered:
                 without = "of the queries (no document contains a term of the query); they score 0"
                 lines.append(f"{model} found nothing for {scores.unanswered:,} {without}")
         yield "\n".join(lines)
+    labels = max((len(_label(metric)) for pair in compared for metric in pair), default=0)
     lines = [
-        f"{row.model:<{width}}  {METRICS[metric]:<10} {found}"
+        f"{row.model:<{width}}  {_label(metric):<{labels}} {found}"
         for row, pair in zip(rows, compared, strict=True)
         for metric, found in pair.items()
     ]
@@ -204,6 +289,11 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
         yield "\n".join([f"compared with {rows[0].model} (paired bootstrap over queries, 95% interval):", *lines])
     if sizes := [row for row in rows if row.bytes_per_passage]:
         yield "\n".join(f"{row.model}: {counted(row.bytes_per_passage or 0, 'byte')} per passage" for row in sizes)
+
+
+def _label(metric: str) -> str:
+    kind, at, k = metric.partition("_at_")
+    return LABELS[kind] + at.replace("_at_", "@") + k
 
 
 def _evaluate_answers(arguments: Arguments) -> None:
