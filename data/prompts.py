@@ -24,7 +24,6 @@ from typing import Any
 import yaml
 from datasets import Dataset, concatenate_datasets
 
-from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import Row, file_rows
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import chunk_document
@@ -77,7 +76,7 @@ def read_prompts(sources: Sequence[str | Path], task: str = "question_answering"
     Raises:
         UserError: A line has no prompt, or its answer is missing or empty; the message has file and line.
     """
-    rows = [prompt_row(row, task) for source in sources for row in file_rows(local_path(source), ReadReport())]
+    rows = [prompt_row(row, task) for source in sources for row in file_rows(local_path(source))]
     if not rows:
         raise UserError(f"no prompts in {', '.join(map(str, sources))}")
     return Dataset.from_list(rows)

@@ -72,14 +72,9 @@ def cached_rows(
     counts: Callable[[], Mapping[str, Any]] = dict,
     cache_dir: str | Path | None = None,
 ) -> "tuple[Dataset, dict[str, Any]]":
-    """Return the rows and counts of the cache entry of this name, or make and write them.
+    """Return the rows, memory-mapped, and the counts of the cache entry of this name, which contains a fingerprint; or make them.
 
-    Args:
-        name: The name of the cache entry, with its fingerprint.
-        types: The columns of the data set, which is memory-mapped.
-        rows: Makes the rows; called only if they are not cached.
-        counts: Returns values to store with the rows, as JSON; called after the last row.
-        cache_dir: The cache folder; default: the cache of `datasets`.
+    `counts` is called after the last row; its values are stored as JSON. The default folder is the cache of `datasets`.
     """
     import datasets
 
@@ -97,9 +92,7 @@ def cached_rows(
     except ValueError as error:
         if "corresponds to no data" not in str(error):
             raise
-        dataset = datasets.Dataset.from_dict(
-            {name: [] for name in types}, kinds
-        )  # datasets opens no split without rows
+        dataset = datasets.Dataset.from_dict({column: [] for column in types}, kinds)  # it opens no split without rows
     return dataset, json.loads(report.read_text(encoding="utf-8"))
 
 

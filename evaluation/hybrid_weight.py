@@ -55,14 +55,9 @@ def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHy
 def fit_weight(
     dense: Rankings, bm25: Rankings, task: RetrievalTask, prior: float = BM25_WEIGHT, errors: float = ERRORS
 ) -> float:
-    """Return the weight of BM25, or of another second part: the prior, unless the queries support another one.
+    """Return the weight of BM25, or of another second part: the prior, one of `WEIGHTS`, unless the queries support another one.
 
-    Args:
-        dense: The retriever's hits for all queries of the task.
-        bm25: BM25's hits for all queries of the task.
-        task: The task; the name "probe" means that its queries were made from the text.
-        prior: The weight without evidence, one of `WEIGHTS`.
-        errors: Standard errors by which another weight must beat the prior; a larger one on a probe by at least two.
+    It must beat the prior by so many standard errors; a larger weight on a probe by at least two.
     """
     return _supported(_fused(dense, bm25, task, WEIGHTS), task, task.queries, prior, errors)
 

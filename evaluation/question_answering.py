@@ -101,15 +101,7 @@ def answer_recall(
     name: str,
     documents: int,
 ) -> RetrievalScores:
-    """Score the passages of each question, best first: the fraction of questions with an accepted answer in the first k.
-
-    Args:
-        passages: The retrieved passages of each question.
-        accepted: The accepted answers of each question.
-        metrics: "answer_recall@20", ...
-        name: The name of the questions, for tables.
-        documents: The number of passages that were searched.
-    """
+    """Score the passages of each question, best first, of so many documents: whether an accepted answer is in the first k."""
     ranks: list[int | None] = []
     unanswered = 0
     for texts, wanted in zip(passages, accepted, strict=True):

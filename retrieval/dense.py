@@ -90,9 +90,7 @@ def best_hits(blocks: "Iterable[tuple[int, torch.Tensor]]", k: int) -> Hits:
     `torch.topk` does not define which of several equal scores it returns, so with duplicate documents in the corpus, or with a
     model that maps everything to one vector, its result alone is not deterministic.
 
-    Args:
-        blocks: For each block the number of its first text and the scores (Q, N), in ascending order.
-        k: Hits to keep per query, at least 1; if there are fewer texts, the hits are padded.
+    A block is the number of its first text and the scores (Q, N), in ascending order. If there are fewer than `k` texts, hits are padded.
     """
     import torch
 

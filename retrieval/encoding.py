@@ -38,15 +38,10 @@ def encode_texts(
     batch_size: int = 32,
     prompt: str | None = None,
 ) -> NDArray[np.float32]:
-    """Return the vectors (N, D) of texts.
+    """Return the vectors (N, D) of N texts; a prompt replaces the encoder's own.
 
-    Args:
-        encoder: A SentenceTransformer, or any other `Encoder`.
-        texts: The N texts.
-        kind: The encoder's method to call.
-        batch_size: Texts per forward pass for encoders other than sentence-transformers models, and on a GPU for texts
-            of a typical length (256 tokens); shorter texts are batched up to eight times as many.
-        prompt: A prompt that replaces the encoder's own.
+    `batch_size` is that of encoders other than sentence-transformers models, and on a GPU that of texts of a typical length (256
+    tokens); shorter texts are batched up to eight times as many.
     """
     if not texts or not _is_dense_transformer(encoder):
         return as_vectors(encoded(encoder, texts, kind, batch_size, prompt), len(texts), normalize=False)
@@ -77,12 +72,7 @@ def encoded(
 def encode_batches(
     batches_of_rows: list[NDArray[np.int64]], encode: Callable[[NDArray[np.int64]], "Tensor"]
 ) -> "Tensor":
-    """Return the vectors (N, D) of N rows, encoded in batches; within `divided`, each process encodes some of the batches.
-
-    Args:
-        batches_of_rows: Row numbers of each batch; together 0 to N - 1.
-        encode: Returns the vectors of a batch.
-    """
+    """Return the vectors (N, D) of the rows 0 to N - 1 in batches; within `divided`, each process encodes some of the batches."""
     rank, processes = _PART.get()
     parts: list[tuple[NDArray[np.int64], Tensor]] = []
     for first in range(0, len(batches_of_rows), processes):

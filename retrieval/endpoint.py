@@ -17,16 +17,9 @@ from revela_hub.retrieval.encoder import model_place, similarity_of, text_positi
 
 
 class OpenAIEncoder:
-    """Encodes texts on a server, as `Encoder` does; the model's weights are not loaded.
+    """Encodes texts on a server, with or without `/v1` in its URL, as `Encoder` does; the model's weights are not loaded.
 
-    Args:
-        url: Address of the server, with or without `/v1`.
-        model: Folder or Hub id of the model that it serves.
-        served_name: Name of the model on the server (default: `model`).
-        api_key: Sent as a bearer token.
-        concurrency: Number of concurrent requests.
-        max_length: Maximum number of tokens (default: the model's own).
-        trust_remote_code: Whether the tokenizer may run its own code.
+    The server may know the model, a folder or Hub id, by another name. The API key is sent as a bearer token.
     """
 
     device = "cpu"

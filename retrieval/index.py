@@ -43,19 +43,9 @@ EQUAL = 0.999
 
 @dataclass(frozen=True)
 class IndexMetadata:
-    """The content of `index.json`.
+    """The content of `index.json`: the model (Hub id or name of the folder) and its `model_identity`, the fingerprint of the passages, ...
 
-    Attributes:
-        model: The Hub id of the model, or the name of its folder.
-        fingerprint: `encoder.model_identity` of the model.
-        texts: The fingerprint of the passages.
-        passages: The number of passages.
-        dimension: The dimension of the vectors.
-        similarity: "cosine" or "dot".
-        document_prompt: The prompt for passages, None for the model's own.
-        max_length: The number of tokens to which passages were truncated, None for the model's own limit.
-        endpoint: The server that computed the vectors; None for this machine.
-        options: How vectors are stored and searched.
+    None stands for the model's own prompt and length, and for vectors that were computed on this machine.
     """
 
     model: str
@@ -110,11 +100,7 @@ class PassageStore:
 
     @cached_property
     def vectors(self) -> Vectors:
-        """The vectors of the passages.
-
-        Raises:
-            UserError: Some are missing.
-        """
+        """The vectors of the passages; a `UserError` if some are missing."""
         built, options = self.metadata, self.metadata.options
         store = document_store(self.folder, built.fingerprint, built.document_prompt, options.dtype)
         is_cosine = built.similarity == "cosine"
@@ -126,11 +112,7 @@ class PassageStore:
         return open_index(self.vectors, self.metadata.options, folder=self.derived)
 
     def check_fingerprint(self, fingerprint: str, model: str, *, documents: str | None = None) -> None:
-        """Check that the index was built with a model; for the arguments see `PassageStore`.
-
-        Raises:
-            UserError: It was built with another model, on another server, or with another maximum length.
-        """
+        """Check that the index was built with a model, on its server and with its maximum length; see `PassageStore`."""
         built = self.metadata
         if built.fingerprint not in (fingerprint, documents):
             length = "" if built.max_length is None else f" with --max_length {built.max_length}"
@@ -160,11 +142,7 @@ class PassageStore:
         return self.index.search(self._comparable(vectors_QD), k)
 
     def check_vectors(self, encoder: Encoder) -> None:
-        """Check that an encoder of the same model still computes the stored vectors: a library or a server may have changed.
-
-        Raises:
-            UserError: The vectors differ by more than an int8 model's rounding, so that search would be wrong.
-        """
+        """Check that an encoder of the same model still computes the stored vectors: a library or a server may have changed."""
         similarity = self.similarity(encoder)
         if similarity < USABLE:
             raise UserError(

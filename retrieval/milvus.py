@@ -25,13 +25,7 @@ MAX_HITS = 16_384
 
 
 class MilvusIndex:
-    """A collection of vectors.
-
-    Args:
-        vectors: The vectors to search; those missing from the collection are inserted.
-        uri: `http://host:19530`, or a path that ends in `.db`.
-        key: A hash of the vectors, which names the collection.
-    """
+    """A collection, named by a hash of its vectors, of which missing ones are inserted, at `http://host:19530` or in a file `*.db`."""
 
     def __init__(self, vectors: Vectors | NDArray[np.float32], uri: str, key: str) -> None:
         self.vectors, self.name = vectors, f"revela_hub_{key[:32]}"

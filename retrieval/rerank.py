@@ -42,13 +42,8 @@ PAIRS = 4096
 class Reranker:
     """Scores pairs of a query and a passage.
 
-    Args:
-        model: A CrossEncoder or MultiVectorEncoder of sentence-transformers: a folder or a Hub id; or a loaded retriever, whose own
-            token vectors are compared.
-        device: "cpu", "cuda", ...; default: the fastest available. A loaded retriever stays on its device.
-        trust_remote_code: Whether to run the model's own Python code.
-        batch_size: Pairs per forward pass.
-        prompts: Prompts of queries ("query") and passages ("document") that replace those of a loaded retriever, unless they are None.
+    The model is a CrossEncoder or MultiVectorEncoder of sentence-transformers (a folder or a Hub id), or a loaded retriever, whose
+    token vectors are compared; prompts ("query", "document") other than None replace the retriever's.
     """
 
     def __init__(
@@ -216,11 +211,7 @@ def reranked(
 ) -> Hits:
     """Return hits with the best `depth` of each query in the order of new scores, or of both scores; the rest is below these.
 
-    Args:
-        found: The hits, best first.
-        score: Returns the scores (P,) of pairs, given the numbers of their queries and texts.
-        depth: Number of hits per query to score again.
-        weight: Weight of the new scores, see the top of this file.
+    `score` returns the scores (P,) of pairs, given the numbers of their queries and texts.
     """
     first, rest_QK = found.first(depth), found.rows_QK[:, depth:]
     queries_P, places_P = np.nonzero(first.rows_QK >= 0)

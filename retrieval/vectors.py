@@ -43,13 +43,8 @@ Encode = Callable[[list[str]], NDArray[np.float32]]
 class Vectors:
     """The vectors of numbered texts (N, D), on disk; read with `vectors[start:stop]` or `vectors[rows_R]`, like an array.
 
-    Attributes:
-        files: The shards' vectors.
-        starts: The place of each shard's first vector, if all shards are counted together, and at the end their number M.
-        places_N: The place of each vector.
-        dimension: D; of longer vectors on disk, the first D components are returned.
-        normalize: Whether vectors are returned with unit length, after truncation.
-        key: A hash that changes with the model and the texts.
+    Of longer vectors, the first D components are returned, then with unit length if `normalize`. Places count over all shards;
+    `starts` are those of each shard's first vector, and their number M. The key is a hash of the model and the texts.
     """
 
     files: Sequence[Path]
@@ -85,13 +80,7 @@ class Vectors:
 
 
 class VectorStore:
-    """The vectors of one model.
-
-    Args:
-        folder: The folder of all stores; this one uses a subfolder.
-        identity: Everything that the vectors depend on besides the texts: model, prompt, truncation.
-        dtype: "float32", or "float16" for half the space and three significant digits.
-    """
+    """The vectors of one model, in a subfolder. The identity is all that they depend on besides the texts: model, prompt, truncation."""
 
     def __init__(self, folder: Path, identity: str, *, dtype: str = "float32") -> None:
         self.folder = folder / f"vectors-{key_of(identity, dtype, '64-bit digests')[:16]}"
@@ -155,9 +144,8 @@ class VectorStore:
             )
         key = key_of(self._identity, self._dtype.name, texts.fingerprint, normalize, truncate_dim)
         starts = np.cumsum([0, *map(len, self._shards.values())])
-        dimension = (
-            int(np.load(next(iter(self._shards)), mmap_mode="r", allow_pickle=False).shape[1]) if self._shards else 0
-        )
+        first = next(iter(self._shards), None)
+        dimension = 0 if first is None else int(np.load(first, mmap_mode="r", allow_pickle=False).shape[1])
         return Vectors(tuple(self._shards), starts, places_N, min(truncate_dim or dimension, dimension), normalize, key)
 
     def _find(self, digests_N: NDArray[np.uint64]) -> NDArray[np.int64]:

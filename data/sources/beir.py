@@ -5,9 +5,8 @@ import logging
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from revela_hub.data.sources.report import ReadReport, counted
+from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import QRELS_HEADER, file_rows, id_text, qrels_rows
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
@@ -37,19 +36,11 @@ class RetrievalTask:
         return replace(self, queries=texts, qrels={query: self.qrels[query] for query in texts}, name=name or self.name)
 
 
-class BeirFiles(NamedTuple):
-    """The three files of a retrieval task."""
-
-    corpus: Path
-    queries: Path
-    qrels: Path
-
-
-def beir_files(folder: str | Path, split: str) -> BeirFiles:
-    """Return the files of a BEIR folder, each plain or .gz."""
+def beir_files(folder: str | Path, split: str) -> tuple[Path, ...]:
+    """Return the files of a BEIR folder, each plain or .gz: corpus, queries and judgements."""
     if (splits := beir_splits(folder)) and split not in splits:
         raise UserError(f"no split {split!r} in {local_path(folder) / 'qrels'}; the splits are {', '.join(splits)}")
-    return BeirFiles(*(find_file(folder, name) for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv")))
+    return tuple(find_file(folder, name) for name in ("corpus.jsonl", "queries.jsonl", f"qrels/{split}.tsv"))
 
 
 def beir_splits(folder: str | Path) -> list[str]:
@@ -86,14 +77,22 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
         UserError: A file is missing, a line is invalid (the message has file and line), judgements contradict each other,
             or no document of the corpus is relevant.
     """
-    files = beir_files(folder, split)
-    qrels = read_qrels(files.qrels)
-    queries = dict(_texts(files.queries, qrels, with_titles=False))
-    corpus = dict(_texts(files.corpus))
-    _warn(files, qrels, queries, corpus)
-    qrels = {query: judged for query, judged in qrels.items() if query in queries}
-    if not any(grade > 0 and document in corpus for judged in qrels.values() for document, grade in judged.items()):
-        raise UserError(f"no document of {files.corpus} is relevant to a query of {files.queries} in {files.qrels}")
+    corpus_file, queries_file, qrels_file = beir_files(folder, split)
+    judged = read_qrels(qrels_file)
+    queries = dict(_texts(queries_file, judged, with_titles=False))
+    corpus = dict(_texts(corpus_file))
+    qrels = {query: grades for query, grades in judged.items() if query in queries}
+    documents = {document for grades in judged.values() for document in grades}
+    for file, ids, words in (
+        (qrels_file, judged.keys() - queries.keys(), "missing from the queries file (skipped)"),
+        (qrels_file, documents - corpus.keys(), "missing from the corpus (counted as not retrieved)"),
+        (queries_file, [query for query, text in queries.items() if not text.strip()], "empty"),
+        (corpus_file, [document for document, text in corpus.items() if not text.strip()], "empty"),
+    ):
+        if ids:
+            logger.warning("%s: %s %s (first: %s)", file, counted(len(ids), "id"), words, min(ids))
+    if not any(grade > 0 and document in corpus for grades in qrels.values() for document, grade in grades.items()):
+        raise UserError(f"no document of {corpus_file} is relevant to a query of {queries_file} in {qrels_file}")
     return RetrievalTask(corpus=corpus, queries=queries, qrels=qrels, name=f"{Path(folder).resolve().name}/{split}")
 
 
@@ -102,13 +101,13 @@ def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]
 
     Memory holds these documents, not the whole corpus.
     """
-    files = beir_files(folder, split)
-    qrels = read_qrels(files.qrels)
+    corpus_file, queries_file, qrels_file = beir_files(folder, split)
+    qrels = read_qrels(qrels_file)
     wanted = {document for judged in qrels.values() for document, grade in judged.items() if grade > 0}
-    documents = dict(_texts(files.corpus, wanted))
+    documents = dict(_texts(corpus_file, wanted))
     if missing := len(wanted) - len(documents):
-        logger.warning("%s: skipped %s missing from the corpus", files.qrels, counted(missing, "judged document"))
-    for id_, query in _texts(files.queries, qrels, with_titles=False):
+        logger.warning("%s: skipped %s missing from the corpus", qrels_file, counted(missing, "judged document"))
+    for id_, query in _texts(queries_file, qrels, with_titles=False):
         yield from ((query, documents[name]) for name, grade in qrels[id_].items() if grade > 0 and name in documents)
 
 
@@ -142,8 +141,8 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 
 def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the ids and texts of a file, or only those with a wanted id."""
-    report, seen = ReadReport(), set[str]()
-    for row in file_rows(path, report):
+    seen = set[str]()
+    for row in file_rows(path):
         id_, text = row.columns.get("_id"), row.columns.get("text")
         if not isinstance(id_, str | int) or not isinstance(text, str):
             raise UserError(f'{row.where}: "_id" and "text" must be strings; it has: {row.columns}')
@@ -154,22 +153,8 @@ def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: boo
             raise UserError(f'{row.where}: duplicate "_id" {id_!r}')
         seen.add(id_)
         yield id_, titled(row.columns.get("title"), text) if with_titles else text
-    if report.replaced:
-        raise UserError(f"{path}: not UTF-8 text, so the texts may differ from the judged ones: save it as UTF-8")
 
 
 def titled(title: object, text: str) -> str:
     """Join title and text with a space, as BEIR and mteb do."""
     return f"{title if isinstance(title, str) else ''} {text}".strip()
-
-
-def _warn(files: BeirFiles, qrels: dict[str, dict[str, int]], queries: dict[str, str], corpus: dict[str, str]) -> None:
-    missing = sorted({document for judged in qrels.values() for document in judged if document not in corpus})
-    for file, ids, words in (
-        (files.qrels, [query for query in qrels if query not in queries], "missing from the queries file (skipped)"),
-        (files.qrels, missing, "missing from the corpus (counted as not retrieved)"),
-        (files.queries, [query for query, text in queries.items() if not text.strip()], "empty"),
-        (files.corpus, [document for document, text in corpus.items() if not text.strip()], "empty"),
-    ):
-        if ids:
-            logger.warning("%s: %s %s (first: %s)", file, counted(len(ids), "id"), words, ids[0])

@@ -104,7 +104,7 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
         return
     for path in source_files(source, report):
         if has_rows(path, source):
-            yield from row_documents(file_rows(path, report), source)
+            yield from row_documents(file_rows(path), source)
         elif (document := _file_document(path, source, report)) is not None:
             yield document
 
@@ -182,7 +182,7 @@ def read_held_out(path: str | Path) -> dict[str, list[str]]:
     if not file.is_file():
         raise UserError(f"no {file}: a probe's folder has one (revela-hub probe DATA --output_dir DIR)")
     held_out: dict[str, list[str]] = defaultdict(list)
-    for row in file_rows(file, ReadReport()):
+    for row in file_rows(file):
         held_out[row.text("document")].append(row.text("text"))
     return dict(held_out)
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from revela_hub.data.sources.beir import find_file
-from revela_hub.data.sources.report import ReadReport
-from revela_hub.data.sources.rows import file_rows, has_rows, id_text, location, text_lines, warn_of_replaced
+from revela_hub.data.sources.rows import file_rows, has_rows, id_text, location, text_lines
 from revela_hub.data.sources.source import Source
 from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
@@ -21,24 +20,20 @@ def read_queries(path: str | Path) -> dict[str, str]:
     Args:
         path: A text file with one query per line, JSON lines or a table with a column of `COLUMNS`, or a BEIR folder.
     """
-    place, report = local_path(path), ReadReport()
-    if place.is_dir():
-        place = find_file(place, "queries.jsonl")
+    place = local_path(path)
     found: dict[str, tuple[str, str]] = {}
-    for id_, text in _queries(place, report):
+    for id_, text in _queries(find_file(place, "queries.jsonl") if place.is_dir() else place):
         if query := " ".join(text.split()):
             found.setdefault(text_key(query), (id_, query))
-    warn_of_replaced(place, report)
     if not found:
         raise UserError(f"{path} has no queries: give a file with one query per line, JSON lines, or a BEIR folder")
     return dict(found.values())
 
 
-def _queries(path: Path, report: ReadReport) -> Iterator[tuple[str, str]]:
+def _queries(path: Path) -> Iterator[tuple[str, str]]:
     if not has_rows(path, Source(str(path))):
-        yield from ((location(path, number), line) for number, line in text_lines(path, report))
+        yield from ((location(path, number), line) for number, line in text_lines(path))
         return
-    for row in file_rows(path, report):
+    for row in file_rows(path):
         column = next((name for name in COLUMNS if name in row.columns), " or ".join(COLUMNS))
-        text, name = row.text(column), row.columns.get("_id")
-        yield (row.where if name is None else id_text(name)), text
+        yield id_text(row.columns.get("_id") or row.where), row.text(column)

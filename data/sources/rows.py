@@ -9,12 +9,11 @@ import gzip
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from revela_hub.data.sources.files import check_exists, source_files
 from revela_hub.data.sources.report import ReadReport, counted
@@ -90,9 +89,7 @@ def _rows_of_files(source: Source) -> Iterator[Row]:
         if _is_qrels(path):
             yield from (row for row in qrels_rows(path) if row.columns["score"] > 0)
         else:
-            report = ReadReport()
-            yield from file_rows(path, report)
-            warn_of_replaced(path, report)
+            yield from file_rows(path)
 
 
 def has_rows(path: Path, source: Source) -> bool:
@@ -112,14 +109,7 @@ def _is_qrels(path: Path) -> bool:
     return path.parent.name == "qrels" and path.name.endswith((".tsv", ".tsv.gz"))
 
 
-def warn_of_replaced(path: Path, report: ReadReport) -> None:
-    """Warn if a file had invalid UTF-8."""
-    if report.replaced:
-        name = printable_name(path.as_posix())
-        logger.warning("%s: invalid UTF-8, read as \ufffd; save the file as UTF-8 to keep these letters", name)
-
-
-def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
+def file_rows(path: Path) -> Iterator[Row]:
     """Read a table, a parquet file, a JSON array, or else JSON lines, plain or .gz.
 
     A row's location is `file:line` in text, where the row ends, and `file:number` in the other files, both from 1.
@@ -129,7 +119,7 @@ def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     read = _array_rows if ending == JSON and _is_array(path) else read
     number = 0
     try:
-        for number, columns in read(path, report):
+        for number, columns in read(path):
             yield Row(location(path, number), columns)
     except (UserError, FileNotFoundError):
         raise
@@ -137,8 +127,8 @@ def file_rows(path: Path, report: ReadReport) -> Iterator[Row]:
         raise UserError(f"{location(path, number)}: damaged after this row: {first_line(error)}") from error
 
 
-def _json_lines(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, text in text_lines(path, report):
+def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, text in text_lines(path):
         try:
             columns = json.loads(text, object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
@@ -148,12 +138,12 @@ def _json_lines(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str,
         yield number, without_surrogates(columns) if "\\u" in text else columns
 
 
-def _array_rows(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str, Any]]]:
+def _array_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     rows = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique)
     yield from enumerate(map(dict, without_surrogates(rows)), start=1)
 
 
-def _parquet_rows(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path, pre_buffer=False) as file:
@@ -162,34 +152,29 @@ def _parquet_rows(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[st
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
 
 
-def _table_rows(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str, Any]]]:
+def _table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Read a table with a header, separated by tabs, semicolons or commas, whichever the header has most of.
 
     Cells may contain line breaks in quotes.
     """
     csv.field_size_limit(2**31 - 1)
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         delimiter = max("\t;,", key=file.readline().count)
         file.seek(0)
         rows = csv.DictReader(file, delimiter=delimiter, strict=True)
-        _unique(
-            [(name, None) for name in rows.fieldnames or () if name.strip()]
-        )  # spreadsheets write several without a name
-        replaced = False
+        # Spreadsheets write several columns without a name.
+        _unique([(name, None) for name in rows.fieldnames or () if name.strip()])
         for row in rows:
             if None in row:
                 raise UserError(f"{location(path, rows.line_num)}: more cells than columns in the first line")
-            replaced = replaced or any("\ufffd" in (cell or "") for cell in row.values())
             yield rows.line_num, row
-    report.replaced += replaced
 
 
 def _unique(columns: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return columns as a dictionary; two with the same name, of which only one would be read, are an error."""
+    """Return columns as a dictionary; of two with the same name, only one would be read."""
     found = dict(columns)
     if len(found) < len(columns):
-        [(name, _)] = Counter(name for name, _ in columns).most_common(1)
-        raise ValueError(f"there are two columns {name!r}: rename or remove one of them")
+        raise ValueError(f"two columns have the same name: {', '.join(name for name, _ in columns)}")
     return found
 
 
@@ -198,25 +183,19 @@ def location(path: Path, number: int) -> str:
     return f"{printable_name(path.as_posix())}:{number}"
 
 
-def text_lines(path: Path, report: ReadReport) -> Iterator[tuple[int, str]]:
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the non-empty lines of a file with their numbers from 1; gzipped if the name ends in `.gz`."""
-    replaced = False
-    with cast("IO[bytes]", gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                text = line.decode()
-            except UnicodeDecodeError:
-                text, replaced = line.decode(errors="replace"), True
-            yield number, text.removeprefix("\ufeff")
-    report.replaced += replaced
+    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+        try:
+            yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}: not UTF-8 text: {error}") from error
 
 
 def qrels_rows(path: Path) -> Iterator[Row]:
     """Read relevance judgements: tab-separated columns with the header `QRELS_HEADER`, and a whole number as the score."""
-    report = ReadReport()
-    for number, line in text_lines(path, report):
+    for number, line in text_lines(path):
         where, cells = location(path, number), [cell.strip() for cell in line.split("\t")]
         if number == 1 and cells == QRELS_HEADER:
             continue
@@ -225,8 +204,6 @@ def qrels_rows(path: Path) -> Iterator[Row]:
                 f"{where}: expected {'<tab>'.join(QRELS_HEADER)} in the first line, then two ids and a whole number"
             )
         yield Row(where, dict(zip(QRELS_HEADER, (*cells[:2], int(cells[2])), strict=True)))
-    if report.replaced:
-        raise UserError(f"{path}: not UTF-8 text, so ids may not match those of the other files")
 
 
 def dataset_rows(source: Source) -> Iterator[Row]:

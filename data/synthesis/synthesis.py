@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from revela_hub.data.sources.report import ReadReport, counted, skips
+from revela_hub.data.sources.report import counted, skips
 from revela_hub.data.sources.rows import file_rows
 from revela_hub.data.synthesis.backends import CUT_OFF, Backend, Reply, Request
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
@@ -133,7 +133,7 @@ def synthesize(
 
 def _earlier(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of earlier runs; a file that is not ours is an error, because it would be changed."""
-    for row in file_rows(file, ReadReport()) if file.exists() else ():
+    for row in file_rows(file) if file.exists() else ():
         if tuple(row.columns) != COLUMNS:
             raise UserError(f"{row.where}: not written by revela-hub synthesize; choose another --output_dir")
         yield dict(row.columns)

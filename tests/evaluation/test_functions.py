@@ -1,11 +1,10 @@
 """Functions with a docstring or a comment above them, in several languages and with all ends of lines."""
 
-import ast
 from pathlib import Path
 
 import pytest
 
-from revela_hub.evaluation.functions import _functions, commented_functions, documented_functions
+from revela_hub.evaluation.functions import commented_functions, documented_functions
 from revela_hub.evaluation.probe import ProbeSettings, build_probe
 
 JAVA = """\
@@ -159,24 +158,6 @@ def test_the_comment_next_to_the_function_counts_and_the_end_of_its_class_is_lef
     assert found.code == "int add(int a,\n        int b,\n        int c);"
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "throw new FetchError(\n  a,\n  b\n)",
-        "} else {\n  a()\n}",
-        "default:\n  a()\n  b()",
-        "await all([\n  a,\n  b\n])",
-    ],
-)
-def test_a_statement_below_a_comment_is_no_function(statement: str) -> None:
-    assert list(commented_functions(f"// A comment of more than five words.\n{statement}\n")) == []
-
-
-@pytest.mark.parametrize("text", ["", "/** never ends", "// a comment of five words at the end", "\n\n", "#", "/**/\n"])
-def test_text_without_functions(text: str) -> None:
-    assert list(commented_functions(text)) == []
-
-
 def test_a_probe_of_javascript(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number}.js").write_text(
@@ -189,33 +170,3 @@ def test_a_probe_of_javascript(tmp_path: Path) -> None:
     assert all("Builds the river" not in text for text in probe.task.corpus.values())
     assert all(text.startswith("Builds the river") for text in probe.task.queries.values())
     assert sum(map(len, probe.held_out.values())) == 20
-
-
-def test_functions_are_found_wherever_a_statement_may_stand() -> None:
-    """All that `ast.walk` finds, in its order, on which the choice of what is held out depends."""
-    text = """
-def a():
-    with x: 
-        async def b(): pass
-    return lambda: 1
-class C:
-    if x:
-        def d(self): pass
-    else:
-        class E:
-            def f(self): pass
-try:
-    def g(): pass
-except E:
-    def h(): pass
-finally:
-    def i(): pass
-for _ in x:
-    def j(): pass
-match x:
-    case 1:
-        def k(): pass
-"""
-    tree = ast.parse(text)
-    expected = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    assert list(_functions(tree)) == expected and len(expected) == 9

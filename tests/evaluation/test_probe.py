@@ -183,15 +183,6 @@ def test_near_duplicates_and_what_stands_twice_are_not_asked(tmp_path: Path) -> 
     assert all(whole.count(query) == 1 for query in probe.task.queries.values())
 
 
-def test_docstrings_that_another_document_repeats_are_not_asked(text: Path) -> None:
-    settings = replace(SETTINGS, kinds=("docstring",), passages=1000)
-    assert len(build_probe(text, settings).task.queries) == 40
-    listed = "\n\n".join(f"Builds the {numeral(at)} of a value and returns it with care." for at in range(20))
-    (text / "api.md").write_text(listed)
-    queries = build_probe(text, settings).task.queries
-    assert len(queries) == 20 and not any(query in listed for query in queries.values())
-
-
 def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path) -> None:
     """Groups are made without the queries, and made again when the probe is another one."""
     folder = write_probe(probe, tmp_path / "probe")
@@ -233,28 +224,6 @@ def test_one_long_document_is_enough_and_many_give_40_passages_each(documents: i
     assert len(probe.task.corpus) == (60 if documents == 1 else 40 * documents)
     pairs = build_text_pairs(str(tmp_path), cache_dir=tmp_path / "cache")
     assert len(pairs) == len(probe.task.corpus)
-
-
-@pytest.mark.parametrize(
-    ("between", "words", "end"),
-    [
-        ("", "".join(map(chr, range(0x4E00, 0x5000))), "\u3002\u300d"),
-        ("", "".join(map(chr, range(0x0E81, 0x0E83))) + "".join(map(chr, range(0x0E94, 0x0EA0))), " "),
-        ("", "".join(map(chr, range(0x1780, 0x17A0))), "\u17d4 "),
-        ("", "".join(map(chr, range(0x1000, 0x1020))), "\u104b "),
-    ],
-    ids=["quoted Chinese", "Lao", "Khmer", "Burmese"],
-)
-def test_sentences_end_as_each_script_ends_them(tmp_path: Path, between: str, words: str, end: str) -> None:
-    draw = Random(0)
-
-    def sentence() -> str:
-        return between.join("".join(draw.choices(words, k=3)) for _ in range(12)) + end
-
-    rows = [{"text": "".join(sentence() for _ in range(3))} for _ in range(60)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    probe = build_probe(str(tmp_path / "rows.jsonl"), ProbeSettings(queries=20, passages=40))
-    assert probe.kinds == {"sentence": 20}
 
 
 def test_pairs_that_ask_a_query_of_the_evaluation_are_left_out(tmp_path: Path) -> None:

@@ -152,19 +152,6 @@ def test_a_query_does_not_find_itself() -> None:
         assert evaluate_bm25(task).mrr_at_10 == (1.0 if answer == "q" else 0.0)
 
 
-def test_an_encoder_with_bm25() -> None:
-    corpus = {"a": "Rivers carry sediment", "b": "gold", "c": "cats and dogs"}
-    encoder = Table(
-        {"river": [1.0, 0.0], "pets": [0.1, 1.0]}, dict(zip(corpus.values(), ([0.5, 1], [1, 0], [0, 1]), strict=True))
-    )
-    task = RetrievalTask(corpus, {"q1": "river", "q2": "pets"}, {"q1": {"a": 1}, "q2": {"c": 1}}, "both")
-    assert evaluate_retrieval(encoder, task).mrr_at_10 == 0.75
-    assert evaluate_bm25(task).mrr_at_10 == 0.5
-    for weights, expected in (((0.4, 0.6), 1.0), ((1.0, 0.0), 0.75)):
-        settings = RankerSettings(mode="hybrid", weights=weights)
-        assert evaluate_ranking(task, settings, dense=encoder).mrr_at_10 == expected
-
-
 @pytest.mark.parametrize("size", [3, 7, 30])
 def test_blocks_change_nothing_not_even_among_equals(size: int) -> None:
     scores = torch.randint(0, 6, (50, 30)).float()
@@ -174,17 +161,6 @@ def test_blocks_change_nothing_not_even_among_equals(size: int) -> None:
         expected_scores, expected_rows = torch.sort(scores, dim=1, descending=True, stable=True)
         np.testing.assert_array_equal(found.rows_QK, expected_rows[:, :k].numpy())
         np.testing.assert_array_equal(found.scores_QK, expected_scores[:, :k].numpy())
-
-
-def test_vectors_that_are_no_numbers_or_of_the_wrong_shape() -> None:
-    encoder, task = random_task(documents=5, queries=1)
-    encoder.documents["document 3"] = [float("nan")] * 8
-    with pytest.raises(UserError, match="NaN or infinity"):
-        evaluate_retrieval(encoder, task)
-    encoder, task = random_task(documents=5, queries=1)
-    encoder.queries = {"query 0": 1.0}  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match=r"shape \(1,\) for 1 texts"):
-        evaluate_retrieval(encoder, task)
 
 
 def test_bm25_finds_words_and_nothing_else() -> None:

@@ -1,10 +1,6 @@
 """BM25: the equation in a plain loop, its settings, and what it finds on a real collection."""
 
-import json
 import math
-import os
-import subprocess
-import sys
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -12,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from revela_hub.data.sources.beir import RetrievalTask, read_beir
+from revela_hub.data.sources.beir import read_beir
 from revela_hub.data.text.words import normal
 from revela_hub.evaluation import evaluate_bm25
-from revela_hub.evaluation.functions import documented_functions
 from revela_hub.retrieval import ANSERINI, BM25, BM25Settings
 
 WORDS = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
@@ -165,31 +160,3 @@ def test_identifiers_are_also_indexed_by_their_parts(tmp_path: Path) -> None:
         assert BM25(names, folder=folder).search(["header"], 6).rows_QK.tolist() == [[5] + [-1] * 5]
     assert [(s, e) for s, e in index.matches("headers", "def parse_header(x):")] == [(4, 16)]
     assert BM25(names).matches("headers", "def parse_header(x):") == []
-
-
-def test_split_identifiers_help_on_code() -> None:
-    files = sorted((Path(json.__file__).parents[1] / "email").rglob("*.py"))
-    found = {f.query: f.code for file in files for f in documented_functions(file.read_text(encoding="utf-8"))}
-    queries = {str(number): query for number, query in enumerate(found)}
-    corpus = {id_: found[query] for id_, query in queries.items()}
-    task = RetrievalTask(corpus, queries, {id_: {id_: 1} for id_ in queries}, "docstrings")
-    split = evaluate_bm25(task, BM25Settings(split_identifiers=True)).ndcg_at_10
-    assert split > evaluate_bm25(task).ndcg_at_10 + 0.05
-
-
-@pytest.mark.parametrize(("given", "expected"), [({}, "false"), ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, "true")])
-def test_jax_reserves_no_memory_of_the_gpu(given: dict[str, str], expected: str, tmp_path: Path) -> None:
-    """bm25s calls jax.lax when it is imported, and JAX then reserves three quarters of the GPU's memory by default."""
-    package = tmp_path / "jax"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    started = (
-        'import os\n\ndef top_k(scores, k):\n    print("started", os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE"))\n'
-    )
-    (package / "lax.py").write_text(started)
-    code = "from revela_hub.retrieval import BM25; BM25(['river', 'sea'])"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("XLA_")}
-    environment |= {"PYTHONPATH": str(tmp_path)} | given
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[0] == f"started {expected}"

@@ -5,11 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from revela_hub.errors import UserError
 from revela_hub.retrieval import TextList, dense
 from revela_hub.retrieval.dense import open_index
 from revela_hub.retrieval.index_options import IndexOptions
-from revela_hub.retrieval.ranking import RankerSettings, document_vectors
 from revela_hub.retrieval.vectors import Vectors, VectorStore
 
 
@@ -87,11 +85,3 @@ def test_equal_scores_come_in_the_order_of_their_numbers(tmp_path: Path) -> None
     for kind in ("exact", "flat"):
         hits = open_index(store.vectors(texts), IndexOptions(kind)).search(np.ones((1, 4), np.float32), 5)
         assert hits.rows_QK.tolist() == [[0, 1, 2, 3, 4]]
-
-
-def test_a_missing_package_is_named_before_texts_are_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    encoder: object = type("Never", (), {"similarity_fn_name": "dot"})()
-    settings = RankerSettings(identity="model@1", index=IndexOptions("hnsw"))
-    with pytest.raises(UserError, match="the package faiss is not installed"):
-        document_vectors(TextList(["a"]), encoder, settings, tmp_path)  # type: ignore[arg-type]

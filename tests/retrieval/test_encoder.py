@@ -21,7 +21,6 @@ from revela_hub.errors import UserError
 from revela_hub.retrieval import encoder
 from revela_hub.retrieval.encoder import (
     Encoder,
-    as_vectors,
     load_encoder,
     load_sparse_encoder,
     model_identity,
@@ -100,14 +99,6 @@ def test_the_output_folder_of_a_training_is_its_retriever(retriever_folder: Path
         load_encoder(str(output))
 
 
-def test_a_model_that_cannot_be_had_is_named() -> None:
-    # The tests have no network.
-    with pytest.raises(UserError, match="cannot load the model no-one/nothing"):
-        load_encoder("no-one/nothing")
-    with pytest.raises(OSError):
-        model_identity("no-one/nothing")
-
-
 def test_code_that_comes_with_a_model_needs_leave(retriever_folder: Path) -> None:
     config = json.loads((retriever_folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}}
@@ -130,12 +121,6 @@ def test_identity_follows_the_content(retriever_folder: Path, tmp_path: Path) ->
     content[-1] ^= 1
     (copy / "model.safetensors").write_bytes(content)
     assert model_identity(str(copy)) != identity
-
-
-def test_vectors_are_normalised_and_zero_stays_zero() -> None:
-    given = np.array([[3.0, 4.0], [0.0, 0.0]])
-    np.testing.assert_allclose(as_vectors(given, 2, normalize=True), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
-    assert as_vectors(given, 2, normalize=False).dtype == np.float32
 
 
 def test_a_sparse_model_that_compares_by_cosine_is_rejected(tiny_sparse_folder: Path) -> None:

@@ -79,14 +79,6 @@ def test_a_text_that_is_there_twice_is_one_passage(tmp_path: Path) -> None:
     assert [[hit.text for hit in one] for one in found.found(hits)] == [["other text"]]
 
 
-def test_overlapping_sources_are_read_once(tmp_path: Path) -> None:
-    (tmp_path / "part").mkdir()
-    (tmp_path / "part" / "note.md").write_text("A note.\n")
-    paths = [str(tmp_path), str(tmp_path / "part"), str(tmp_path / "part" / "note.md")]
-    found = read_passages(read_documents(paths), tmp_path)
-    assert len(found) == 1 and found.hit(0, 1.0).copies == ()
-
-
 def test_names_of_files_are_relative_to_the_corpus(tmp_path: Path) -> None:
     (tmp_path / "home" / "notes").mkdir(parents=True)
     (tmp_path / "home" / "notes" / "a.md").write_text("A note.\n")
@@ -123,13 +115,6 @@ def test_an_index_is_made_once_and_opened_again(tmp_path: Path, options: IndexOp
             assert [hit.start_line for hit in passages] == [row + 1 for row in best]
     build(tmp_path / "index", encoder := Words(), index=options)
     assert encoder.encoded == []
-
-
-def test_what_is_no_index(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not an index .*: build one with revela-hub index"):
-        PassageStore(tmp_path)
-    with pytest.raises(UserError, match="no passage contains any text"):
-        build(tmp_path / "none", texts=[])
 
 
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])

@@ -1,8 +1,6 @@
 """Texts and vectors on disk: nothing is encoded twice, whatever happens in between."""
 
-import errno
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -73,12 +71,6 @@ def test_files_begin_small_and_an_interrupted_run_goes_on(tmp_path: Path) -> Non
     assert list(tmp_path.rglob("*.tmp")) == []
 
 
-def test_files_stop_growing_when_they_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "SHARD_SECONDS", -1.0)
-    fill(tmp_path, Encode())
-    assert [len(np.load(path)) for path in tmp_path.rglob("vectors-*.npy")] == [2] * 5
-
-
 def test_only_what_is_new_is_encoded_wherever_it_stands(tmp_path: Path) -> None:
     fill(tmp_path, Encode())
     encode = Encode()
@@ -137,16 +129,6 @@ def test_texts_that_repeat_have_one_number(tmp_path: Path) -> None:
     assert [distinct[row] for row in texts.rows_L] == [f"text {number}" for number in numbers]
     text = json.loads('"broken \\ud800 half"')
     assert TextFile(write_texts([{"text": text}], tmp_path)).read([0]) == ["broken \ufffd half"]
-
-
-def test_a_text_that_cannot_be_read_leaves_no_file(tmp_path: Path) -> None:
-    def texts() -> Iterator[dict[str, str]]:
-        yield {"text": "one"}
-        raise OSError(errno.EIO, "Input/output error", "corpus.jsonl")
-
-    with pytest.raises(OSError, match=r"corpus\.jsonl"):
-        write_texts(texts(), tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_digest_next_to_a_stored_one_is_another_text(tmp_path: Path) -> None:

@@ -87,13 +87,6 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
     assert page.text.startswith("<html>")
 
 
-def test_a_scanned_pdf_has_its_own_reason(tmp_path: Path) -> None:
-    pytest.importorskip("pypdfium2", reason="the extra documents is not installed")
-    (tmp_path / "scan.pdf").write_bytes(pdf_file(""))
-    with pytest.raises(UserError, match=r"skipped 1 PDF without text \(needs OCR\)$"):
-        list(read_documents(tmp_path))
-
-
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "page.html").write_text(PAGE)
     before = rows_fingerprint({}, parse_sources(tmp_path / "page.html"))

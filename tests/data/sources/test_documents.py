@@ -1,7 +1,5 @@
 import gzip
 import json
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -96,38 +94,10 @@ def test_excluded_folders_as_shells_and_gitignore_write_them(
         assert [document.id for document in documents] == ["code/a.py", "docs/d.md"]
 
 
-def test_report_line_in_full() -> None:
-    report = ReadReport(documents=1234, chunks=5678, groups=355, replaced=2, cut=7, absent=2, dropped=1)
-    report.skipped.update(binary=12, empty=3)
-
-    assert str(report) == (
-        "1,234 documents, 5,678 chunks, 355 groups; skipped: 12 binary, 3 empty; 2 files had invalid UTF-8 (replaced); "
-        "7 sentences longer than a chunk (split); last group incomplete (2 rows empty); "
-        "1 leftover chunk dropped"
-    )
-    assert ReadReport(**json.loads(json.dumps(vars(report)))) == report
-    report.add(ReadReport(documents=1))
-    assert report.documents == 1235
-
-
-def test_files_that_are_not_utf_8_are_named_by_their_endings(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_bytes("Prose.".encode("utf-16"))
-    for name in ("a.XLSX", "b.xlsx", "d.zip"):
-        (tmp_path / name).write_bytes(b"PK\0")
-    with pytest.raises(UserError, match=r"4 binary \(\.xlsx 2, \.txt 1, \.zip 1\)"):
-        list(read_documents(tmp_path))
-
-
 def test_byte_order_mark_goes_and_line_ends_stay(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\x0c\r\n")
 
     assert next(read_documents(tmp_path)).text == "one\r\ntwo\x0c\r\n"
-
-
-def test_rows_of_two_splits_have_different_ids(tmp_path: Path) -> None:
-    DatasetDict({name: Dataset.from_dict({"text": [name]}) for name in ("train", "test")}).save_to_disk(tmp_path)
-    found = [next(read_documents(f"hf:{tmp_path}::{split}")) for split in ("train", "test")]
-    assert [each.id for each in found] == [f"{tmp_path}:train:0", f"{tmp_path}:test:0"]
 
 
 def test_a_file_is_opened_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -338,11 +308,3 @@ def test_sources_as_they_are_written() -> None:
 def test_sources_that_are_not_well_written(source: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_source(source)
-
-
-def test_reading_imports_neither_torch_nor_datasets() -> None:
-    code = (
-        "import sys; from revela_hub.data import chunk_document, read_documents; "
-        "assert not {'torch', 'datasets', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
