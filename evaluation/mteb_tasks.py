@@ -171,28 +171,19 @@ def _evaluate(
 
 
 def means_of(scores: Sequence[TaskScores]) -> list[TaskScores]:
-    """Return the mean over several tasks: of each metric; of several categories, of the main scores in each and over all tasks."""
-    categories = list(dict.fromkeys(each.category for each in scores))
-    if len(scores) < 2:
-        return []
-    if len(categories) == 1:
-        return [_mean(f"mean of {len(scores)} tasks", scores)]
-    rows = []
-    for category in (*categories, ""):
-        of_category = [each for each in scores if category in ("", each.category)]
-        main = sum(each.main_score for each in of_category) / len(of_category)
-        label = f"mean of {len(of_category)} {category} tasks".replace("  ", " ")
-        sizes = sum(each.queries for each in of_category), sum(each.documents for each in of_category)
-        rows.append(TaskScores(label, {"main_score": main}, *sizes, category=category, main_score=main))
-    return rows
+    """Return the means over several tasks: over all of them, and before it of each category if there are several."""
+    names = list(dict.fromkeys(each.category for each in scores))
+    groups = [(f"{name} ", [each for each in scores if each.category == name]) for name in names if len(names) > 1]
+    groups = [*groups, ("", list(scores))] if len(scores) > 1 else []
+    return [_mean(f"mean of {len(group)} {name}tasks", group) for name, group in groups]
 
 
 def _mean(name: str, scores: Sequence[TaskScores]) -> TaskScores:
-    """Return the mean over tasks of one category, with the total number of queries and documents."""
+    """Return the mean of the metrics over tasks, of several categories that of the main score, and the sums of the sizes."""
+    rows = [{**each.metrics, "main_score": each.main_score} for each in scores]
+    shared = [metric for metric in rows[0] if all(metric in row for row in rows)]
+    means = {metric: sum(row[metric] for row in rows) / len(rows) for metric in shared}
+    metrics = {metric: means[metric] for metric in scores[0].metrics if metric in means} or means
     sizes = sum(each.queries for each in scores), sum(each.documents for each in scores)
-    *means, main = (
-        sum(values) / len(scores)
-        for values in zip(*([*each.metrics.values(), each.main_score] for each in scores), strict=True)
-    )
-    metrics = dict(zip(scores[0].metrics, means, strict=True))
-    return TaskScores(name, metrics, *sizes, category=scores[0].category, main_score=main)
+    category = scores[0].category if len({each.category for each in scores}) == 1 else ""
+    return TaskScores(name, metrics, *sizes, category=category, main_score=means["main_score"])

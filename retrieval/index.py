@@ -194,9 +194,13 @@ def build_store(
         filelock.Timeout: Another process builds an index in the folder.
     """
     folder, path = claim(local_path(output)), local_path(model)
-    name = path.resolve().name if path.exists() else model
+    described = {
+        "model": path.resolve().name if path.exists() else model,
+        "max_length": max_length,
+        "endpoint": endpoint,
+    }
     with FileLock(folder / "index.lock", timeout=0):
-        _build(write, encoder, folder, settings, model=name, max_length=max_length, endpoint=endpoint)
+        _build(write, encoder, folder, settings, **described)
     return PassageStore(folder, settings.identity, model)
 
 

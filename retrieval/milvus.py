@@ -3,7 +3,7 @@
 The URI selects a server, a cluster, or a local file (Milvus Lite). The token of a server is read from the environment variable
 MILVUS_TOKEN and never written to disk. BM25 in a hybrid search is computed here, from the texts in the index folder.
 
-Collections are named after a hash of their vectors, so indexes with the same vectors share one. None is deleted, except by `drop`.
+Collections are named after a hash of their vectors, so indexes with the same vectors share one. None is deleted.
 """
 
 import logging
@@ -53,10 +53,6 @@ class MilvusIndex:
                 hits.scores_QK[query, : len(ranked)] = [-score for score, _ in ranked]
                 hits.rows_QK[query, : len(ranked)] = [row for _, row in ranked]
         return hits
-
-    def drop(self) -> None:
-        """Delete the collection, and nothing else on the server."""
-        self._client.drop_collection(self.name)
 
     def _create(self, dimension: int) -> None:
         from pymilvus import DataType

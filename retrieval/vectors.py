@@ -146,6 +146,8 @@ class VectorStore:
         starts = np.cumsum([0, *map(len, self._shards.values())])
         first = next(iter(self._shards), None)
         dimension = 0 if first is None else int(np.load(first, mmap_mode="r", allow_pickle=False).shape[1])
+        if truncate_dim and truncate_dim > dimension > 0:
+            raise UserError(f"the vectors have {dimension} dimensions, fewer than {truncate_dim}: lower the number")
         return Vectors(tuple(self._shards), starts, places_N, min(truncate_dim or dimension, dimension), normalize, key)
 
     def _find(self, digests_N: NDArray[np.uint64]) -> NDArray[np.int64]:

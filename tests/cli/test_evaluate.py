@@ -54,6 +54,15 @@ def test_a_saved_run_is_scored_again(task: Path, tmp_path: Path, capsys: pytest.
     assert main(["evaluate", "bm25", *words, "--save_run", run]) == 2  # it is not replaced
 
 
+def test_shorter_vectors(task: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", str(retriever_folder), "bm25", "--corpus", str(task), "--device", "cpu", "--json", "--dims"]
+    assert main([*words, "32", "1"]) == 0
+    whole, short, bm25 = json.loads(capsys.readouterr().out)
+    assert whole["model"].endswith("[32 dimensions]") and bm25["model"] == "bm25"
+    assert short["mrr_at_10"] < whole["mrr_at_10"]
+    assert main([*words, "33"]) == 2
+
+
 def test_answer_recall_of_an_index(task: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     questions = [{"question": "sediment", "answers": ["Carry"]}, {"question": "France", "answers": ["a lazy", "Dog."]}]
     (task.parent / "nq.jsonl").write_text("\n".join(map(json.dumps, questions)))

@@ -15,7 +15,7 @@ of questions for which one of the first K passages contains an answer.
 --tasks takes all types of mteb tasks, e.g. "MTEB(eng, v1)", and prints means by type. --instructions puts an instruction
 for each task before the queries, for models such as NV-Embed.
 
---dims and --precision measure shorter and quantised vectors of dense models by exact search, in all combinations.
+--dims measures shorter vectors: their first components.
 
 --task qa measures a model that answers questions: exact match and F1 (normalised as in SQuAD), and the fraction of
 questions for which a retrieved passage contains an answer.
@@ -26,7 +26,7 @@ Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid
   revela-hub evaluate my-retriever --corpus data/msmarco --split dev --metrics mrr@10 recall@50 recall@1000 --save_run run.trec
   revela-hub evaluate run.trec --corpus data/msmarco --split dev --metrics mrr@100
-  revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96 --precision float32 int8 binary
+  revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
   revela-hub evaluate my-retriever --tasks "MTEB(eng, v1)" --instructions instructions.json
   revela-hub evaluate my-retriever --data nq-test.jsonl --index my-index --metrics answer_recall@20 answer_recall@100
@@ -36,7 +36,7 @@ Examples:
 import json as json_format
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -95,10 +95,7 @@ class Arguments(RankOptions):
         [], "One or more kinds of ranking (default: dense, or bm25 for bm25)."
     )
     dims: list[PositiveInt] = option(
-        [], "Numbers of leading components of the vectors to compare, e.g. 384 192 96 (default: all)."
-    )
-    precision: list[Literal["float32", "int8", "binary"]] = option(
-        [], "Precisions of the passages' vectors to compare (default: float32)."
+        [], "Numbers of leading components of the vectors, e.g. 384 192 96 (default: all)."
     )
     cache_dir: str | None = option(
         None, "Folder that keeps vectors for the next evaluation (default: they are deleted at the end)."
@@ -114,11 +111,10 @@ class Arguments(RankOptions):
 
 
 class Row(NamedTuple):
-    """A row of a table; `bytes_per_passage` if sizes of vectors are compared."""
+    """A row of a table, with the ranking if it is saved."""
 
     model: str
     scores: "RetrievalScores"
-    bytes_per_passage: int | None = None
     run: "Rankings | None" = None
 
 
@@ -129,12 +125,8 @@ def run(arguments: Arguments) -> None:
         return
     _check(arguments)
     with scratch_folder("evaluate") as scratch:  # modes of the same model share their vectors
-        if arguments.data:
-            rows = list(_on_questions(arguments))
-        else:
-            rows = list(
-                _on_mteb(arguments) if arguments.tasks else _on_folder(arguments, arguments.cache_dir or scratch)
-            )
+        measured = _on_questions if arguments.data else _on_mteb if arguments.tasks else _on_folder
+        rows = list(measured(arguments, arguments.cache_dir or scratch))
     if arguments.save_run and rows[-1].run is not None:
         from revela_hub.evaluation.retrieval import write_run
 
@@ -146,8 +138,6 @@ def run(arguments: Arguments) -> None:
     found = []
     for row, pair in zip(rows, compared, strict=True):
         found.append({"model": row.model} | row.scores.to_dict())
-        if row.bytes_per_passage:
-            found[-1]["bytes_per_passage"] = row.bytes_per_passage
         if pair:
             difference = {metric: each.to_dict() for metric, each in pair.items()}
             found[-1] |= {"compared_with": rows[0].model, "difference": difference}
@@ -165,20 +155,12 @@ def _check(arguments: Arguments) -> None:
         )
     if {cutoff(metric)[0] == "answer_recall" for metric in arguments.metrics} != {bool(arguments.data)}:
         raise UserError("--data measures --metrics answer_recall@K ..., and only --data has answers")
-    if arguments.tasks and (reranks or arguments.mode or arguments.endpoint or arguments.dims or arguments.precision):
+    if arguments.tasks and (reranks or arguments.mode or arguments.endpoint or arguments.dims):
         raise UserError("mteb evaluates dense retrieval or its own BM25: the options of ranking require --corpus")
     if arguments.endpoint and len({*arguments.models} - {"bm25"}) != 1:
         raise UserError("--endpoint requires one model (besides bm25): a server has the vectors of one model")
-    if (arguments.dims or arguments.precision) and (reranks or set(arguments.mode) - {"dense"}):
-        raise UserError("--dims and --precision require dense retrieval without --rerank")
     if arguments.save_run:
-        if (
-            not arguments.corpus
-            or len(arguments.models) > 1
-            or len(arguments.mode) > 1
-            or arguments.dims
-            or arguments.precision
-        ):
+        if not arguments.corpus or len(arguments.models) > 1 or len(arguments.mode) > 1 or arguments.dims:
             raise UserError("--save_run writes the ranking of one model in one --mode on a --corpus")
         if local_path(arguments.save_run).exists():
             raise UserError(f"{arguments.save_run} exists already: choose another --save_run")
@@ -187,7 +169,7 @@ def _check(arguments: Arguments) -> None:
 def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
     from revela_hub.data.sources.beir import read_beir
     from revela_hub.evaluation.retrieval import depth_of, ranking_runs, read_run, score_run
-    from revela_hub.evaluation.vector_sizes import evaluate_sizes
+    from revela_hub.retrieval.index_options import IndexOptions
 
     assert arguments.corpus is not None
     task, metrics = read_beir(arguments.corpus, arguments.split), arguments.metrics
@@ -196,18 +178,15 @@ def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
         if local_path(name).is_file():
             yield Row(name, score_run(read_run(name, task, depth), task, metrics))
             continue
-        if (arguments.dims or arguments.precision) and name != "bm25":
-            encoder = load_models(arguments, name, "dense", rerank=False).dense
-            asked = (arguments.dims, arguments.precision, metrics)
-            for size in evaluate_sizes(encoder, task, *asked, batch_size=arguments.batch_size):
-                yield Row(f"{name} [{size.dims} {size.precision}]", size.scores, size.bytes_per_passage)
-            continue
         for mode, label in _modes(arguments, name):
             models = load_models(arguments, name, mode, rerank=shared is None and mode in VECTOR_MODES)
             given = {"dense": models.dense, "sparse": models.sparse, "reranker": shared or models.reranker}
-            runs = ranking_runs(task, models.settings, depth, cache_dir=cache_dir, **given)
-            for run, suffix in zip(runs, ("", f" > {arguments.rerank or SELF}"), strict=False):
-                yield Row(label + suffix, score_run(run, task, metrics), run=run if arguments.save_run else None)
+            for dims in (arguments.dims if models.dense else None) or [None]:
+                settings = replace(models.settings, index=IndexOptions(truncate_dim=dims))
+                runs = ranking_runs(task, settings, depth, cache_dir=cache_dir, **given)
+                whole = label if dims is None else f"{label} [{dims} dimensions]"
+                for run, suffix in zip(runs, ("", f" > {arguments.rerank or SELF}"), strict=False):
+                    yield Row(whole + suffix, score_run(run, task, metrics), run if arguments.save_run else None)
 
 
 def _modes(arguments: Arguments, name: str) -> list[tuple[str, str]]:
@@ -216,7 +195,7 @@ def _modes(arguments: Arguments, name: str) -> list[tuple[str, str]]:
     return [(mode, name if len(modes) == 1 else f"{name} [{mode}]") for mode in modes]
 
 
-def _on_questions(arguments: Arguments) -> Iterator[Row]:
+def _on_questions(arguments: Arguments, _: object) -> Iterator[Row]:
     from revela_hub.data.prompts import read_prompts
     from revela_hub.evaluation.question_answering import answer_recall
     from revela_hub.evaluation.retrieval import depth_of
@@ -233,7 +212,7 @@ def _on_questions(arguments: Arguments) -> Iterator[Row]:
                 yield Row(label, answer_recall(texts, answers, arguments.metrics, name=arguments.data, documents=size))
 
 
-def _on_mteb(arguments: Arguments) -> Iterator[Row]:
+def _on_mteb(arguments: Arguments, _: object) -> Iterator[Row]:
     from revela_hub.evaluation.mteb_tasks import evaluate_mteb, means_of, resolve_tasks
 
     tasks = resolve_tasks(arguments.tasks)  # before a model is loaded
@@ -262,7 +241,7 @@ def _compared(first: Row, row: Row) -> "dict[str, PairedDifference]":
 
 
 def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> Iterator[str]:
-    """One table per task, its models in the order in which they were given, and below it the comparisons and sizes."""
+    """One table per task, its models in the order in which they were given, and below it the comparisons."""
     width = max(len("model"), *(len(row.model) for row in rows))
     for task in dict.fromkeys(row.scores.name for row in rows):
         of_task = [row for row in rows if row.scores.name == task]
@@ -271,10 +250,10 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
         columns = {metric: max(6, len(_label(metric))) for metric in size.metrics}
         heads = [f"{_label(metric):>{column}}" for metric, column in columns.items()]
         lines = [f"{task}{sizes}", "  ".join([f"{'model':<{width}}", *heads])]
-        for model, scores, *_ in of_task:
+        for model, scores, _ in of_task:
             numbers = [f"{scores.metrics[metric]:{column}.4f}" for metric, column in columns.items()]
             lines.append("  ".join([f"{model:<{width}}", *numbers]))
-        for model, scores, *_ in of_task:
+        for model, scores, _ in of_task:
             if scores.unanswered:
                 without = "of the queries (no document contains a term of the query); they score 0"
                 lines.append(f"{model} found nothing for {scores.unanswered:,} {without}")
@@ -287,8 +266,6 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
     ]
     if lines:
         yield "\n".join([f"compared with {rows[0].model} (paired bootstrap over queries, 95% interval):", *lines])
-    if sizes := [row for row in rows if row.bytes_per_passage]:
-        yield "\n".join(f"{row.model}: {counted(row.bytes_per_passage or 0, 'byte')} per passage" for row in sizes)
 
 
 def _label(metric: str) -> str:
