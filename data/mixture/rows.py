@@ -113,7 +113,7 @@ def read_labelled(task: Task, seed: int, dropped: Counter[str]) -> Iterator[Pair
     [name] = task.columns.get("label", ("label",))
     for row in _selected_rows(task, seed, dropped):
         texts, labels = _texts(row, "text", task), row.value(name)
-        labels = labels if isinstance(labels, list | tuple) else [labels]
+        labels = [task.labels.get(each, each) for each in (labels if isinstance(labels, list | tuple) else [labels])]
         if task.mode == "label" and any(isinstance(label, int | float) for label in labels):
             raise UserError(
                 f"{row.where}: the label is {labels[0]!r}, but with mode: label it is the text of the positive; choose a column"

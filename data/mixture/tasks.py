@@ -59,6 +59,7 @@ class Task:
             `negative` or `negative_1`, `negative_2`, .... A column for `instruction` overrides the task's instruction in
             each row (as written by `revela-hub synthesize`).
         where: Use only rows with these values: `{label: 1}`, or one of several: `{score: [1, 2]}`.
+        labels: Names of the values in the column of labels, for `mode: label`: `{0: negative, 1: positive}`.
         max_rows: Keep a uniform sample of this many rows while the source is read, so that it need not fit in memory.
         exclude: Evaluation sets, with texts or lists of texts in their `text_column`. Rows whose text (of pairs: the anchor)
             overlaps with one of theirs are dropped; see `revela_hub.data.text.ngram_overlap`.
@@ -80,6 +81,7 @@ class Task:
     split: str | None = None
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     where: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    labels: Mapping[Any, str] = field(default_factory=dict)
     max_rows: int | None = None
     exclude: tuple[Source, ...] = ()
     corpus: Source | None = None

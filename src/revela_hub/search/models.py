@@ -121,7 +121,7 @@ def load_dense(
     prompt: str | None = None,
     server: EndpointOptions | None = None,
 ) -> Any:  # noqa: ANN401 (an `Encoder` with its device)
-    """Return the encoder of a model; its `similarity_fn_name` names the similarity of its vectors.
+    """Return the encoder of a model, on several devices if `device` lists some; its `similarity_fn_name` names the similarity.
 
     `prompt` replaces the model's own. With a server (`--endpoint`), the model's weights are not loaded.
     """
@@ -149,9 +149,11 @@ def load_dense(
             max_length=max_seq_length,
             trust_remote_code=trust_remote_code,
         )
-    encoder = load_encoder(model, device=device, trust_remote_code=trust_remote_code, max_seq_length=max_seq_length)
+    devices = (device or "").split(",")
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "max_seq_length": max_seq_length}
+    encoder = load_encoder(model, device=devices[0] or None, **options)
     similarity_of(encoder, model)  # raises an error that names the model
-    return encoder
+    return OnDevices(encoder, devices) if len(devices) > 1 else encoder
 
 
 class OnDevices:

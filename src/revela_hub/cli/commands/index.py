@@ -30,7 +30,7 @@ from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
 from revela_hub.ranges import PositiveInt, TextLength
 from revela_hub.retrieval.index_options import IndexOptions, IndexType, Precision
-from revela_hub.search.models import OnDevices, encoder_identity, load_dense
+from revela_hub.search.models import encoder_identity, load_dense
 from revela_hub.search.options import EndpointOptions
 
 if TYPE_CHECKING:
@@ -154,14 +154,12 @@ def load(options: PassageOptions, index: IndexOptions) -> Loaded:
 
 
 def load_encoder_of(options: PassageOptions) -> Any:  # noqa: ANN401 (an `Encoder`)
-    """Load the encoder, on several devices if --device lists some."""
-    devices = (options.device or "").split(",")
-    encoder = load_dense(
+    """Load the encoder."""
+    return load_dense(
         options.model,
-        device=devices[0] or None,
+        device=options.device,
         trust_remote_code=options.trust_remote_code,
         max_seq_length=options.max_length,
         prompt=options.document_prompt,
         server=options,
     )
-    return OnDevices(encoder, devices) if len(devices) > 1 else encoder

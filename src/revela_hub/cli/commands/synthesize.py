@@ -13,9 +13,9 @@ pairs.jsonl can be used in the mixture of `revela-hub train nvembed`. The positi
 labels, which are not suitable as in-batch negatives, so use them in stage 2 only:
 
   - {name: synthetic, type: retrieval, source: outputs/synthetic/pairs.jsonl, where: {kind: retrieval},
-     instruction: "Given a query, retrieve the text that belongs to it"}
+     columns: {instruction: instruction}}
   - {name: synthetic-labels, type: retrieval, source: outputs/synthetic/pairs.jsonl, where: {kind: other}, stages: [2],
-     instruction: "Given a text, retrieve its label"}
+     columns: {instruction: instruction}}
 
 Examples:
   revela-hub synthesize --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-30B-A3B --count 3000 --output_dir outputs/synthetic
