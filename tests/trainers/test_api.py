@@ -21,6 +21,7 @@ from transformers import (
     set_seed,
 )
 
+from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.trainers import (
     CoTMoTEFinetuner,
@@ -234,6 +235,19 @@ def test_evaluation_data_are_prepared_like_training_data(
     given = {"log_likelihoods": torch.rand(8, 2), "pseudo_labels": ranking}
     tuned = RADITTrainer(tiny, RADITTrainingArguments(**settings), **given, **both)
     assert tuned.evaluate(tuned.train_dataset)["eval_loss"] >= 0
+
+
+def test_retrieval_is_evaluated_once_under_the_prefix(
+    raw: Dataset, masked_folder: Path, settings: dict[str, Any]
+) -> None:
+    task = RetrievalTask({"d0": "the fox", "d1": "the sea"}, {"q": "fox"}, {"q": {"d0": 1}}, "tiny")
+    rows = raw.select(range(4))
+    given: dict[str, Any] = {"train_dataset": rows, "eval_dataset": {"a": rows, "b": rows}, "retrieval_task": task}
+    trainer = RetroMAETrainer(str(masked_folder), RetroMAETrainingArguments(**settings), **given)
+    metrics = trainer.evaluate(metric_key_prefix="test")
+    assert {"test_a_loss", "test_b_loss", "test_ndcg_at_10"} <= metrics.keys()
+    assert not any(name.startswith("eval") for name in metrics)
+    assert sum("test_ndcg_at_10" in entry for entry in trainer.state.log_history) == 1
 
 
 def test_the_retriever_of_revela_may_have_a_language_model_head(

@@ -141,8 +141,8 @@ class TextArguments(TextOptions):
 
         `held_out` is the folder of a probe, whose queries are excluded from the text.
         """
-        probe = None if held_out is None else str(held_out)
-        return parse_sources(self.data, **self.reading(), held_out=probe) if self.data else []
+        own = TextOptions.reading(self)  # a method may have an option of this name
+        return parse_sources(self.data, **own, held_out=held_out and str(held_out)) if self.data else []
 
 
 @dataclass

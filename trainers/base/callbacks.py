@@ -98,12 +98,11 @@ class Progress(TrainerCallback):
         if state.global_step < state.max_steps:
             self.arguments.log(self.describe())
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, logs: dict[str, Any], **_: Any
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Log the metrics in one line."""
         if not args.disable_tqdm:
             return
+        logs: dict[str, Any] = given["logs"]
         line = [f"step {state.global_step}/{state.max_steps}" if state.max_steps else "before training"]
         line += [f"{name} {value:.4g}" for name, value in logs.items() if isinstance(value, (int, float))]
         step, since = self._began

@@ -7,13 +7,13 @@ did not help, the base model's weights are exported.
 With `--export last`, evaluations do not select: the last step is exported, and no run is stopped early.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
@@ -24,7 +24,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.evaluation.hybrid_weight import PROBE, FittedHybrid, fit_hybrid, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
 from revela_hub.evaluation.significance import PairedDifference, compare_queries
-from revela_hub.files import atomic, write_text
+from revela_hub.files import atomic
 from revela_hub.hub_cards.metadata import Figure, Result
 from revela_hub.trainers.base.arguments import METRIC
 from revela_hub.trainers.base.distributed import from_main, is_distributed
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from revela_hub.trainers.base.trainer import MethodTrainer
 
 MEASUREMENTS_FOLDER = "measured"
-"""Folder in the output folder with the scores, and the weights of the base model and of the best step."""
-SCORES = "scores.json"
+"""Folder in the output folder with the weights and scores of the base model and of the best step."""
 RETRIEVAL_CURVE = "retrieval_curve.png"
 MIN_QUERIES = 4
 """Smallest number of queries for a comparison: two for selection and two for testing."""
@@ -147,63 +146,49 @@ def train_and_select(trainer: "MethodTrainer", output: Path, checkpoint: Path | 
     """Train, load the weights to export into the model, and return the results; None without a comparison with the base model."""
     best, task = None, trainer.retrieval_task
     if task is not None and len(task.queries) >= MIN_QUERIES:
-        best = BestWeights(trainer, output, resumed=checkpoint is not None)
-        best.store(0)  # a resumed run, too, is built from the base model
+        best = BestWeights(trainer, output)
         trainer.add_callback(best)
-    if task is not None and checkpoint is None:
-        trainer.evaluate()
+    if task is not None:
+        trainer.evaluate()  # the base model: a resumed run, too, is built from it
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if best is None:
         return None
     if trainer.state.global_step not in best.scores:
         trainer.evaluate()
-    if 0 in best.scores:
-        return best.finish(trainer.state.global_step)
-    trainer.args.log("no comparison with the base model, which was not evaluated on this task")
-    return None
+    return best.finish()
 
 
 class BestWeights(TrainerCallback):
-    """Records a trainer's evaluations, keeps the best weights, and stops runs that no longer improve.
+    """Records a trainer's evaluations, keeps the weights of the base model and the best step, and stops runs that no longer improve.
 
     Args:
         trainer: trainer with a retrieval task; its trainable weights are stored in `output`.
         output: output folder of the run.
-        resumed: whether the run resumes, so that earlier evaluations count.
     """
 
-    def __init__(self, trainer: "MethodTrainer", output: Path, *, resumed: bool = False) -> None:
+    def __init__(self, trainer: "MethodTrainer", output: Path) -> None:
         assert trainer.retrieval_task is not None
         self.trainer, self.task = trainer, trainer.retrieval_task
         self.folder, self.main = output / MEASUREMENTS_FOLDER, trainer.args.should_save
         self.last = getattr(trainer.args, "export", "best") == "last"
         self.dev, self.test = halves(self.task.queries)
-        self.identity = hashlib.sha256(json.dumps(sorted(self.task.queries.items())).encode()).hexdigest()
-        self.scores: dict[int, RetrievalScores] = from_main(self._read) if resumed else {}
+        self.scores: dict[int, RetrievalScores] = {}
         self.rankings: dict[int, Rankings] = {}  # of the base model and the best step, if evaluated by this process
 
     # --- during training
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Forget the evaluations after the step that the run resumes from; if the best weights are of one of them, also the others."""
-        step = state.global_step
-        self.scores = {known: scores for known, scores in self.scores.items() if known <= step}
-        if not from_main(lambda: self._file(self.best_step).is_file()):
-            self.scores = {known: scores for known, scores in self.scores.items() if known in (0, step)}
-            self.store(self.best_step)
-        self._write()
+        """Read the scores of the best step of a run that resumes, unless it resumes from an earlier step."""
+        self.scores |= from_main(lambda: self._stored(state.global_step))
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, metrics: Any, **_: Any
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Record an evaluation, and stop the run if it no longer improves."""
-        if f"eval_{METRIC}" not in metrics:  # the loss of a data set
+        if f"eval_{METRIC}" not in given["metrics"]:  # the loss of a data set
             return
         step = state.global_step
         self.scores[step], self.rankings[step] = self.trainer.measurement
         self.rankings = {kept: found for kept, found in self.rankings.items() if kept in (0, self.best_step)}
-        self._write()  # before the weights: a resumed run forgets the scores of later steps
-        if step and step == self.best_step:
+        if step in (0, self.best_step):
             self.store(step)
         later = [known for known in self.scores if known > max(self.scores, key=self._dev_mean)]
         if len(later) >= PATIENCE and step < state.max_steps and not self.last:
@@ -222,7 +207,7 @@ class BestWeights(TrainerCallback):
 
     # --- after training
 
-    def finish(self, last_step: int) -> Outcome:
+    def finish(self) -> Outcome:
         """Load the weights to export into the model and return the results of the run."""
         base, trained = self.scores[0], self.scores[self.best_step]
         on_test = [{query: scores.per_query[METRIC][query] for query in self.test} for scores in (base, trained)]
@@ -239,7 +224,7 @@ class BestWeights(TrainerCallback):
             base=base,
             exported=score_run(dense, self.task),
             step=step,
-            last_step=last_step,
+            last_step=max(self.scores),
             difference=difference,
             bm25=score_run(bm25, self.task),
             hybrid=fit_hybrid(dense, bm25, self.task),
@@ -248,18 +233,17 @@ class BestWeights(TrainerCallback):
 
     # --- files
 
-    def _read(self) -> dict[int, RetrievalScores]:
-        """Return the stored scores, if they are of this task."""
-        if not (self.folder / SCORES).is_file():
-            return {}
-        stored = json.loads((self.folder / SCORES).read_text(encoding="utf-8"))
-        same = stored["task"] == self.identity
-        return {int(step): RetrievalScores(**scores) for step, scores in stored["scores"].items() if same}
-
-    def _write(self) -> None:
-        if self.main:
-            scores = {step: asdict(scores) for step, scores in self.scores.items()}
-            write_text(self.folder / SCORES, json.dumps({"task": self.identity, "scores": scores}))
+    def _stored(self, last: int) -> dict[int, RetrievalScores]:
+        """Return the scores of the stored weights of steps up to the last, if they were evaluated on the same queries."""
+        found: dict[int, RetrievalScores] = {}
+        for file in self.folder.glob("step-*.safetensors"):
+            with safe_open(file, framework="pt") as weights:
+                metadata: Any = weights.metadata()
+            scores = RetrievalScores(**json.loads(metadata["scores"]))
+            step, asked = int(file.stem.removeprefix("step-")), scores.per_query[METRIC].keys()
+            if 0 < step <= last and scores.name == self.task.name and asked == self.task.queries.keys():
+                found[step] = scores
+        return found
 
     def _file(self, step: int) -> Path:
         return self.folder / f"step-{step}.safetensors"
@@ -270,15 +254,17 @@ class BestWeights(TrainerCallback):
         return model
 
     def store(self, step: int) -> None:
-        """Store the trainable weights, which FSDP2 may have sharded, in place of other steps'. All processes must call it."""
+        """Store trainable weights, which FSDP2 may have sharded, and scores in place of an earlier step's. All processes must call it."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
         weights: Any = get_model_state_dict(self._model, options=options)  # empty except on the main process
         if self.main:
             trained = [key for key, weight in self._model.named_parameters() if weight.requires_grad]  # ties once
+            metadata = {"scores": json.dumps(asdict(self.scores[step]))}
             with atomic(self._file(step)) as part:
-                save_file({key: weights[key].contiguous().clone() for key in trained}, part)
-            for other in {*self.folder.glob("step-*.safetensors")} - {self._file(0), self._file(step)}:
-                other.unlink()
+                save_file({key: weights[key].contiguous().clone() for key in trained}, part, metadata)
+            for other in self.folder.glob("step-*.safetensors") if step else ():
+                if other not in (self._file(0), self._file(step)):
+                    other.unlink()
 
     def load(self, step: int) -> None:
         """Load stored weights into the model, on all processes from the main process's files."""

@@ -120,7 +120,8 @@ def with_adapters(
     Without a configuration, they are those of the arguments; return None if there are none. `query_only`: only the query route
     of a retriever is trained.
     """
-    if config is None and (args is None or (config := lora_config(args)) is None):
+    config = config or (None if args is None else lora_config(args))
+    if config is None:
         return None
     backbone: Any = model
     if isinstance(model, SentenceTransformer):

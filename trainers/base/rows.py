@@ -46,10 +46,7 @@ def training_rows(rows: Any, args: RunArguments) -> Any:
     if not isinstance(rows, IterableDataset) or args.max_steps <= 0:
         return as_dataset(rows)
     if rows.features is None:
-        features = Dataset.from_list(list(rows.take(1))).features
-        if any(getattr(kind, "dtype", None) != "string" for kind in features.values()):
-            raise UserError("train_dataset is a stream without features, and not all of its columns are text")
-        rows = rows.cast(features)
+        rows = rows.cast(Dataset.from_list(list(rows.take(1))).features)
     # Every process reads the whole stream and trains on its own rows. By default, the first process would send batches to the
     # others, which have to be of the same length.
     config: Any = args.accelerator_config

@@ -206,7 +206,7 @@ def card_metadata(run: Run, *, summary: str, sources: Iterable[object]) -> Model
     """
     method, arguments = run.method, run.arguments
     models = {name: value for name in method.models if (value := getattr(arguments, name)) is not None}
-    changed = {}
+    changed: dict[str, Any] = {}
     for option in fields(arguments):
         default = option.default if option.default_factory is MISSING else option.default_factory()
         if option.name not in models and run.record.settings.get(option.name, default) != default:

@@ -71,8 +71,9 @@ class MethodTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(self._stop)
         self.add_callback(Progress(self.args, self.describe_run))
-        if isinstance(self.data_collator, SharedEpoch):
-            self.add_callback(self.data_collator)
+        collator: Any = self.data_collator
+        if isinstance(collator, SharedEpoch):
+            self.add_callback(collator)
 
     def _check_model(self) -> None:
         """Raise a `UserError` if nothing would be trained, the result would overwrite the model, or it cannot be sharded."""
@@ -115,7 +116,8 @@ class MethodTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Evaluate the loss on each evaluation data set, and then retrieval, once, if there is a `retrieval_task`."""
-        rows, sets = self.eval_dataset if eval_dataset is None else eval_dataset, {}
+        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        sets: dict[str, Any] = {}
         if isinstance(rows, dict):  # by name, as the Trainer does, which would call this method for each of them
             for name, part in rows.items():
                 sets[f"{metric_key_prefix}_{name}"] = name if eval_dataset is None else part
@@ -171,8 +173,8 @@ class MethodTrainer(Trainer):
 
     def describe_run(self) -> str:
         """Return a line on the model, the device and the length of the run."""
-        args, model, steps = self.args, self.model, self.state.max_steps
-        assert model is not None
+        model: Any = self.model
+        args, steps = self.args, self.state.max_steps
         weights = [(weight.numel() / 1e6, weight.requires_grad) for weight in model.parameters()]
         total, trained = sum(size for size, _ in weights), sum(size for size, trains in weights if trains)
         names = [name_in(module.config) for module in model.modules() if hasattr(module, "config")]

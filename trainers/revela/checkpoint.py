@@ -93,8 +93,9 @@ def load_backbones(
         backbone = backbone.base_model.to(config.get("dtype", torch.float32 if settings else backbone.dtype))
     if "pooling" not in settings | config and is_encoder(backbone, **code):
         raise UserError(f"the retriever {name!r} is an encoder: choose its pooling (--pooling mean or cls)")
-    if is_encoder(lm, **code):
-        raise UserError(f"the language model {lm_name!r} is an encoder: it has to be a decoder")
+    with loading(f"cannot load the language model {lm_name!r}", lm_name):
+        if is_encoder(lm, **code):
+            raise UserError(f"the language model {lm_name!r} is an encoder: it has to be a decoder")
     config["prompts"] = settings.get("prompts", {}) | (config.get("prompts") or {}) or None
     model = RevelaForCausalLM.from_backbones(backbone, lm, **code, **(settings | config))
     refuse_remote_code(name, model.retriever.modules())

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from transformers import AutoTokenizer, BertForMaskedLM, BertModel, LlamaConfig,
 
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.trainers import (
     CoTMoTEFinetuner,
     CoTMoTETrainer,
@@ -118,6 +118,10 @@ def test_the_export_from_memory_is_that_of_the_checkpoint(
         trainer.write_models(tmp_path / "live")
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()) and model.training
 
+    trainer.save_model(str(tmp_path / "saved"))
+    assert trainer.method.paper.title in (tmp_path / "saved" / "README.md").read_text()
+    assert resolve_name(trainer.method.loader)(str(tmp_path / "saved"))
+
     parts = trainer.folders
     export_checkpoint(tmp_path / "out" / "checkpoint-1", tmp_path / "exported", lm="lm" in parts)
     for part in parts:
@@ -158,23 +162,7 @@ def test_a_model_with_adapters_is_saved_with_them_merged(
     assert any("lora_B" in parameter for parameter, _ in trainer.model.named_parameters())
 
 
-def test_an_interrupted_export_leaves_the_earlier_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "retriever").mkdir()
-    (tmp_path / "retriever" / "modules.json").write_text("[]")
-
-    def interrupted(loaded: object, checkpoint: Path, folder: Path, assembly: object) -> None:
-        (folder / "model.safetensors").touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("revela_hub.hub_cards.assemble.resolve_name", lambda name: interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        export_parts(RevelaTrainer.method, tmp_path, tmp_path, {"retriever": "retriever"}, loaded=object())
-    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [tmp_path / "retriever" / "modules.json"]
-
-
 def _without(name: str, replaced: object) -> Any:
-    from pkgutil import resolve_name
-
     return lambda wanted: replaced if wanted == name else resolve_name(wanted)
 
 

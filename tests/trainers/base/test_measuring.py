@@ -52,7 +52,7 @@ class Model(nn.Module):
 
 
 def measuring(
-    model: Model, task: RetrievalTask, folder: Path, log: Callable[[str], None] = lambda line: None, **options: Any
+    model: Model, task: RetrievalTask, folder: Path, log: Callable[[str], None] = lambda line: None
 ) -> BestWeights:
     trainer: Any = SimpleNamespace(
         model=model,
@@ -61,10 +61,7 @@ def measuring(
         accelerator=SimpleNamespace(unwrap_model=lambda model: model),
         retriever=model,
     )
-    measured = BestWeights(trainer, folder, **options)
-    if not options.get("resumed"):
-        measured.store(0)
-    return measured
+    return BestWeights(trainer, folder)
 
 
 def evaluate(measured: BestWeights, step: int) -> bool:
@@ -103,7 +100,7 @@ def run(
             model.skill.copy_(torch.tensor(float(skills.get(step, float(model.skill)))))
         if (step % every == 0 or step == end) and evaluate(measured, step):
             break
-    return model, measured.finish(step), step
+    return model, measured.finish(), step
 
 
 def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: Path) -> None:
@@ -162,7 +159,7 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
         measured.scores[update] = replace(base, ndcg_at_10=sum(scores.values()) / 60, per_query=per_query)
         measured.scores = {0: base, update: measured.scores[update]}
         measured.store(update)
-        outcome = measured.finish(update)
+        outcome = measured.finish()
         assert outcome.difference.verdict == "no significant difference" and outcome.step == (0 if lost else update)
 
 
@@ -176,48 +173,26 @@ def test_a_run_that_no_longer_improves_ends(task: RetrievalTask, tmp_path: Path)
     assert run({0: 50, 20: 40, 40: 45, 60: 47, 80: 60, 90: 65}, task, tmp_path / "b", every=30)[2] == 90
 
 
-def test_a_resumed_run_knows_its_start_and_its_best(task: RetrievalTask, tmp_path: Path) -> None:
-    model = Model(20)
-    whole = measuring(model, task, tmp_path)
-    evaluate(whole, 0)
-    with torch.no_grad():
-        model.skill.fill_(50.0)
-    evaluate(whole, 10)
-
-    model = Model(30)  # killed after the checkpoint of step 15
-    resumed = measuring(model, task, tmp_path, resumed=True)
-    resume_at(resumed, 15)
-    evaluate(resumed, 20)
-    outcome = resumed.finish(20)
-    assert outcome.step == 10 and float(model.skill) == 50
-    assert list(outcome.curve) == [0, 10, 20]
-    assert outcome.base == whole.scores[0]
-
-
-@pytest.mark.parametrize("at", [4, 5, 10])
-def test_a_run_resumed_from_an_older_checkpoint_chooses_the_best_again(
-    task: RetrievalTask, tmp_path: Path, at: int
-) -> None:
-    """Evaluated at steps 5 and 10, of which the later one was better in the branch that is given up."""
+@pytest.mark.parametrize(("at", "known"), [(4, [0]), (9, [0]), (10, [0, 10]), (15, [0, 10])])
+def test_a_resumed_run_knows_its_best_step(task: RetrievalTask, tmp_path: Path, at: int, known: list[int]) -> None:
+    """Evaluated at steps 5 and 10 and killed; if it resumes from an older checkpoint than its best step, it chooses again."""
     model = Model(20)
     whole = measuring(model, task, tmp_path)
     for step, skill in ((0, 20), (5, 40), (10, 60)):
         model.skill.data.fill_(skill)
         evaluate(whole, step)
-    model = Model(60 if at == 10 else 40)
-    resumed = measuring(model, task, tmp_path, resumed=True)
+    model = Model(20)
+    resumed = measuring(model, task, tmp_path)
+    evaluate(resumed, 0)
     resume_at(resumed, at)
-    assert resumed.best_step == (0 if at == 4 else at)
-    resumed = measuring(model, task, tmp_path, resumed=True)  # killed again before its next evaluation
-    resume_at(resumed, at)
-    assert sorted(resumed.scores) == [step for step in (0, 5, 10) if step <= at]
-    for step, skill in ((10, 45), (15, 30)):
+    assert sorted(resumed.scores) == known
+    for step, skill in ((10, 45), (15, 30), (20, 25)):
         if step > at:
             model.skill.data.fill_(skill)
             evaluate(resumed, step)
-    outcome = resumed.finish(15)
-    assert outcome.step == 10 and float(model.skill.detach()) == (60 if at == 10 else 45)
-    assert outcome.exported == score_run(retrieval_run(model, task), task)
+    outcome = resumed.finish()
+    assert outcome.step == 10 and float(model.skill.detach()) == (60 if at >= 10 else 45)
+    assert outcome.base == whole.scores[0] and outcome.exported == score_run(retrieval_run(model, task), task)
 
 
 def test_a_run_that_exported_the_last_step_may_be_resumed_to_export_the_best(
@@ -225,29 +200,24 @@ def test_a_run_that_exported_the_last_step_may_be_resumed_to_export_the_best(
 ) -> None:
     """The weights of step 10, its best, were not kept."""
     run({0: 20, 10: 60, 20: 40}, task, tmp_path, last=True)
-    model = Model(40)
-    resumed = measuring(model, task, tmp_path, resumed=True)
+    model = Model(20)
+    resumed = measuring(model, task, tmp_path)
+    evaluate(resumed, 0)
     resume_at(resumed, 20)
     model.skill.data.fill_(50)
     evaluate(resumed, 30)
-    outcome = resumed.finish(30)
-    assert outcome.step == 30 and float(model.skill) == 50
+    outcome = resumed.finish()
+    assert outcome.step == 30 and float(model.skill) == 50 and list(outcome.curve) == [0, 20, 30]
 
 
 def test_scores_of_another_task_are_not_compared(task: RetrievalTask, tmp_path: Path) -> None:
-    model = Model(50)
-    for step in (0, 10):
-        evaluate(measuring(model, task, tmp_path, resumed=bool(step)), step)
+    run({0: 20, 10: 60}, task, tmp_path)
     fewer = RetrievalTask(task.corpus, dict(list(task.queries.items())[:40]), task.qrels, task.name)
-    others = RetrievalTask(
-        task.corpus, {query: f"{text} beta" for query, text in task.queries.items()}, task.qrels, "a"
-    )
-    assert sorted(measuring(model, task, tmp_path, resumed=True).scores) == [0, 10]
-    for other in (fewer, others):
-        resumed = measuring(model, other, tmp_path, resumed=True)
+    renamed = RetrievalTask(task.corpus, task.queries, task.qrels, "other texts")
+    for other, known in ((task, [10]), (fewer, []), (renamed, [])):
+        resumed = measuring(Model(20), other, tmp_path)
         resume_at(resumed, 10)
-        assert not evaluate(resumed, 20) and not evaluate(resumed, 30)
-        assert sorted(resumed.scores) == [20, 30] and resumed.best_step == 20
+        assert sorted(resumed.scores) == known
 
 
 def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask) -> None:

@@ -108,7 +108,7 @@ measured = test_measuring.measuring(model, words, out)
 for step, skill in ((0, 10), (5, 60), (10, 50)):
     model.skill.data.fill_(skill - 3 * rank())  # the main process's counts
     test_measuring.evaluate(measured, step)
-outcome = measured.finish(10)
+outcome = measured.finish()
 found = dict(queries=task.queries, step=outcome.step, skill=model.skill.item(), ndcg=outcome.exported.ndcg_at_10)
 Path({folder!r}, f"found-{{rank()}}.json").write_text(json.dumps(found))
 try:

@@ -140,25 +140,6 @@ def test_first_half_of_the_chunk(
     assert sorted(plain.decode(tokens) for tokens in row_tokens(whole)) == sorted(texts)
 
 
-@pytest.mark.parametrize("span", ["full", "first_half"])
-def test_queries_and_passages(
-    texts: list[str], wordpiece_tokenizer: BertTokenizerFast, plain: PreTrainedTokenizerFast, span: Any
-) -> None:
-    """The queries are those of the symmetric form with another prompt; the passages are whole."""
-    collate = RevelaCollator(
-        wordpiece_tokenizer, plain, similarity_sides="query_passage", similarity_span=span, query_prompt="Paris: "
-    )
-    row = group(0, [*texts, "", "the fox"], size=9)
-
-    batch = collate([row])
-
-    queries = RevelaCollator(wordpiece_tokenizer, plain, similarity_span=span, passage_prompt="Paris: ")([row])
-    assert row_tokens(batch, "retriever_query_") == row_tokens(queries, "retriever_")
-    passages = RevelaCollator(wordpiece_tokenizer, plain)([row])
-    assert row_tokens(batch, "retriever_") == row_tokens(passages, "retriever_")
-    assert batch["retriever_query_input_ids"].dtype == torch.int64
-
-
 def test_a_row_may_have_its_own_span(
     texts: list[str], decoder: PreTrainedTokenizerFast, plain: PreTrainedTokenizerFast
 ) -> None:

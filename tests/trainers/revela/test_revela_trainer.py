@@ -205,29 +205,15 @@ def test_batch_and_accumulation_give_the_same_step(tmp_path: Path, llama_folder:
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-_TWO_PROCESSES = """
+_PROCESS = """
 import json, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from datasets import load_from_disk
-from test_revela_trainer import losses, trainer
-run = trainer(Path({out!r}), Path({llama!r}), load_from_disk({data!r}), gradient_accumulation_steps={steps}, lora_rank=0, train_sampling_strategy="sequential")
-run.train()
-if run.is_world_process_zero():
-    Path({out!r}, "losses.json").write_text(json.dumps(losses(run)))
-"""
-
-
-_WAITING = """
-import json, sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-import torch
 from datasets import load_from_disk
 from test_revela_trainer import losses, trainer
 run = trainer(
-    Path({out!r}), Path({llama!r}), load_from_disk({data!r}), gradient_accumulation_steps={steps}, lora_rank=0, max_steps=5,
-    retriever_start_step=3, gradient_checkpointing=True, train_sampling_strategy="sequential",
+    Path({out!r}), Path({llama!r}), load_from_disk({data!r}), gradient_accumulation_steps={steps}, lora_rank=0,
+    train_sampling_strategy="sequential", **{more!r},
 )
 run.train()
 if run.is_world_process_zero():
@@ -238,29 +224,21 @@ if run.is_world_process_zero():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script_text", ["losses", "waiting"])
+@pytest.mark.parametrize("more", [{}, {"retriever_start_step": 3, "gradient_checkpointing": True}])
 def test_two_processes_give_the_losses_of_one_with_the_same_global_batch(
-    tmp_path: Path, llama_folder: Path, groups: Dataset, script_text: str
+    tmp_path: Path, llama_folder: Path, groups: Dataset, more: dict[str, Any]
 ) -> None:
-    """Also with gradient checkpointing, all weights trained and a retriever that waits for its start without gradients."""
+    """Also with gradient checkpointing and a retriever that waits for its start without gradients."""
     groups.save_to_disk(tmp_path / "data")
+    names = {"tests": str(Path(__file__).parent), "llama": str(llama_folder), "data": str(tmp_path / "data")}
     results = {}
     for processes in (1, 2):
-        out = tmp_path / f"run{processes}"
+        out, script = tmp_path / f"run{processes}", tmp_path / f"run{processes}.py"
         out.mkdir()
-        script = tmp_path / f"run{processes}.py"
-        script.write_text(
-            (_WAITING if script_text == "waiting" else _TWO_PROCESSES).format(
-                tests=str(Path(__file__).parent),
-                out=str(out),
-                llama=str(llama_folder),
-                data=str(tmp_path / "data"),
-                steps=4 // processes,
-            )
-        )
+        script.write_text(_PROCESS.format(out=str(out), steps=4 // processes, more=more, **names))
         launch(str(script), processes=processes)
         results[processes] = json.loads((out / "losses.json").read_text())
-    assert len(results[1]) == (7 if script_text == "waiting" else 4)
+    assert len(results[1]) == 6
     assert results[1] == pytest.approx(results[2], rel=1e-4)
 
 
