@@ -172,6 +172,8 @@ def _docstring(app: Sphinx, what: str, name: str, found: Any, options: Any, line
         for each in dataclasses.fields(found):
             if each.name in declared:
                 lines.append(f"    {each.name} ({stringify_annotation(hints[each.name], 'smart')}): {_described(each)}")
+    if dataclasses.is_dataclass(found):  # its attributes are the arguments of the constructor
+        lines[:] = ["Args:" if line == "Attributes:" else line for line in lines]
     text, section = "\n".join(lines), r"^(\S.*(?<!::))\n\n((?:(?:    .*)?\n)*    .*)$"
     lines[:] = re.sub(section, _code_block, text, flags=re.MULTILINE).split("\n")
 

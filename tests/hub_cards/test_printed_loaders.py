@@ -54,7 +54,7 @@ def retromae(folder: Path, given: SimpleNamespace) -> None:
 
 def nvembed(folder: Path, given: SimpleNamespace) -> None:
     model = NVEmbedModel.from_backbone(given.llama, num_latents=4, num_heads=2)
-    export_nvembed(model, given.bpe, folder / "embedder", max_length=32, prompts={})
+    export_nvembed(model, given.bpe, folder / "embedder", max_length=64, prompts={})
 
 
 def cot_mote(folder: Path, given: SimpleNamespace) -> None:
