@@ -24,7 +24,7 @@ def measure(corpus: str, documents: int) -> str:
         number = len(passages)
         words = sum(count_words(text) for row in range(number) for text in passages.read([row])) / number
         index = BM25(passages)
-        postings = index.postings_VN
+        postings = index.postings[0]
         size = sum(array.nbytes for array in (postings.data, postings.indices, postings.indptr))
         return f"| {number:,} | {words:.0f} | {postings.nnz / number:.1f} | {size / number:.0f} | {size / 1e6:.0f} |"
 

@@ -1,3 +1,5 @@
+from .divergence import PairDivergence as PairDivergence
+from .divergence import pair_divergence as pair_divergence
 from .mteb_tasks import evaluate_mteb as evaluate_mteb
 from .probe import Probe as Probe
 from .probe import ProbeSettings as ProbeSettings

@@ -105,7 +105,7 @@ class BM25(InvertedIndex):
             self._index = bm25s.BM25(k1=self.settings.k1, b=self.settings.b)
             tokens = self._words(text for row in range(len(source)) for text in source.read([row]))
             if not any(map(len, tokens.ids)):  # bm25s cannot index a collection without a single word
-                self._index.vocab_dict, self.postings_VN = {}, sparse.csr_array((0, len(source)))
+                self._index.vocab_dict, self.postings = {}, [sparse.csr_array((0, len(source)))]
                 return
             with warnings.catch_warnings():  # numpy warns about empty texts; they score 0
                 warnings.simplefilter("ignore", RuntimeWarning)
@@ -114,7 +114,7 @@ class BM25(InvertedIndex):
                 with atomic(saved) as temporary:
                     self._index.save(str(temporary), show_progress=False)
         arrays = tuple(self._index.scores[name] for name in ("data", "indices", "indptr"))
-        self.postings_VN = sparse.csr_array(arrays, (len(arrays[2]) - 1, len(source)))
+        self.postings = [sparse.csr_array(arrays, (len(arrays[2]) - 1, len(source)))]
 
     def terms(self, queries: Sequence[str]) -> list[Terms]:
         """See `InvertedIndex`: the words of each query that occur in any text, all with the weight 1."""

@@ -6,10 +6,13 @@ A search touches only the texts that share a term with the query. The index is a
 text. The terms of a `SparseEncoder` are stored on disk like vectors, as rows (2 M) of M term ids and their M weights, so encoding
 can be resumed.
 
-Letters in names: Q queries, N texts, V terms of the vocabulary, M terms stored per text or candidates, K hits.
+Letters in names: Q queries, N texts, n texts of a block, V terms of the vocabulary, T terms of a query, M terms stored per
+text or candidates, K hits.
 """
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,18 +31,22 @@ from revela_hub.retrieval.vectors import VectorStore
 MAX_TERMS = 256
 """Terms stored per text, the heaviest ones."""
 
+BLOCK = 1 << 18
+"""Texts per block of an index."""
+
 Terms = tuple[Sequence[int], Sequence[float]]
 """The term ids of a query and their weights."""
 
 
 class InvertedIndex:
-    """Ranks texts by the terms that they share with a query (a `Ranker`).
+    """Ranks texts by the terms that they share with a query (a `Ranker`); several queries at a time, one per core.
 
     Attributes:
-        postings_VN: For each term, the texts that contain it, with its weights in them.
+        postings: Blocks of consecutive texts, each a sparse matrix (V, n): for each term, the texts that contain it, in
+            ascending order, with its weights in them. The scores of a block of 2^18 texts fit into the cache of a core.
     """
 
-    postings_VN: Any
+    postings: Sequence[Any]
 
     def terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return the terms of each query that the index knows."""
@@ -47,37 +54,57 @@ class InvertedIndex:
 
     def search(self, queries: Sequence[str], k: int) -> Hits:
         """See `Ranker`; texts without a term of the query are not returned."""
-        hits = Hits.none(len(queries), min(k, self.postings_VN.shape[1]))
-        for query, terms in enumerate(self.terms(queries)):
-            scores_N = self._scores(terms)
-            rows_M = np.flatnonzero(scores_N > 0)
-            if len(rows_M) > k:
-                least = np.partition(scores_N[rows_M], -k)[-k]
-                rows_M = rows_M[scores_N[rows_M] >= least]
-            best = sort_hits(scores_N[None, rows_M], rows_M[None], k)
-            found = best.rows_QK.shape[1]
-            hits.scores_QK[query, :found], hits.rows_QK[query, :found] = best.scores_QK[0], best.rows_QK[0]
+        hits = Hits.none(len(queries), min(k, sum(block.shape[1] for block in self.postings)))
+        with ThreadPoolExecutor(os.cpu_count()) as threads:  # numpy and scipy release the lock
+            for query, best in enumerate(threads.map(partial(self._best, k), self.terms(queries))):
+                found = best.rows_QK.shape[1]
+                hits.scores_QK[query, :found], hits.rows_QK[query, :found] = best.scores_QK[0], best.rows_QK[0]
         return hits
 
     def pair_scores(
         self, queries: Sequence[str], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """See `Ranker`."""
-        terms = self.terms(queries)
-        scores_P = np.empty(len(rows_P), dtype=np.float32)
-        for query in np.unique(queries_P).tolist():
-            of_query_P = queries_P == query
-            scores_P[of_query_P] = self._scores(terms[query])[rows_P[of_query_P]]
+        terms, scores_P = self.terms(queries), np.zeros(len(rows_P), dtype=np.float32)
+        ends = np.cumsum([block.shape[1] for block in self.postings])
+        keys_P = queries_P * len(ends) + np.searchsorted(ends, rows_P, side="right")
+        for key in np.unique(keys_P).tolist():
+            query, number = divmod(key, len(ends))
+            block, at = self.postings[number], np.flatnonzero(keys_P == key)
+            rows = rows_P[at] - ends[number] + block.shape[1]
+            for term, weight in zip(*terms[query], strict=True):
+                part = slice(int(block.indptr[term]), int(block.indptr[term + 1]))
+                texts, weights = block.indices[part], block.data[part]
+                if len(texts):
+                    places = np.searchsorted(texts, rows).clip(max=len(texts) - 1)
+                    scores_P[at] += np.float32(weight) * np.where(texts[places] == rows, weights[places], 0)
         return scores_P
 
-    def _scores(self, terms: Terms) -> NDArray[np.float32]:
-        """Return the scores (N,) of all texts."""
-        postings = self.postings_VN
-        scores_N = np.zeros(postings.shape[1], dtype=np.float32)
-        for term, weight in zip(*terms, strict=True):
-            part = slice(int(postings.indptr[term]), int(postings.indptr[term + 1]))
-            scores_N[postings.indices[part]] += np.float32(weight) * postings.data[part]
-        return scores_N
+    def _best(self, k: int, terms: Terms) -> Hits:
+        """Return the best `k` texts for the terms of one query, (1, K)."""
+        best, least, start = Hits.none(1), 0.0, 0
+        for block in self.postings:
+            scores_n = _scores(block, terms)
+            rows_M = np.flatnonzero(scores_n > least)
+            if len(rows_M) > k:
+                own_M = scores_n[rows_M]
+                rows_M = rows_M[own_M >= np.partition(own_M, -k)[-k]]
+            scores_1M = np.concatenate([best.scores_QK, scores_n[None, rows_M]], axis=1)
+            best = sort_hits(scores_1M, np.concatenate([best.rows_QK, start + rows_M[None]], axis=1), k)
+            least = float(best.scores_QK[0, -1]) if best.rows_QK.shape[1] == k else 0.0
+            start += block.shape[1]
+        return best
+
+
+def _scores(postings_Vn: Any, terms: Terms) -> NDArray[np.float32]:
+    """Return the scores (n,) of the texts of a block."""
+    parts = [slice(int(postings_Vn.indptr[term]), int(postings_Vn.indptr[term + 1])) for term in terms[0]]
+    if not parts:
+        return np.zeros(postings_Vn.shape[1], dtype=np.float32)
+    data, texts = (np.concatenate([array[part] for part in parts]) for array in (postings_Vn.data, postings_Vn.indices))
+    ends = np.cumsum([0, *(part.stop - part.start for part in parts)])
+    found_nT = sparse.csc_array((data, texts, ends), (postings_Vn.shape[1], len(parts)))
+    return found_nT @ np.asarray(terms[1], dtype=np.float32)  # type: ignore[no-any-return]
 
 
 class SparseRanker(InvertedIndex):
@@ -104,9 +131,8 @@ class SparseRanker(InvertedIndex):
         store.fill(texts, encode, show_progress_bar=show_progress_bar)
         packed = store.vectors(texts)
         size = int(encoded(encoder, ["how many terms"], "query").shape[1])
-        blocks = [unpack_terms(packed[start : start + 65_536], size) for start in range(0, len(packed), 65_536)]
-        texts_NV = sparse.vstack(blocks, format="csr") if blocks else sparse.csr_array((0, size))
-        self.postings_VN = texts_NV.T.tocsr()
+        starts = range(0, len(packed), BLOCK)
+        self.postings = [unpack_terms(packed[start : start + BLOCK], size).T.tocsr() for start in starts]
 
     def terms(self, queries: Sequence[str]) -> list[Terms]:
         """See `InvertedIndex`."""

@@ -4,7 +4,7 @@ Documents are packed into spans by `build_spans`. Each span is the text of one r
 
 - `neighbour`: the next span of its document (for the last span, the previous one);
 - `overlap`: a span that contains its second half and the text after it (for the last span, its first half and the text before);
-- `query`: a pseudo-query for it; in addition, a row with the query as the text and the span as its context.
+- `query`: an extracted pseudo-query for it; in addition, a row with the query as the text and the span as its context.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,8 +20,8 @@ from revela_hub.data.row_cache import Types, document_rows
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.masking import Vocabulary
-from revela_hub.data.text.pseudo_queries import PseudoQueries
-from revela_hub.data.text.spans import SpanSettings, packed_spans, tokenized_documents, tokenized_with
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries
+from revela_hub.data.text.spans import SpanSettings, packed_spans, tokenized_documents, tokenized_runs, tokenized_with
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def build_contexts(
     tokenizer: "PreTrainedTokenizerBase",
     *,
     contexts: Sequence[str] = CONTEXTS,
-    queries: PseudoQueries | None = None,
+    queries: ExtractiveQueries | None = None,
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
     streaming: bool = False,
@@ -77,7 +77,7 @@ def build_contexts(
     made_with = {
         **tokenized_with(tokenizer, made),
         "contexts": sorted({*contexts}),
-        "queries": None if queries is None else {"what": queries.identity, "each": vars(queries).get("queries")},
+        "queries": None if queries is None else {"what": queries.description, "each": queries.queries},
     }
     rows = partial(_rows, tokenizer, made, {*contexts}, queries)
     return document_rows("contexts", sources, types, made_with, rows, cache_dir, report, streaming=streaming)
@@ -87,7 +87,7 @@ def _rows(
     tokenizer: "PreTrainedTokenizerBase",
     settings: SpanSettings,
     contexts: set[str],
-    queries: PseudoQueries | None,
+    queries: ExtractiveQueries | None,
     documents: Iterable[Document],
     report: ReadReport,
 ) -> Iterator[dict[str, Any]]:
@@ -160,7 +160,6 @@ def _overlap(word_starts: NDArray[np.int64], start: int, end: int, capacity: int
 
 
 def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> list[_Text]:
-    """Tokenise and truncate short texts; texts without any token are skipped."""
-    documents = [Document("", text, None, "text") for text in texts if text]
-    found = tokenized_documents(documents, tokenizer, settings, ReadReport())
+    """Tokenise and truncate texts; texts without any token are skipped."""
+    found = tokenized_runs([[text] for text in texts if text], tokenizer) if any(texts) else ()
     return [document.span(0, settings.max_length - 2) for document in found if len(document.tokens)]

@@ -110,9 +110,19 @@ def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings)
 
 
 class DocumentTokens(NamedTuple):
-    """A tokenised document or a part of one: tokens, word starts, and the number of tokens of each piece (sentence or line)."""
+    """A tokenised document or a part of one.
 
+    Attributes:
+        text: The text.
+        tokens: (L,), without special tokens.
+        offsets: (L, 2), the start and the end of each token in the text.
+        word_starts: (L,), True for the first token of a word.
+        lengths: The number of tokens of each piece (sentence or line).
+    """
+
+    text: str
     tokens: Tokens
+    offsets: Tokens
     word_starts: Bools
     lengths: Tokens
 
@@ -121,6 +131,10 @@ class DocumentTokens(NamedTuple):
         word_starts = self.word_starts[start:end].astype(np.uint8)
         word_starts[0] = 1  # even inside a word that was split
         return self.tokens[start:end], word_starts
+
+    def span_text(self, start: int, end: int) -> str:
+        """Return the text of a span."""
+        return self.text[self.offsets[start, 0] : self.offsets[end - 1, 1]].strip()
 
 
 def _rows(
@@ -176,18 +190,23 @@ def tokenized_documents(
     )
     runs = (run for of_document in pieces for run in _grouped(of_document, len, RUN_CHARACTERS))
     for batch in _grouped(runs, lambda run: sum(map(len, run)), BATCH_CHARACTERS):
-        texts = list(map("".join, batch))
-        encoding = tokenizer(
-            texts,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,  # no warnings about texts longer than the model's positions
-        )
-        for number, (text, run) in enumerate(zip(texts, batch, strict=True)):
-            yield _run_tokens(encoding, number, text, run)
+        yield from tokenized_runs(batch, tokenizer)
+
+
+def tokenized_runs(runs: list[list[str]], tokenizer: "PreTrainedTokenizerBase") -> Iterator[DocumentTokens]:
+    """Tokenise texts that are given as runs of pieces."""
+    texts = list(map("".join, runs))
+    encoding = tokenizer(
+        texts,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,  # no warnings about texts longer than the model's positions
+    )
+    for number, (text, run) in enumerate(zip(texts, runs, strict=True)):
+        yield _run_tokens(encoding, number, text, run)
 
 
 def _grouped(items: Iterable[T], length: Callable[[T], int], enough: int) -> Iterator[list[T]]:
@@ -208,7 +227,8 @@ def _run_tokens(encoding: "BatchEncoding", number: int, text: str, pieces: list[
     """Return the tokens of one run; a word belongs to the piece in which its first token ends."""
     tokens = np.array(encoding["input_ids"][number], dtype=np.int64)
     if not len(tokens):
-        return DocumentTokens(tokens, np.zeros(0, dtype=np.bool_), np.zeros(len(pieces), dtype=np.int64))
+        none = np.zeros((0, 2), dtype=np.int64)
+        return DocumentTokens(text, tokens, none, np.zeros(0, dtype=np.bool_), np.zeros(len(pieces), dtype=np.int64))
     offsets = np.array(encoding["offset_mapping"][number])
     words = np.array([-1 if word is None else word for word in encoding.word_ids(number)])
     word_starts: Bools = np.diff(words, prepend=-2) != 0
@@ -222,4 +242,4 @@ def _run_tokens(encoding: "BatchEncoding", number: int, text: str, pieces: list[
     piece_of_token = np.searchsorted(piece_ends, np.maximum(offsets[:, 1] - 1, 0), side="right")
     piece_of_word = np.maximum.accumulate(piece_of_token[word_starts])
     piece_of_token = piece_of_word[np.cumsum(word_starts) - 1]
-    return DocumentTokens(tokens, word_starts, np.bincount(piece_of_token, minlength=len(pieces)))
+    return DocumentTokens(text, tokens, offsets, word_starts, np.bincount(piece_of_token, minlength=len(pieces)))

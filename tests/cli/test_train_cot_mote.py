@@ -83,11 +83,11 @@ def test_from_text_and_pairs_to_three_forms(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ([], "give --data"),
+        ([], "give either --data"),
         (["--data", "DOCUMENTS", "--contexts", "next"], "contexts must be one or more of neighbour"),
         (["--data", "DOCUMENTS", "--max_length", 64], "48 positions, fewer than --max_length 64"),
         (["--data", "DOCUMENTS", "--query_encoder", "ENCODER"], 'needs variant="separate"'),
-        (["--data", "DOCUMENTS", "--query_generator", "nowhere"], "cannot load the query generator"),
+        (["--pseudo_queries", "DOCUMENTS"], "no column 'queries'"),
         (["--stage", "finetune"], "no pairs to fine-tune on"),
         (["--stage", "finetune", "--pairs", "PAIRS"], "negative_1 to negative_15"),
     ],

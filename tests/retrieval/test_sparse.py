@@ -32,7 +32,9 @@ class Encoder:
         return self.tables["query"][[int(text) if text.isdigit() else 0 for text in inputs]].to_sparse()
 
 
-def test_equals_a_plain_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [64, 1 << 18])
+def test_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr("revela_hub.retrieval.sparse.BLOCK", block)
     texts_NV, queries_QV = weights(200, 0), weights(70, 1, 0.05)
     queries_QV[3] = 0  # a query with no term
     encoder, texts = Encoder(texts_NV, queries_QV), TextList([str(row) for row in range(200)])

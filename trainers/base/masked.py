@@ -48,6 +48,10 @@ class MaskedCollator(SharedEpoch):
     """
 
     columns: ClassVar[tuple[str, ...]] = ()
+    text_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of rows that the collator tokenizes itself, if the method has such rows."""
+    text_length: int | None = None
+    """Maximum number of tokens of these texts."""
     decoders: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -159,11 +163,17 @@ class MaskedTrainer(MethodTrainer):
             config.max_seq_length = length  # the published encoder reads texts as long as those in training
             return self.build(source, tokenizer, max_length=length, streaming=streaming)
 
-        prepare_datasets(kwargs, lambda rows: prepared_rows(rows, self.collators.columns, args, built))
+        def prepared(rows: Any) -> Any:
+            texts = self.collators.text_columns
+            columns = texts if texts and {*texts} <= {*getattr(rows, "column_names", [])} else self.collators.columns
+            return prepared_rows(rows, columns, args, built)
+
+        prepare_datasets(kwargs, prepared)
         given: dict[str, Any] = {"encoder_mask_ratio": encoder_mask_ratio, "decoder_mask_ratio": decoder_mask_ratio}
         given = {name: ratio for name, ratio in given.items() if ratio is not None}
         given |= {"decoder": config.decoder, "max_length": model.max_length, "seed": args.seed, "pad_to_multiple_of": 8}
         self.collator = self.collators(tokenizer, **given, **{name: getattr(args, name) for name in self.collated})
+        self.collator.text_length = length
         super().__init__(model=model, args=args, data_collator=self.collator, processing_class=tokenizer, **kwargs)
         self.label_names = []  # a batch has those of some decoders only; an evaluation computes the loss anyway
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -11,18 +12,19 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.mixture.pairs import KnownPairs
-from revela_hub.data.row_cache import cached_rows, rows_fingerprint
+from revela_hub.data.row_cache import Types, cached_rows, rows_fingerprint
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import read_rows
-from revela_hub.data.sources.source import parse_source
+from revela_hub.data.sources.source import parse_source, parse_sources
 from revela_hub.data.text.contexts import CONTEXTS, build_contexts
-from revela_hub.data.text.pseudo_queries import ExtractiveQueries, PseudoQueries, Seq2SeqQueries
-from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries
+from revela_hub.data.text.same_text import text_hash
+from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings, tokenized_runs
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.ranges import NonNegativeInt, PositiveInt, Share
 from revela_hub.trainers.base.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
-from revela_hub.trainers.base.masked import MaskedCollator
+from revela_hub.trainers.base.masked import SPECIAL_TOKENS, MaskedCollator
 
 
 class CoTMoTECollator(MaskedCollator):
@@ -61,9 +63,13 @@ class CoTMoTECollator(MaskedCollator):
     expert [1, 0]
 
     All are int64; `expert` is 0 for a query, 1 for a passage. With `switch_experts`, an ablation, it is the other way round.
+
+    Of a row with a `text` and its `queries`, each epoch draws one of the queries, and which of the two the encoder reads; the other
+    is its context.
     """
 
     columns = ("row", "expert", "input_ids", "word_starts", "context_ids", "context_word_starts")
+    text_columns = ("text", "queries")
     decoders = ("ar", "ae", "none")
 
     def __init__(
@@ -75,10 +81,11 @@ class CoTMoTECollator(MaskedCollator):
         **options: Any,
     ) -> None:
         super().__init__(tokenizer, decoder_mask_ratio=decoder_mask_ratio, **options)
-        self.switch_experts = switch_experts
+        self.tokenizer, self.switch_experts = tokenizer, switch_experts
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch of rows of `build_contexts`; the class describes its tensors."""
+        """Make a batch of rows of `build_contexts`, or of texts with their queries; the class describes its tensors."""
+        features = self._drawn(features) if "queries" in features[0] else features
         batch = self.padding(len(features), self.width(features, "input_ids"), "")
         if self.decoder != "none":
             width = self.width(features, "context_ids")
@@ -96,6 +103,24 @@ class CoTMoTECollator(MaskedCollator):
         expert_B = torch.tensor([row["expert"] for row in features], dtype=torch.long)
         tensors["expert"] = 1 - expert_B if self.switch_experts else expert_B
         return tensors
+
+    def _drawn(self, features: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return a row as of `build_contexts` for each text with queries."""
+        rows: list[dict[str, Any]] = []
+        pairs: list[list[str]] = []
+        for row in features:
+            number = text_hash(row["text"])
+            generator = np.random.default_rng((self.seed, self.epoch, number, 1))
+            pair = [row["queries"][generator.integers(len(row["queries"]))], row["text"]]
+            expert = int(generator.integers(2))
+            rows.append({"row": number, "expert": expert})
+            pairs += [[pair[expert]], [pair[1 - expert]]]
+        tokens = list(tokenized_runs(pairs, self.tokenizer))
+        end = None if self.text_length is None else self.text_length - SPECIAL_TOKENS
+        for row, text, context in zip(rows, tokens[::2], tokens[1::2], strict=True):
+            row["input_ids"], row["word_starts"] = text.span(0, end)
+            row["context_ids"], row["context_word_starts"] = context.span(0, end)
+        return rows
 
     def _fill(
         self,
@@ -198,13 +223,13 @@ class CoTMoTEDataArguments(StreamedTextArguments):
     contexts: list[str] = option(
         list(CONTEXTS), "pretrain: Contextual spans of a text: neighbour, overlap or query (a pseudo-query)."
     )
-    query_generator: str = option(
-        "extractive", "pretrain: Generator of pseudo-queries: extractive (no model), or a doc2query model."
+    queries_per_span: PositiveInt = option(1, "pretrain: Number of extracted pseudo-queries per span.")
+    pseudo_queries: list[str] = option(
+        [],
+        "pretrain: Spans with generated queries, as written by `revela-hub pseudo-queries`: folders, JSON lines, parquet, or data"
+        " sets (hf:owner/name) with the columns text and queries; instead of --data.",
+        metavar="PATH",
     )
-    query_prefix: str = option(
-        "", "pretrain: Text that a doc2query model expects before a passage, e.g. 'text2query: '."
-    )
-    queries_per_span: PositiveInt = option(1, "pretrain: Number of pseudo-queries per span.")
     max_length: PositiveInt = option(144, "Maximum number of tokens per span or passage, including [CLS] and [SEP].")
     query_max_length: PositiveInt = option(32, "finetune: Maximum number of tokens per query.")
     min_tokens: PositiveInt = option(MIN_TOKENS, "Skip spans with fewer tokens, such as the ends of documents.")
@@ -221,26 +246,43 @@ class CoTMoTEDataArguments(StreamedTextArguments):
     num_negatives: NonNegativeInt = option(15, "finetune: Number of hard negatives per row.")
 
 
-def query_generator(arguments: CoTMoTEDataArguments, seed: int) -> PseudoQueries | None:
-    """Return the generator of pseudo-queries; None without pseudo-queries. Models are loaded on first use."""
-    if "query" not in arguments.contexts:
-        return None
-    name, number = arguments.query_generator, arguments.queries_per_span
-    if name == "extractive":
-        return ExtractiveQueries(number)
-    return Seq2SeqQueries(name, number, prefix=arguments.query_prefix, seed=seed)
-
-
 def load_contexts(
-    arguments: CoTMoTEDataArguments, tokenizer: PreTrainedTokenizerBase, seed: int
+    arguments: CoTMoTEDataArguments, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Dataset | IterableDataset, str]:
-    """Read and tokenize the sources; return the rows, with the columns of `build_contexts`, and a summary of the sources."""
-    queries = query_generator(arguments, seed)
-    if not arguments.data:
-        raise UserError("no data to pre-train on: give --data with folders, files or data sets of text")
+    """Read the sources; return rows with the columns of `build_contexts`, or text and queries, and a summary of the sources."""
+    if bool(arguments.data) == bool(arguments.pseudo_queries):
+        raise UserError("give either --data (text to pre-train on) or --pseudo_queries (spans with generated queries)")
+    if arguments.pseudo_queries:
+        return _load_queries(arguments)
+    queries = ExtractiveQueries(arguments.queries_per_span) if "query" in arguments.contexts else None
     settings: dict[str, Any] = {"tokenizer": tokenizer, "contexts": arguments.contexts, "queries": queries}
     rows, report = text_rows(arguments, build_contexts, **settings, **values_of(SpanSettings, arguments))
     return rows, str(report) + (f"; pseudo-queries {queries.description}" if queries else "")
+
+
+def _load_queries(arguments: CoTMoTEDataArguments) -> tuple[Dataset, str]:
+    """Read the spans with their queries."""
+    sources = parse_sources(arguments.pseudo_queries)
+    counts = {"queries": 0, "without": 0}
+
+    def read() -> Iterator[dict[str, Any]]:
+        for row in (row for source in sources for row in read_rows(source)):
+            text, queries = row.text("text"), [query for query in row.texts("queries") if query.strip()]
+            if text.strip() and queries:
+                counts["queries"] += len(queries)
+                yield {"text": text, "queries": queries}
+            else:
+                counts["without"] += 1
+
+    name = f"span-queries-{rows_fingerprint({'spans': arguments.max_spans}, sources)}"
+    types: Types = {"text": "string", "queries": ["string"]}
+    rows, counts = cached_rows(
+        name, types, lambda: islice(read(), arguments.max_spans), lambda: counts, arguments.cache_dir
+    )
+    if not len(rows):
+        raise UserError(f"{', '.join(arguments.pseudo_queries)}: no row has a text and queries")
+    skipped = f"; skipped: {counts['without']:,} without both" if counts["without"] else ""
+    return rows, f"{counted(len(rows), 'span')} with {counts['queries']:,} generated queries{skipped}"
 
 
 def load_pairs(arguments: CoTMoTEDataArguments) -> tuple[Dataset, str]:

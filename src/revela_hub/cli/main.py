@@ -48,6 +48,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "training data": {
         "probe": "make an evaluation set from raw text, without labels",
         "mine": "mine hard negatives with a retriever or BM25",
+        "pseudo-queries": "generate queries for the spans of a text with a doc2query model",
         "synthesize": "generate training pairs with a language model",
     },
     "share": {
@@ -58,7 +59,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "baselines": dict.fromkeys(BASELINES, ""),
 }
 COMMANDS = {
-    name: METHOD_COMMANDS.get(name) or Command(f"{PACKAGE}.{name}", summary)
+    name: METHOD_COMMANDS.get(name) or Command(f"{PACKAGE}.{name.replace('-', '_')}", summary)
     for group in GROUPS.values()
     for name, summary in group.items()
 }

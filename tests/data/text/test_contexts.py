@@ -1,15 +1,14 @@
-"""Texts with contextual spans: what is neighbour, overlap and query of what, and who writes the queries."""
+"""Texts with contextual spans: what is neighbour, overlap and query of what."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from transformers import BertTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import BertTokenizerFast
 
 from revela_hub.data import build_contexts
-from revela_hub.data.text.pseudo_queries import ExtractiveQueries, Seq2SeqQueries
-from revela_hub.errors import UserError
+from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def documents(tmp_path: Path, texts: list[str]) -> str:
 class Echo:
     """The first two words of a passage are its query."""
 
-    description = identity = "the first two words"
+    description, queries = "the first two words", 1
 
     def __call__(self, passages: Sequence[str]) -> list[list[str]]:
         return [[" ".join(passage.split()[:2])] for passage in passages]
@@ -89,44 +88,3 @@ def test_extracted_queries_are_what_tells_a_passage_from_the_others() -> None:
     assert queries[3] == [] and len(queries[0]) == 2
     assert queries[0][1].split()[:2] != queries[0][0].split()[:2]
     assert ExtractiveQueries(queries=2, words=4)(passages) == queries
-
-
-def test_a_seq2seq_model_writes_the_same_queries_again(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> None:
-    config = T5Config(
-        vocab_size=len(wordpiece_tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8,
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=3,
-    )  # fmt: skip
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    wordpiece_tokenizer.save_pretrained(tmp_path)
-    passages = ["The capital of France is Paris.", "Rivers carry sediment.", "The quick brown fox"]
-    generator = Seq2SeqQueries(str(tmp_path), 2, batch_size=2, max_new_tokens=6)
-    queries = generator(passages)
-    assert [len(found) <= 2 for found in queries] == [True] * 3 and any(queries)
-    assert Seq2SeqQueries(str(tmp_path), 2, batch_size=2, max_new_tokens=6)(passages) == queries
-    with pytest.raises(UserError, match="cannot load the query generator"):
-        Seq2SeqQueries(str(tmp_path / "nowhere"))(passages)
-
-
-def test_queries_are_cached_for_their_generator(
-    tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two models in folders of the same name, and of one that was trained further in its folder."""
-    monkeypatch.chdir(tmp_path)
-    calls: list[str] = []
-    monkeypatch.setattr(Seq2SeqQueries, "__call__", lambda self, texts: calls.append(self.name) or Echo()(texts))
-
-    def build(queries: Seq2SeqQueries) -> int:
-        calls.clear()
-        build_contexts([documents], wordpiece_tokenizer, queries=queries, max_length=26, cache_dir=tmp_path / "cache")
-        return len(calls)
-
-    for parent in ("one", "two"):
-        (tmp_path / parent / "model").mkdir(parents=True)
-        (tmp_path / parent / "model" / "model.safetensors").write_text(f"weights {parent}")
-    names = [str(tmp_path / parent / "model") for parent in ("one", "two")]
-    assert [build(Seq2SeqQueries(name)) for name in (*names, *names, "one/model")] == [1, 1, 0, 0, 0]
-    assert [build(Seq2SeqQueries(names[0], seed=seed)) for seed in (0, 1)] == [0, 1]
-    (tmp_path / "one" / "model" / "model.safetensors").write_text("trained further")
-    assert build(Seq2SeqQueries(names[0])) == 1
-    assert " model (" in Seq2SeqQueries(names[0]).description
-    assert " org/model (" in Seq2SeqQueries("org/model").description
