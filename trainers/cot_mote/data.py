@@ -221,7 +221,7 @@ class CoTMoTEDataArguments(StreamedTextArguments):
     option_group = "data"
 
     contexts: list[str] = option(
-        list(CONTEXTS), "pretrain: Contextual spans of a text: neighbour, overlap or query (a pseudo-query)."
+        list(CONTEXTS), "pretrain: Contextual spans of a text: neighbour or query (a pseudo-query)."
     )
     queries_per_span: PositiveInt = option(1, "pretrain: Number of extracted pseudo-queries per span.")
     pseudo_queries: list[str] = option(

@@ -1,4 +1,4 @@
-"""Texts with contextual spans: what is neighbour, overlap and query of what."""
+"""Texts with contextual spans: what is neighbour and query of what."""
 
 import json
 from collections.abc import Sequence
@@ -34,24 +34,13 @@ def text(tokenizer: BertTokenizerFast, ids: list[int]) -> str:
     return str(tokenizer.decode(ids))
 
 
-def test_neighbours_and_overlaps_are_of_one_document(
-    tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast
-) -> None:
+def test_neighbours_are_of_one_document(tmp_path: Path, documents: str, wordpiece_tokenizer: BertTokenizerFast) -> None:
     settings = {"max_length": 26, "min_tokens": 4, "cache_dir": tmp_path / "cache"}
     rows = build_contexts([documents], wordpiece_tokenizer, contexts=["neighbour"], **settings)
     spans = [row["input_ids"] for row in rows]
     assert len(rows) > 3 and set(rows["expert"]) == {1}
     assert [row["context_ids"] for row in rows] == [*spans[1:], spans[-2]], "the next, and before the last"
     assert all(len(row["input_ids"]) == len(row["word_starts"]) <= 24 for row in rows)
-    whole = [token for span in spans for token in span]
-    overlaps = build_contexts([documents], wordpiece_tokenizer, contexts=["overlap"], **settings)
-    for row in overlaps:
-        span, context = row["input_ids"], row["context_ids"]
-        place = next(i for i in range(len(whole)) if whole[i : i + len(context)] == context)
-        start = next(i for i in range(len(whole)) if whole[i : i + len(span)] == span)
-        shared = set(range(place, place + len(context))) & set(range(start, start + len(span)))
-        assert 0 < len(shared) < len(span) and row["context_word_starts"][0] == 1
-        assert not context == span
 
 
 def test_a_query_stands_for_its_span_and_the_span_for_the_query(

@@ -9,7 +9,7 @@ from revela_hub.data.synthesis.questions import QuestionFilter
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.data.text.ngram_overlap import NearDuplicates
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
-from revela_hub.data.text.words import aligned, count_words, join_words, normal, word_places, words
+from revela_hub.data.text.words import count_words, join_words, word_places, words
 from revela_hub.evaluation.question_answering import exact_match, f1, holds_answer
 
 TRANSLATIONS = {
@@ -55,8 +55,6 @@ def test_translations_have_about_as_many_words(language: str) -> None:
 )
 def test_words(text: str, found: list[str]) -> None:
     assert words(text) == found
-    form, places = aligned(text)
-    assert form == normal(text) and len(places) == len(form)
 
 
 def test_copies_are_found_and_other_texts_are_not_in_every_script() -> None:
