@@ -11,7 +11,8 @@ was tuned on it. The recommended weight is tuned on all queries.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +20,7 @@ from numpy.typing import NDArray
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.retrieval import TOP_K, Rankings, RetrievalScores, score_run
-from revela_hub.retrieval.hits import Hits
-from revela_hub.retrieval.hybrid import BM25_WEIGHT, fuse
+from revela_hub.retrieval.hybrid import BM25_WEIGHT
 
 WEIGHTS = tuple(round(0.1 * step, 1) for step in range(11))
 ERRORS, ERRORS_UP = 1.0, 2.0
@@ -45,7 +45,7 @@ def halves(queries: Collection[str]) -> tuple[set[str], set[str]]:
 
 def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHybrid:
     """Choose a weight as `fit_weight` does, and score the hybrid of these hits with cross-validation."""
-    runs = _fused(dense, bm25, task, WEIGHTS)
+    runs = {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}
     one, other = halves(task.queries)
     for_one, for_other = (_supported(runs, task, half) for half in (other, one))
     crossed = {query: runs[for_one if query in one else for_other][query] for query in task.queries}
@@ -59,7 +59,9 @@ def fit_weight(
 
     It must beat the prior by so many standard errors; a larger weight on a probe by at least two.
     """
-    return _supported(_fused(dense, bm25, task, WEIGHTS), task, task.queries, prior, errors)
+    return _supported(
+        {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}, task, task.queries, prior, errors
+    )
 
 
 def _supported(
@@ -90,30 +92,13 @@ def _better(a: NDArray[np.float64], b: NDArray[np.float64], errors: float) -> bo
 
 
 def fuse_runs(dense: Rankings, bm25: Rankings, task: RetrievalTask, weight: float) -> Rankings:
-    """Fuse the hits of both, with this weight of BM25."""
-    return _fused(dense, bm25, task, [weight])[weight]
-
-
-def _fused(dense: Rankings, bm25: Rankings, task: RetrievalTask, weights: Sequence[float]) -> dict[float, Rankings]:
-    """Return the hits of `fuse_runs` by weight."""
-    documents = list(task.corpus)
-    places = {document: place for place, document in enumerate(documents)}
-    parts = [_hits(run, list(task.queries), places) for run in (dense, bm25)]
-    runs: dict[float, Rankings] = {}
-    for weight in weights:
-        scores_QK, rows_QK = fuse(parts, TOP_K, [1 - weight, weight])
-        runs[weight] = {
-            query: {documents[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
-            for query, rows, scores in zip(task.queries, rows_QK.tolist(), scores_QK.tolist(), strict=True)
-        }
+    """Fuse the hits of both as `hybrid.fuse` does, with this weight of BM25."""
+    runs: Rankings = {}
+    for query in task.queries:
+        total: dict[str, float] = defaultdict(float)
+        for hits, share in ((dense.get(query, {}), 1 - weight), (bm25.get(query, {}), weight)):
+            low, high = min(hits.values(), default=0.0), max(hits.values(), default=0.0)
+            for document, score in hits.items() if share else ():
+                total[document] += share * ((score - low) / (high - low) if high > low else 1.0)
+        runs[query] = dict(sorted(total.items(), key=lambda hit: -hit[1])[:TOP_K])
     return runs
-
-
-def _hits(run: Rankings, queries: list[str], places: dict[str, int]) -> Hits:
-    found = [sorted(run.get(query, {}).items(), key=lambda item: -item[1]) for query in queries]
-    shape = len(queries), max(map(len, found), default=0)
-    hits = Hits(np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64))
-    for scores_K, rows_K, of_query in zip(*hits, found, strict=True):
-        scores_K[: len(of_query)] = [score for _, score in of_query]
-        rows_K[: len(of_query)] = [places[document] for document, _ in of_query]
-    return hits

@@ -198,7 +198,7 @@ def ranking_runs(
 
 
 def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
-    """Return the best hits of each query.
+    """Return the best hits of each query, without a document with the id of the query unless it is judged relevant.
 
     Args:
         ranker: A ranker of the documents in the order of `sorted(task.corpus, reverse=True)`, because trec_eval breaks ties
@@ -206,19 +206,10 @@ def run_of(ranker: Ranker, task: RetrievalTask, depth: int = TOP_K) -> Rankings:
         task: The queries.
         depth: Hits to keep per query.
     """
-    hits = ranker.search(list(task.queries.values()), depth + 1)
-    return rankings_of(hits.rows_QK.tolist(), hits.scores_QK.tolist(), task, depth)
-
-
-def rankings_of(rows_QK: list[list[int]], scores_QK: list[list[float]], task: RetrievalTask, depth: int) -> Rankings:
-    """Return the best hits of each query by id, of `depth + 1` hits by the numbers of their documents (-1: no hit).
-
-    A document with the id of the query is removed unless it is judged relevant, as in BEIR: in some data sets (ArguAna,
-    Quora) the queries are in the corpus and would retrieve themselves.
-    """
-    documents = documents_of(task)
+    hits, documents = ranker.search(list(task.queries.values()), depth + 1), documents_of(task)
     run: Rankings = {}
-    for query, rows, scores in zip(task.queries, rows_QK, scores_QK, strict=True):
+    for query, rows, scores in zip(task.queries, hits.rows_QK.tolist(), hits.scores_QK.tolist(), strict=True):
+        # As in BEIR: in some data sets (ArguAna, Quora) the queries are in the corpus and would retrieve themselves.
         own = query if task.qrels[query].get(query, 0) <= 0 else None
         found = [(documents[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0]
         run[query] = dict([pair for pair in found if pair[0] != own][:depth])

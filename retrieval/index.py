@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -194,42 +193,33 @@ def build_store(
         filelock.Timeout: Another process builds an index in the folder.
     """
     folder, path = claim(local_path(output)), local_path(model)
-    described = {
-        "model": path.resolve().name if path.exists() else model,
-        "max_length": max_length,
-        "endpoint": endpoint,
-    }
     with FileLock(folder / "index.lock", timeout=0):
-        _build(write, encoder, folder, settings, **described)
+        earlier = IndexMetadata.read(folder) if (folder / METADATA).is_file() else None
+        if earlier is not None and earlier.fingerprint != settings.identity:
+            raise UserError(f"{folder} holds the index of {earlier.model}: choose another --output_dir, or delete it")
+        passages = write(folder)
+        if not len(passages):
+            raise UserError("no passage contains any text")
+        if settings.index.type == "milvus":  # raises errors before the texts are encoded
+            connect(milvus_uri(settings.index, folder)).close()
+        vectors = document_vectors(passages, encoder, settings, folder)
+        if settings.index.type != "exact":
+            open_index(vectors, settings.index, folder=folder)
+        metadata = IndexMetadata(
+            fingerprint=settings.identity,
+            texts=passages.fingerprint,
+            passages=len(passages),
+            dimension=vectors.dimension,
+            similarity=similarity_of(encoder),
+            document_prompt=settings.document_prompt,
+            options=settings.index,
+            model=path.resolve().name if path.exists() else model,
+            max_length=max_length,
+            endpoint=endpoint,
+        )
+        write_text(folder / METADATA, json.dumps(asdict(metadata), indent=2) + "\n")
+        # Removed text does not stay on the disk. Searches that have these files open can still read them.
+        for file in [file for pattern in ("texts-*", "bm25-*", "*.faiss") for file in folder.glob(pattern)]:
+            if metadata.texts not in file.name and vectors.key[:16] not in file.name:
+                remove(file)
     return PassageStore(folder, settings.identity, model)
-
-
-def _build(
-    write: Callable[[Path], Passages], encoder: Encoder, folder: Path, settings: RankerSettings, **described: Any
-) -> None:
-    earlier = IndexMetadata.read(folder) if (folder / METADATA).is_file() else None
-    if earlier is not None and earlier.fingerprint != settings.identity:
-        raise UserError(f"{folder} holds the index of {earlier.model}: choose another --output_dir, or delete it")
-    passages = write(folder)
-    if not len(passages):
-        raise UserError("no passage contains any text")
-    if settings.index.type == "milvus":  # raises errors before the texts are encoded
-        connect(milvus_uri(settings.index, folder)).close()
-    vectors = document_vectors(passages, encoder, settings, folder)
-    if settings.index.type != "exact":
-        open_index(vectors, settings.index, folder=folder)
-    metadata = IndexMetadata(
-        fingerprint=settings.identity,
-        texts=passages.fingerprint,
-        passages=len(passages),
-        dimension=vectors.dimension,
-        similarity=similarity_of(encoder),
-        document_prompt=settings.document_prompt,
-        options=settings.index,
-        **described,
-    )
-    write_text(folder / METADATA, json.dumps(asdict(metadata), indent=2) + "\n")
-    # Removed text does not stay on the disk. Searches that have these files open can still read them.
-    for file in [file for pattern in ("texts-*", "bm25-*", "*.faiss") for file in folder.glob(pattern)]:
-        if metadata.texts not in file.name and vectors.key[:16] not in file.name:
-            remove(file)

@@ -145,15 +145,14 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
 
 def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
     """Make a document of each row, or of consecutive rows with the same value in `merge_column`."""
-    if source.merge_column is None:
-        for row in rows:
-            yield _document(row, _text(row, source), source)
-        return
     column = source.merge_column
-    for _, parts in groupby(rows, key=lambda row: row.value(column)):
-        merged = list(parts)
-        text = " ".join(text for row in merged if (text := _text(row, source)))
-        yield _document(merged[0], text, source)
+    same = (
+        ([row] for row in rows)
+        if column is None
+        else (list(g) for _, g in groupby(rows, lambda row: row.value(column)))
+    )
+    for merged in same:
+        yield _document(merged[0], " ".join(filter(None, (_text(row, source) for row in merged))), source)
 
 
 def _text(row: Row, source: Source) -> str:
@@ -166,9 +165,13 @@ def _document(row: Row, text: str, source: Source) -> Document:
         title = title if isinstance(title, str) else ""
     else:
         title = row.text(source.title_column) if source.title_column else ""
-    name = row.value(source.id_column) if source.id_column else None
-    if source.id_column is None:
-        name = row.columns.get("_id")
+    name = (
+        row.columns.get("_id")
+        if source.id_column is None
+        else row.value(source.id_column)
+        if source.id_column
+        else None
+    )
     # An empty line, so that the title does not become part of the first sentence.
     has_title = re.match(f"{re.escape(title)}(?!{LETTER})", text)  # "Go" is not the title of "Google"
     text = f"{title}\n\n{text}" if title and text and not has_title else text

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -13,7 +12,6 @@ from revela_hub.cli.main import main
 from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
 from revela_hub.data.sources.source import Document, Source
 from revela_hub.errors import UserError
-from revela_hub.evaluation.functions import commented_functions, documented_functions
 from revela_hub.evaluation.probe import NoProbe, Probe, ProbeSettings, build_probe, kind_of
 from revela_hub.evaluation.probe_folder import write_probe
 from revela_hub.evaluation.probe_queries import passages_of_each
@@ -89,30 +87,6 @@ def test_front_matter_and_comments_in_code_are_no_titles(start: str, title: str 
     assert all("draft" not in passage.text and "editor" not in passage.text for passage in passages)
     assert all(each.removed in text for passage in passages for each in passage.candidates.values())
     assert "run --now" in passages[1].text
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        f"# A story{' ' * 50_000}of rivers ##{' ' * 50_000}\n\n",
-        *(mark * (100_000 // len(mark)) for mark in ("```` a\n", "````a\n```\n", "~~~\n", "---\na: b\n")),
-    ],
-    ids=["blanks", "fences", "closed", "tildes", "front matter"],
-)
-def test_marks_and_white_space_take_linear_time(part: str) -> None:
-    began = time.process_time()
-    list(passages_of_each([Document("a", part + sentences("rivers"), None, "text")], lambda _: Random(0)))
-    assert time.process_time() - began < 5
-
-
-def test_licences_have_no_queries_and_a_header_without_a_suffix_has() -> None:
-    text = f"A long heading\n\n{sentences('rivers')}"
-    for path in ("docs/LICENSE", "COPYING.LESSER", "docs/license.md", "Changelog", "docs/licensed.md", "news.md"):
-        ((_, [passage]),) = passages_of_each([Document(path, text, path, "text")], lambda _: Random(0))
-        assert bool(passage.candidates) == (path in ("docs/licensed.md", "news.md"))
-    code = "/** Returns the area of a rectangular field. */\nint area(int a, int b)\n{\n    int c = a;\n    return c * b;\n}\n"
-    ((_, [passage]),) = passages_of_each([Document("geometry", code, "geometry", "code")], lambda _: Random(0))
-    assert passage.candidates["docstring"].text == "Returns the area of a rectangular field."
 
 
 @pytest.fixture
@@ -256,14 +230,6 @@ def test_prose_without_spaces_or_headings_has_natural_pairs(tmp_path: Path, monk
     pairs = build_text_pairs("rows.jsonl", cache_dir=tmp_path / "cache")
     assert len(pairs) == 20 and THAI.split(" ")[1] in pairs["anchor"]
     assert all(pair["anchor"] in THAI and pair["anchor"] not in pair["positive"] for pair in pairs)
-
-
-def test_comments_are_not_counted_in_spaces() -> None:
-    comment = "返回两个数的和"
-    code = f"// {comment}\nfunction sum(a, b) {{\n  const c = a + b;\n  return c;\n}}\n"
-    assert [function.query for function in commented_functions(code)] == [comment]
-    code = f'def add(a, b):\n    """{comment}"""\n    c = a + b\n    log(c)\n    return c\n'
-    assert [function.query for function in documented_functions(code)] == [comment]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

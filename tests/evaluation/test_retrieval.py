@@ -12,7 +12,8 @@ import torch
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_bm25, evaluate_ranking, evaluate_retrieval, score_run
-from revela_hub.evaluation.retrieval import read_run, write_run
+from revela_hub.evaluation.hybrid_weight import fuse_runs
+from revela_hub.evaluation.retrieval import ranking_run, read_run, write_run
 from revela_hub.retrieval.dense import best_hits
 from revela_hub.retrieval.ranking import RankerSettings
 
@@ -163,12 +164,14 @@ def test_blocks_change_nothing_not_even_among_equals(size: int) -> None:
         np.testing.assert_array_equal(found.scores_QK, expected_scores[:, :k].numpy())
 
 
-def test_bm25_finds_words_and_nothing_else() -> None:
-    corpus = {"a": "Rivers carry sediment", "b": "the sediments of a river carry gold", "c": "cats"}
-    queries = {"stem": "a river's sediment", "none": "zebra", "stop words": "of the and"}
-    qrels = {"stem": {"a": 1, "b": 1}, "none": {"a": 1}, "stop words": {"b": 1}}
-    scores = evaluate_bm25(RetrievalTask(corpus, queries, qrels, "words"))
-    # A query that shares no word with the corpus has no hits, although bm25s fills its list up with scores of 0.
-    assert scores.ndcg_at_10 == scores.mrr_at_10 == scores.recall_at_100 == pytest.approx(1 / 3)
-    without_words = RetrievalTask({"a": "", "b": "of the and"}, {"q": "gold"}, {"q": {"a": 1}}, "empty")
-    assert evaluate_bm25(without_words).recall_at_100 == 0.0
+def test_runs_are_fused_as_rankers_are() -> None:
+    encoder, task = random_task(documents=40, queries=9)
+    task = replace(task, corpus={id_: f"{text} {text[-1] * 3}" for id_, text in task.corpus.items()})
+    encoder.documents = {f"{text} {text[-1] * 3}": vector for text, vector in encoder.documents.items()}
+    bm25 = ranking_run(task, RankerSettings(mode="bm25"))
+    found = fuse_runs(ranking_run(task, RankerSettings(), dense=encoder), bm25, task, 0.4)
+    hybrid = RankerSettings(mode="hybrid", weights=(0.6, 0.4))
+    expected = ranking_run(task, hybrid, dense=encoder)
+    assert max(map(len, bm25.values())) > 0
+    for query in task.queries:
+        assert found[query] == pytest.approx(expected[query], abs=1e-6)

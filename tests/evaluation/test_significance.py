@@ -45,16 +45,3 @@ def test_queries_are_paired_by_their_ids() -> None:
     assert compare_queries(a, b).difference == pytest.approx(0.1)
     with pytest.raises(ValueError, match="2 queries have a score from only one of the models"):
         compare_queries(a, {"q1": 0.1, "q2": 0.9, "q4": 0.5})
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "message"),
-    [
-        ([0.5], [0.4], "at least two"),
-        ([1.0, 2.0], [1.0], "one score per query"),
-        ([1.0, np.nan], [1, 2], "not finite"),
-    ],
-)
-def test_what_cannot_be_compared(a: list[float], b: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        paired_bootstrap(a, b)

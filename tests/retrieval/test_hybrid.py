@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings
 from revela_hub.retrieval.hits import Hits
 from revela_hub.retrieval.hybrid import Hybrid, fuse
@@ -116,19 +115,3 @@ def test_a_part_without_weight_finds_nothing(fusion: str) -> None:
 )
 def test_default_weights(options: dict[str, Any], weights: list[float]) -> None:
     assert RankerSettings(mode="hybrid", **options).part_weights == pytest.approx(weights)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"mode": "lexical"},
-        {"parts": ["dense", "dense"]},
-        {"weights": [1.0]},
-        {"weights": [0.0, 0.0]},
-        {"weights": [1.0, -0.5]},
-        {"weights": [1.0, float("nan")]},
-    ],
-)
-def test_parts_and_weights_that_are_none_are_found_before_texts_are_encoded(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError):
-        RankerSettings(**{"mode": "hybrid"} | options)

@@ -83,23 +83,3 @@ def test_a_hybrid_with_a_server_ranks_as_the_one_here(
     scores = [[hit["score"] for hit in hits] for hits in found]
     np.testing.assert_allclose(*scores, atol=1e-4)
     assert not any(b"secret" in file.read_bytes() for file in Path("there").rglob("*") if file.is_file())
-
-
-def test_mistakes_are_found_before_the_texts_are_encoded(
-    retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("pymilvus", reason="needs the extra milvus")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("revela_hub.retrieval.index.document_vectors", None)
-    Path("rows.jsonl").write_text('{"text": "a"}\n')
-    build = ["index", str(retriever_folder), "--corpus", "rows.jsonl", "--output_dir", "index", "--device", "cpu"]
-    build += ["--index_type", "milvus", "--milvus_uri"]
-    assert main([*build, "http://me:secret@localhost:1"]) == 2
-    assert "MILVUS_TOKEN" in capsys.readouterr().err
-
-    def no_answer(*_: object, **__: object) -> None:
-        raise OSError("connection refused")
-
-    monkeypatch.setattr("pymilvus.MilvusClient", no_answer)
-    assert main([*build, "http://localhost:1"]) == 2
-    assert "http://localhost:1" in capsys.readouterr().err

@@ -260,10 +260,7 @@ def all_skipped(tmp_path: Path) -> Source:
         (lambda folder: folder / "gone", "gone"),
         (lambda folder: f"{folder}/**/*.txt", "no such file"),
         (lambda folder: "owner/name", "hf:owner/name"),
-        (lambda folder: folder, "no documents"),
         (all_skipped, r"skipped 1 binary \(\.txt 1\), 1 too large"),
-        (lambda folder: [], "no data"),
-        (lambda folder: "", "path"),
     ],
 )
 def test_mistakes_are_told_in_one_line(tmp_path: Path, source: Callable[[Path], Any], message: str) -> None:
@@ -298,11 +295,8 @@ def test_sources_as_they_are_written() -> None:
         ({"text_column": "body"}, "it needs a path"),
         ({"path": "x", "split": "test"}, "split is for a data set"),
         ({"path": "x", "kind": "prose"}, "kind is 'prose'; it must be text or code"),
-        ({"path": "x", "max_documents": "1e6"}, "max_documents is '1e6'; it must be a whole number above 0"),
         ({"path": "x", "max_file_mib": 0}, "max_file_mib is 0; it must be a whole number above 0"),
         ("hf:owner/name:a:b:c", "a data set is written hf:"),
-        ("hf:", "a data set is written hf:"),
-        ("hf://owner/model/file.txt", "hf://datasets/owner/name"),
     ],
 )
 def test_sources_that_are_not_well_written(source: Any, message: str) -> None:

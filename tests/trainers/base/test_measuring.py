@@ -13,7 +13,7 @@ from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.hybrid_weight import fit_hybrid, fit_weight, fuse_runs, halves
-from revela_hub.evaluation.retrieval import bm25_run, retrieval_run, score_run
+from revela_hub.evaluation.retrieval import RetrievalScores, bm25_run, retrieval_run, score_run
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.base.distributed import from_main, rank
 from revela_hub.trainers.base.measuring import RETRIEVAL_CURVE, BestWeights
@@ -156,7 +156,7 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
     for update, lost in ((10, told), (20, [])):
         scores = own | {query: 0.5 for query in lost} | {chosen: 1.1}
         per_query = {**base.per_query, "ndcg_at_10": scores}
-        measured.scores[update] = replace(base, ndcg_at_10=sum(scores.values()) / 60, per_query=per_query)
+        measured.scores[update] = RetrievalScores.of(base.name, per_query, base.documents)
         measured.scores = {0: base, update: measured.scores[update]}
         measured.store(update)
         outcome = measured.finish()
