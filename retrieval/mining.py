@@ -51,10 +51,9 @@ class MiningSettings:
         num_negatives: Negatives per pair.
         relative_margin: A negative scores at most `positive - relative_margin * |positive|`; 0.05 means at most 95% of a
             positive score (NV-Embed section 4.1, TopK-PercPos of NV-Retriever). None: no such limit.
-        max_score: The maximum score of a negative.
         range_min: Skip this many of the best texts that pass the filters above.
         range_max: Take negatives from at most this many of the best texts. None: `range_min`, plus ten per negative if a
-            margin or a maximum is set, otherwise one.
+            margin is set, otherwise one.
         sampling: "top" takes the best remaining texts, "random" samples among them.
         fewer: The treatment of pairs with too few negatives: "drop" them, or "keep" them with None for missing ones.
         scores: Whether to add the column `scores`: the positive's, then the negatives'.
@@ -63,7 +62,6 @@ class MiningSettings:
 
     num_negatives: int = 1
     relative_margin: float | None = 0.05
-    max_score: float | None = None
     range_min: int = 0
     range_max: int | None = None
     sampling: Literal["top", "random"] | str = "top"
@@ -83,7 +81,7 @@ class MiningSettings:
         """Return `range_max` or its default, as in `sentence_transformers.util.mine_hard_negatives`."""
         if self.range_max is not None:
             return self.range_max
-        factor = 1 if self.relative_margin is None and self.max_score is None else 10
+        factor = 1 if self.relative_margin is None else 10
         return self.range_min + self.num_negatives * factor + max_positives
 
     @property
@@ -290,8 +288,6 @@ def _allowed(
     if settings.relative_margin is not None:
         margin = np.float32(settings.relative_margin)
         limits["relative margin"] = scores_AK > lowest_A1 - np.abs(lowest_A1) * margin
-    if settings.max_score is not None:
-        limits["maximum score"] = scores_AK > settings.max_score
     left_AK = rows_AK >= 0
     report.candidates += int(left_AK.sum())
     for reason, mask_AK in limits.items():

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from revela_hub.data.openai_server import concurrently, openai_client, server_errors, server_name
-from revela_hub.errors import UserError, loading
+from revela_hub.data.openai_server import concurrently, openai_client, server_errors
+from revela_hub.errors import loading
 from revela_hub.loading import loading_dtype, pretrained, varying_shapes
 
 
@@ -164,16 +164,12 @@ class Endpoint:
                 messages=[{"role": "user", "content": request.prompt}],
                 extra_body={name: value for name, value in body.items() if value is not None},
             )
-            [choice] = completion.choices
-            text, refusal = choice.message.content or "", choice.message.refusal
         except openai.APIStatusError as error:
             if not self._answered or error.status_code not in (400, 413, 422):
                 raise
             return Reply("", "refused by the endpoint")  # only this prompt: too long, or against the policy
-        except (AttributeError, TypeError, ValueError) as error:  # a page of a proxy while the server restarts
-            if self._answered:
-                return Reply("", "not a chat completion")
-            raise UserError(f"{server_name(self.url)} does not answer like OpenAI's chat completions API") from error
         self._answered = True
+        [choice] = completion.choices
+        text, refusal = choice.message.content or "", choice.message.refusal
         cut = choice.finish_reason == "length"
         return Reply(text, CUT_OFF if cut else "refused by the endpoint" if refusal and not text else None)

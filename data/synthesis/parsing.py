@@ -12,11 +12,12 @@ from itertools import combinations
 from typing import Any
 
 from revela_hub.data.synthesis.backends import CUT_OFF, Reply
-from revela_hub.data.synthesis.prompts import BROKEN, FORMS, PLACEHOLDER, Form
+from revela_hub.data.synthesis.prompts import FORMS, Form
 from revela_hub.data.text.words import words
 
 TASK_MIN_WORDS, TASK_MAX_WORDS = 3, 80
-
+_PLACEHOLDER = re.compile(r"^\s*(?:a string\b|\.\.\.|…|<[^>]*>$|\{[^}]*\}$)", re.IGNORECASE)  # copied from a prompt
+_BROKEN = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: possible in JSON, not in UTF-8
 _THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)|^.*?</think(?:ing)?>", re.DOTALL)
 _BULLET = r"(?:[-*•]|\(?\d+[.):])\s*"
 # `1. text`, `- text`, `"text",`: an item that begins with a quote must end with one, or it was cut off
@@ -53,10 +54,10 @@ def _task(item: Any) -> str:
     """Return a task in one line, or "" if the item is not one."""
     if isinstance(item, dict) and item:  # {"task": "..."} instead of a string
         item = item.get("task", next(iter(item.values())))
-    if not isinstance(item, str) or BROKEN.search(item):
+    if not isinstance(item, str) or _BROKEN.search(item):
         return ""
     task = re.sub(rf"^{_BULLET}", "", " ".join(re.sub(r"\*\*|__", "", item).split()))
-    return task if TASK_MIN_WORDS <= len(words(task)) <= TASK_MAX_WORDS and not PLACEHOLDER.match(task) else ""
+    return task if TASK_MIN_WORDS <= len(words(task)) <= TASK_MAX_WORDS and not _PLACEHOLDER.match(task) else ""
 
 
 def without_thoughts(reply: str) -> str:
@@ -100,13 +101,17 @@ def parse_example(form: Form, reply: str) -> dict[str, str]:
     found = list(_values(text, "{"))
     if not found:
         raise Rejected("not JSON" if text else "empty")
-    expected = FORMS[form].parts
-    values: dict[str, Any] = next((value for value in found if {part.key for part in expected} <= value.keys()), {})
+    expected = FORMS[form]["parts"]
+    values: dict[str, Any] = next((value for value in found if {part["key"] for part in expected} <= value.keys()), {})
     parts = {}
     for name, part in zip(("query", "positive", "negative"), expected, strict=True):
-        if problem := part.problem(values.get(part.key)):
-            raise Rejected(problem)
-        parts[name] = values[part.key].strip()
+        text = values.get(part["key"])
+        if not isinstance(text, str) or _BROKEN.search(text) or _PLACEHOLDER.match(text):
+            raise Rejected("not a text")
+        count = len(words(text)) or bool(text.strip())  # symbols only (code, a formula) count as one word
+        if not part["min_words"] <= count <= part["max_words"]:
+            raise Rejected("too short or too long")
+        parts[name] = text.strip()
     for (name, one), (other_name, other) in combinations(parts.items(), 2):
         if (words(one) or [one]) == (words(other) or [other]):
             raise Rejected(f"{name} equals {other_name}")

@@ -7,9 +7,8 @@ After Wang et al. (arXiv 2401.00368, section 3.1), as used by NV-Embed (arXiv 24
     reply with an example of a task --> parse, validate --> drop overlap with evaluation sets, duplicates --> pairs.jsonl
 
 Every example is a numbered draw. Its task, placeholders and sampling seed are derived from the run's seed and this number, so the same
-backend gives the same data for any number of concurrent requests. An unusable reply is counted by reason and requested again with the
-same placeholders (otherwise difficult ones would become rare) and a new seed; after a few attempts the draw is skipped. `pairs.jsonl` is
-the only state: a resumed run counts its lines, takes the tasks from it, and continues after its last draw.
+backend gives the same data for any number of concurrent requests. An unusable reply is counted by reason, and its draw is skipped.
+`pairs.jsonl` is the only state: a resumed run counts its lines, takes the tasks from it, and continues after its last draw.
 """
 
 import json
@@ -27,7 +26,6 @@ from revela_hub.data.sources.rows import file_rows
 from revela_hub.data.synthesis.backends import CUT_OFF, Backend, Reply, Request
 from revela_hub.data.synthesis.parsing import Rejected, parse_example, parse_tasks
 from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Form, brainstorm_prompt, example_prompt
-from revela_hub.data.text.words import words
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option
@@ -40,6 +38,8 @@ PAIRS = "pairs.jsonl"
 TASK_PREFIX = "synthetic/"
 """Of the column `task`: `synthetic/short-long`."""
 COLUMNS = ("task", "instruction", "anchor", "positive", "negative_1", "kind", "language", "model", "draw")
+MAX_UNUSABLE = 50
+"""Consecutive unusable replies after which a run stops."""
 MAX_LISTS_WITHOUT_NEW_TASKS = 10
 """Consecutive lists after which the existing tasks are used."""
 
@@ -59,8 +59,6 @@ class SynthesisSettings:
     )
     domains: list[str] = option([], "Subject areas of the tasks, e.g. 'tax law' (default: forty general ones).")
     seed: Seed = option(0, "Random seed.")
-    attempts: PositiveInt = option(3, "Maximum number of replies per prompt if they are unusable.")
-    patience: PositiveInt = option(50, "Number of consecutive unusable replies after which to stop.")
 
     def wanted(self, form: Form) -> int:
         """Return the number of examples of one form."""
@@ -150,28 +148,24 @@ class _Synthesis:
     show_progress_bar: bool
     similar: "NearDuplicates"
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {form: [] for form in FORMS})
-    asked: set[tuple[str, ...]] = field(default_factory=set)
     report: SynthesisReport = field(default_factory=SynthesisReport)
     useless: int = 0
 
     def make_examples(self, form: Form) -> None:
         """Request examples until there are enough: those that are missing, then those that are still missing."""
-        rows, settings, wanted = self.rows[form], self.settings, self.settings.wanted(form)
+        rows, wanted = self.rows[form], self.settings.wanted(form)
         tasks = self._tasks(form) if len(rows) < wanted else []
-        again: list[tuple[int, int]] = []
         number = max((row["draw"] for row in rows), default=-1) + 1
         bar = tqdm(total=wanted, initial=len(rows), desc=form, disable=not self.show_progress_bar, dynamic_ncols=True)
         while (missing := wanted - len(rows)) > 0:
-            new = max(missing - len(again), 0)
-            draws = [*again[:missing], *((draw, 0) for draw in range(number, number + new))]
-            again, number = again[missing:], number + new
-            requests = (self._request(form, tasks, draw, attempt) for draw, attempt in draws)
-            for (draw, attempt), (_, reply) in zip(draws, self.backend.replies(requests), strict=True):
+            draws = range(number, number + missing)
+            number += missing
+            requests = (Request(*self._prompt(form, tasks, draw)[:2]) for draw in draws)
+            for draw, (_, reply) in zip(draws, self.backend.replies(requests), strict=True):
                 try:
                     self._add(self._example(form, tasks, draw, reply))
                     bar.update()
                 except Rejected as rejected:
-                    again += [(draw, attempt + 1)] if attempt + 1 < settings.attempts else []
                     self._reject(str(rejected), reply, form)
         bar.close()
         self.report.pairs[form] = len(rows)
@@ -189,7 +183,7 @@ class _Synthesis:
         lists, without_new = len(tasks), 0
         while len(tasks) < wanted and without_new < MAX_LISTS_WITHOUT_NEW_TASKS:
             count = -(-(wanted - len(tasks)) // TASKS_PER_LIST)
-            requests = (self._brainstorm(form, lists + number) for number in range(count))
+            requests = [self._brainstorm(form, lists + number) for number in range(count)]
             lists += count
             for _, reply in self.backend.replies(requests):
                 try:
@@ -207,14 +201,12 @@ class _Synthesis:
         prompt = brainstorm_prompt(form, self.settings.domains or DOMAINS, random)
         return Request(prompt, random.getrandbits(31))
 
-    def _prompt(self, form: Form, tasks: list[str], draw: int) -> tuple[str, str, str]:
-        """Return the task of a draw, its prompt and its language."""
+    def _prompt(self, form: Form, tasks: list[str], draw: int) -> tuple[str, int, str, str]:
+        """Return the prompt of a draw, the sampling seed, its task and its language."""
         task = tasks[draw // self.settings.examples_per_task % len(tasks)]
-        return task, *example_prompt(form, task, self.settings.languages, self._random("examples", form, draw))
-
-    def _request(self, form: Form, tasks: list[str], draw: int, attempt: int) -> Request:
-        seed = self._random("sampling", form, draw, attempt).getrandbits(31)
-        return Request(self._prompt(form, tasks, draw)[1], seed)
+        random = self._random("examples", form, draw)
+        prompt, language = example_prompt(form, task, self.settings.languages, random)
+        return prompt, random.getrandbits(31), task, language
 
     def _example(self, form: Form, tasks: list[str], draw: int, reply: Reply) -> dict[str, Any]:
         """Return the row of a reply that is an example, and no duplicate."""
@@ -228,10 +220,10 @@ class _Synthesis:
         checked = [texts["anchor"]] if form == "long-short" else list(texts.values())
         if self.excluded and (name := next(filter(None, map(self.excluded.find, checked)), None)):
             raise Rejected(f"overlapping {name}")
-        task, _, language = self._prompt(form, tasks, draw)
-        more = {"kind": FORMS[form].kind, "language": language, "model": self.settings.model, "draw": draw}
+        *_, task, language = self._prompt(form, tasks, draw)
+        more = {"kind": FORMS[form]["kind"], "language": language, "model": self.settings.model, "draw": draw}
         row = {"task": f"{TASK_PREFIX}{form}", "instruction": task, **texts, **more}
-        if _asked(row) in self.asked or _content(row) in self.similar:
+        if _content(row) in self.similar:
             raise Rejected("near-duplicate")
         return row
 
@@ -246,12 +238,11 @@ class _Synthesis:
         """Count an example, and let no later one repeat it."""
         self.rows[row["task"].removeprefix(TASK_PREFIX)].append(row)
         self.similar.add(_content(row))
-        self.asked.add(_asked(row))
 
     def _reject(self, reason: str, reply: Reply, form: Form) -> None:
         self.report.rejected[reason] += 1
         self.useless += 1
-        if self.useless == self.settings.patience:
+        if self.useless == MAX_UNUSABLE:
             raise UserError(
                 f"{form}: {self.useless} unusable replies in a row (rejected: {skips(self.report.rejected)}); the last one begins"
                 f" with {' '.join(reply.text.split())[:200]!r}; try a higher --max_new_tokens, or another model"
@@ -280,8 +271,3 @@ def _new_tasks(reply: Reply, seen: "NearDuplicates") -> list[str]:
 def _content(row: dict[str, Any]) -> str:
     """Return the text that is compared for near-duplicates: short queries alone may be equal with different intents."""
     return f"{row['anchor']}\n{row['positive']}"
-
-
-def _asked(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the query with its instruction, which must be unique."""
-    return (row["instruction"], *(words(row["anchor"]) or [row["anchor"]]))

@@ -168,7 +168,7 @@ def test_the_output_appears_whole_and_replaces_nothing_without_leave(place: Path
     assert main(words) == 0
     before = Path("mined.jsonl").read_bytes()
     assert main(words) == 2
-    assert main([*words, "--overwrite", "--max-score", "0.0001"]) == 2  # which leaves nothing
+    assert main([*words, "--overwrite", "--relative-margin", "0.9999"]) == 2  # which leaves nothing
     assert Path("mined.jsonl").read_bytes() == before
     assert list(place.glob("*.tmp")) == []
     Path("link.jsonl").symlink_to("mined.jsonl")

@@ -80,10 +80,8 @@ def static_model() -> Any:
 LIMITS: list[dict[str, Any]] = [
     {"relative_margin": 0.3, "num_negatives": 4},
     {"relative_margin": None},
-    {"relative_margin": 0.05, "max_score": 0.6},
     {"relative_margin": None, "range_min": 3, "range_max": 12, "num_negatives": 3},
     {"relative_margin": 0.1, "range_min": 2, "range_max": 16},
-    {"relative_margin": 0.05, "range_max": 30, "max_score": 0.9},
 ]
 
 
@@ -157,15 +155,14 @@ def test_the_positive_that_scores_lowest_sets_the_margin() -> None:
 
 def test_every_limit_reports_what_it_removed() -> None:
     corpus = [on_circle(score / 100) for score in range(1, 100)]
-    settings = MiningSettings(2, relative_margin=0.2, max_score=0.5, range_min=4, range_max=99)
+    settings = MiningSettings(2, relative_margin=0.2, range_min=4, range_max=99)
     mined = mine_negatives(["1 0"], [on_circle(0.8)], corpus, Encoder(), settings)
     assert dict(mined.report.removed) == {
         "being a positive": 1,
         "being the anchor": 0,
         "relative margin": 35 - 1,  # 0.65 to 0.99, above 0.64, without the positive
-        "maximum score": 14,  # 0.51 to 0.64
     }
-    assert negatives(mined.dataset[0]) == [on_circle(0.46), on_circle(0.45)]
+    assert negatives(mined.dataset[0]) == [on_circle(0.6), on_circle(0.59)]
     assert all(f"by {reason}" in str(mined.report) for reason in mined.report.removed)
 
 

@@ -34,7 +34,7 @@ from revela_hub.trainers.base.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_rows
 from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
-from revela_hub.trainers.nvembed.checkpoint import NVEmbedStart, load_nvembed, nvembed_encoder
+from revela_hub.trainers.nvembed.checkpoint import BACKBONE_OPTIONS, NVEmbedStart, load_nvembed, nvembed_encoder
 from revela_hub.trainers.nvembed.data import QUERY_INSTRUCTION, NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 
@@ -133,26 +133,14 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
 
 def _read(arguments: Arguments) -> tuple[Mixture, Mixture]:
-    mixture = load_mixture(
-        arguments.mixture,
-        num_negatives=arguments.num_negatives,
-        seed=arguments.seed,
-        stage=arguments.stage,
-        classes=arguments.classes,
-        without=arguments.without_tasks,
-        cache_dir=arguments.cache_dir,
-    )
+    names = ("num_negatives", "seed", "stage", "classes", "cache_dir")
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    mixture = load_mixture(arguments.mixture, without=arguments.without_tasks, **options)
     return mixture, mixture
 
 
 def _load(arguments: Arguments) -> NVEmbedStart:
-    start = load_nvembed(
-        arguments.backbone,
-        dtype=getattr(torch, arguments.dtype),
-        pooling=arguments.pooling,
-        mask=arguments.mask,
-        num_latents=arguments.num_latents,
-        num_heads=arguments.num_heads,
-    )
+    config = {name: getattr(arguments, name) for name in BACKBONE_OPTIONS}
+    start = load_nvembed(arguments.backbone, dtype=getattr(torch, arguments.dtype), **config)
     check_positions(arguments.backbone, text_positions(start.model.config.text_config), arguments.max_length)
     return start

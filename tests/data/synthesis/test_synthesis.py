@@ -37,9 +37,9 @@ def answer(request: Request) -> str:
     random = Random(f"{request.prompt}{request.seed}")
     if "JSON list" in request.prompt:
         return json.dumps([f"Find {sentence(random, 6)}." for _ in range(20)])
-    form = next(form for form, prompts in FORMS.items() if f'"{prompts.parts[0].key}"' in request.prompt)
-    parts = FORMS[form].parts
-    return json.dumps({part.key: sentence(random, min(30, part.max_words // 3)) for part in parts})
+    form = next(form for form, prompts in FORMS.items() if f'"{prompts["parts"][0]["key"]}"' in request.prompt)
+    parts = FORMS[form]["parts"]
+    return json.dumps({part["key"]: sentence(random, min(30, part["max_words"] // 3)) for part in parts})
 
 
 class Model:
@@ -96,7 +96,7 @@ def test_rows_are_complete_and_match_their_prompts(tmp_path: Path, settings: Syn
 
 
 def test_concurrency_changes_nothing_and_no_request_is_wasted(tmp_path: Path, settings: SynthesisSettings) -> None:
-    """A third of the replies is unusable, so some draws are asked again and some given up."""
+    """A third of the replies is unusable."""
     found = []
     for window in (1, 3, 16):
         model = Model(spoiled(0.34), window)
@@ -157,27 +157,6 @@ def test_earlier_examples_are_replaced_when_the_first_new_one_exists(
     assert file.read_bytes() == (tmp_path / "new" / "pairs.jsonl").read_bytes() != before
 
 
-def test_unusable_replies_are_asked_again_with_the_same_placeholders(tmp_path: Path) -> None:
-    settings = SynthesisSettings(count=4, forms=["short-long"], attempts=3, patience=100)
-    bad: dict[str, int] = {}
-
-    def answers(request: Request) -> str:
-        if "JSON list" in request.prompt:
-            return answer(request)
-        bad.setdefault(request.prompt, [2, 99, 0, 1, 0][len(bad) % 5])
-        bad[request.prompt] -= 1
-        return '{"user_query": "q"}' if bad[request.prompt] >= 0 else answer(request)
-
-    model = Model(answers)
-    report = synthesize(model, tmp_path, settings)
-    prompts = [request.prompt for request in model.asked[1:]]
-    first = list(dict.fromkeys(prompts))
-    # twice bad, then good; bad three times and given up; good; bad once; good in its place
-    assert [prompts.count(prompt) for prompt in first] == [3, 3, 1, 2, 1]
-    assert sorted(row["draw"] for row in rows(tmp_path / "pairs.jsonl")) == [0, 2, 3, 4]
-    assert report.rejected == {"key missing": 6}
-
-
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -187,8 +166,8 @@ def test_unusable_replies_are_asked_again_with_the_same_placeholders(tmp_path: P
     ],
 )
 def test_gives_up_with_the_reasons(tmp_path: Path, reply: str | Reply, reason: str) -> None:
-    with pytest.raises(UserError, match=f"12 unusable replies in a row .rejected: 12 {reason}"):
-        synthesize(Model(spoiled(1.0, reply)), tmp_path, SynthesisSettings(count=9, patience=12))
+    with pytest.raises(UserError, match=f"50 unusable replies in a row .rejected: 50 {reason}"):
+        synthesize(Model(spoiled(1.0, reply)), tmp_path, SynthesisSettings(count=90))
     with pytest.raises(UserError, match=r"no list of tasks"):
         synthesize(Model(lambda request: "Tasks are hard."), tmp_path, SynthesisSettings(count=9))
 
@@ -233,7 +212,7 @@ def test_duplicates_among_the_generated_are_removed(tmp_path: Path) -> None:
         text["positive_document"] = text["positive_document"].capitalize() + random.choice(["", " indeed", "!"])
         return json.dumps(text)
 
-    settings = SynthesisSettings(count=10, forms=["short-long"], patience=60)
+    settings = SynthesisSettings(count=10, forms=["short-long"])
     with pytest.raises(UserError, match=r"near-duplicate"):
         synthesize(Model(answers), tmp_path, settings)
     made = rows(tmp_path / "pairs.jsonl")
@@ -360,13 +339,13 @@ def test_examples_are_found_in_what_models_write(reply: str) -> None:
         (f"<think>A draft: {json.dumps(GOOD)} It is too easy", "empty"),
         ("I'm sorry.", "not JSON"),
         (json.dumps(GOOD)[:-5], "not JSON"),
-        (json.dumps({"query": 1}), "key missing"),
-        (json.dumps(GOOD | {"user_query": ["why?"]}), "not a string"),
-        (json.dumps(GOOD | {"user_query": " \n"}), "empty text"),
-        (json.dumps(GOOD | {"user_query": "a string, a query of the task"}), "placeholder copied"),
-        (json.dumps(GOOD | {"user_query": "<query>"}), "placeholder copied"),
-        (json.dumps(GOOD | {"positive_document": "Because."}), "too short"),
-        (json.dumps(GOOD | {"positive_document": "so " * 5000}), "too long"),
+        (json.dumps({"query": 1}), "not a text"),
+        (json.dumps(GOOD | {"user_query": ["why?"]}), "not a text"),
+        (json.dumps(GOOD | {"user_query": " \n"}), "too short or too long"),
+        (json.dumps(GOOD | {"user_query": "a string, a query of the task"}), "not a text"),
+        (json.dumps(GOOD | {"user_query": "<query>"}), "not a text"),
+        (json.dumps(GOOD | {"positive_document": "Because."}), "too short or too long"),
+        (json.dumps(GOOD | {"positive_document": "so " * 5000}), "too short or too long"),
         (json.dumps(GOOD | {"user_query": GOOD["positive_document"].upper()}), "query equals positive"),
         (json.dumps(GOOD | {"user_query": GOOD["hard_negative_document"] + "!"}), "query equals negative"),
         (json.dumps(GOOD | {"hard_negative_document": GOOD["positive_document"]}), "positive equals negative"),

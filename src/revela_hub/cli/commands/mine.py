@@ -66,7 +66,6 @@ class Arguments(RankOptions):
     relative_margin: float = option(
         0.05, "Minimum distance of a negative's score below the positive's, as a fraction of that score."
     )
-    max_score: float | None = option(None, "Maximum score of a negative.")
     range_min: NonNegativeInt = option(0, "Skip the N best passages that are within the score limits.")
     range_max: PositiveInt | None = option(
         None, "Number of top passages to consider (default: ten per negative, after --range_min)."
