@@ -29,8 +29,7 @@ from transformers import TrainerCallback
 
 from revela_hub.data import GroupSettings, build_groups
 from revela_hub.evaluation import evaluate_retrieval
-from revela_hub.evaluation.probe import ProbeSettings, build_probe
-from revela_hub.evaluation.probe_folder import write_probe
+from revela_hub.evaluation.probe import ProbeSettings, build_probe, write_probe
 from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
 
 LM = Path(__file__).resolve().parents[1] / "examples" / "quickstart" / "lm"

@@ -4,7 +4,7 @@ from .mteb_tasks import evaluate_mteb as evaluate_mteb
 from .probe import Probe as Probe
 from .probe import ProbeSettings as ProbeSettings
 from .probe import build_probe as build_probe
-from .probe_folder import write_probe as write_probe
+from .probe import write_probe as write_probe
 from .question_answering import QAScores as QAScores
 from .question_answering import score_answers as score_answers
 from .retrieval import RetrievalScores as RetrievalScores

@@ -8,15 +8,17 @@ The text of a query is removed from its passage and from the training text: `hel
 same text, settings and seed give the same probe.
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.data.sources.documents import read_documents
+from revela_hub.data.sources.beir import RetrievalTask, read_beir, write_beir
+from revela_hub.data.sources.documents import HELD_OUT, read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.ngram_overlap import NearDuplicates
@@ -24,6 +26,7 @@ from revela_hub.data.text.same_text import letters, one_form, text_key
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_queries import Candidate, Passage, ProbeKind, passages_of_each
 from revela_hub.evaluation.query_shapes import QueryShape, in_shape, resembling
+from revela_hub.files import claim, local_path, scratch_folder
 
 KINDS: tuple[ProbeKind, ...] = ("docstring", "title", "sentence")
 MIN_QUERIES = 20
@@ -248,3 +251,34 @@ def _hold_out(passages: Sequence[Passage], asked: dict[str, _Asked]) -> tuple[Re
         name="probe",
     )
     return task, dict(held_out)
+
+
+def write_probe(probe: Probe, folder: str | Path) -> Path:
+    """Write the task as a BEIR folder (split `test`), with `held_out.jsonl` and `probe.json`, in place of an earlier probe.
+
+    Raises:
+        UserError: The folder contains files other than those of an earlier probe.
+    """
+    folder = local_path(folder)
+    metadata = asdict(probe.settings) | {
+        "made": dict(probe.kinds),
+        "documents_used": len(set(probe.documents_of.values())),
+        "documents_read": probe.documents,
+        "all_of_the_text": probe.complete,
+    }
+    rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    with scratch_folder("probe", claim(folder)) as part:  # other files in the folder are kept
+        write_beir(probe.task, part)
+        (part / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
+        (part / "probe.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+        for file in part.rglob("*.*"):
+            target = folder / file.relative_to(part)
+            target.parent.mkdir(exist_ok=True)
+            file.replace(target)
+    return folder
+
+
+def read_probe_task(folder: str | Path) -> RetrievalTask:
+    """Read the task in a folder written by `revela-hub probe` (or any BEIR folder), with the name "probe"."""
+    return replace(read_beir(folder), name="probe")

@@ -1,4 +1,4 @@
-"""Reading and writing BEIR folders: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, each plain or .gz."""
+"""Reading and writing BEIR folders: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, each plain or .gz; and queries without judgements."""
 
 import json
 import logging
@@ -7,11 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from revela_hub.data.sources.report import counted
-from revela_hub.data.sources.rows import QRELS_HEADER, file_rows, id_text, qrels_rows
+from revela_hub.data.sources.rows import QRELS_HEADER, file_rows, has_rows, id_text, location, qrels_rows, text_lines
+from revela_hub.data.sources.source import Source
+from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 
 logger = logging.getLogger(__name__)
+
+QUERY_COLUMNS = ("text", "query", "question", "anchor")
+"""Columns of JSON lines and tables that may hold the query, the first one present."""
 
 
 @dataclass(frozen=True)
@@ -158,3 +163,28 @@ def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: boo
 def titled(title: object, text: str) -> str:
     """Join title and text with a space, as BEIR and mteb do."""
     return f"{title if isinstance(title, str) else ''} {text}".strip()
+
+
+def read_queries(path: str | Path) -> dict[str, str]:
+    """Read queries: id (in JSON lines the `_id`, elsewhere `file:line`) to text, without empty and repeated ones.
+
+    Args:
+        path: A text file with one query per line, JSON lines or a table with a column of `QUERY_COLUMNS`, or a BEIR folder.
+    """
+    place = local_path(path)
+    found: dict[str, tuple[str, str]] = {}
+    for id_, text in _queries(find_file(place, "queries.jsonl") if place.is_dir() else place):
+        if query := " ".join(text.split()):
+            found.setdefault(text_key(query), (id_, query))
+    if not found:
+        raise UserError(f"{path} has no queries: give a file with one query per line, JSON lines, or a BEIR folder")
+    return dict(found.values())
+
+
+def _queries(path: Path) -> Iterator[tuple[str, str]]:
+    if not has_rows(path, Source(str(path))):
+        yield from ((location(path, number), line) for number, line in text_lines(path))
+        return
+    for row in file_rows(path):
+        column = next((name for name in QUERY_COLUMNS if name in row.columns), " or ".join(QUERY_COLUMNS))
+        yield id_text(row.columns.get("_id") or row.where), row.text(column)

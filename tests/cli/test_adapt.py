@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from revela_hub.adaptation import adapt, candidates, plan
 from revela_hub.cli.main import main
-from revela_hub.data.sources.queries import read_queries
+from revela_hub.data.sources.beir import read_queries
 from revela_hub.data.sources.source import parse_sources
 from revela_hub.errors import UserError
 from revela_hub.files import claim

@@ -34,16 +34,17 @@ def test_same_scores_as_mteb(retriever_folder: Path, tmp_path: Path, texts: list
     model = load_encoder(str(retriever_folder), device="cpu")
     folder = write_beir(tmp_path / "beir", texts)
     task = read_beir(folder)
-    [by_mteb] = evaluate_mteb(model, [mteb_task(task)], batch_size=4, show_progress_bar=False)
-    ours = evaluate_retrieval(model, task, batch_size=4)
+    metrics = ["ndcg_at_10", "mrr_at_10", "recall_at_100", "ndcg_at_3", "mrr_at_100", "recall_at_50"]
+    [by_mteb] = evaluate_mteb(model, [mteb_task(task)], batch_size=4, metrics=metrics, show_progress_bar=False)
+    ours = evaluate_retrieval(model, task, batch_size=4, metrics=metrics)
     assert by_mteb.name == "LocalBeir"
     assert (by_mteb.queries, by_mteb.documents) == (ours.queries, ours.documents) == (20, 400)
-    for metric in ("ndcg_at_10", "mrr_at_10", "recall_at_100"):
+    for metric in metrics:
         assert getattr(ours, metric) == pytest.approx(getattr(by_mteb, metric), abs=1e-5), metric
         assert 0.0 < getattr(ours, metric) < 1.0, metric  # not trivially equal
     # The prompts matter, so this also shows that both use them.
     model.prompts = {"query": "", "document": ""}
-    assert evaluate_retrieval(model, task) != ours
+    assert evaluate_retrieval(model, task, metrics=metrics) != ours
 
 
 def test_the_command_uses_the_given_prompt(

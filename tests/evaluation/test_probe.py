@@ -12,8 +12,7 @@ from revela_hub.cli.main import main
 from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
 from revela_hub.data.sources.source import Document, Source
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe import NoProbe, Probe, ProbeSettings, build_probe, kind_of
-from revela_hub.evaluation.probe_folder import write_probe
+from revela_hub.evaluation.probe import NoProbe, Probe, ProbeSettings, build_probe, kind_of, write_probe
 from revela_hub.evaluation.probe_queries import passages_of_each
 from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, resembling
 from revela_hub.trainers.pair_tuning.data import build_text_pairs

@@ -39,7 +39,7 @@ def hold_out_text(arguments: Any, *, max_queries: int | None = None) -> HeldOutT
     `arguments` are `ProbeArguments` of a run. A new probe has at most `max_queries` queries. There is no task if evaluation is
     disabled or the text is too short for a probe. A resumed run reuses its probe.
     """
-    from revela_hub.evaluation.probe_folder import read_probe_task
+    from revela_hub.evaluation.probe import read_probe_task
 
     if arguments.eval_corpus or arguments.probe == "none":
         return HeldOutText(_given_task(arguments))
@@ -77,8 +77,8 @@ def hold_out_rows(arguments: Any, rows: "Dataset", among: "Dataset | None" = Non
 def _without_evaluated(arguments: Any, rows: "Dataset") -> "HeldOut":
     """Return the task that the options name, and the rows without its queries and the text that a probe holds out."""
     from revela_hub.data.mixture.held_out import HeldOut, without_queries, without_texts
-    from revela_hub.data.sources.queries import read_queries
-    from revela_hub.evaluation.probe_folder import read_probe_task
+    from revela_hub.data.sources.beir import read_queries
+    from revela_hub.evaluation.probe import read_probe_task
 
     held_out: list[str] = []
     if arguments.eval_corpus or arguments.probe == "none":
@@ -114,8 +114,7 @@ def _given_task(arguments: Any) -> RetrievalTask | None:
 
 def _run_probe(arguments: Any, max_queries: int | None) -> Path | None:
     """Return the folder of the run's probe, which one process writes; None if the text is too short for a probe."""
-    from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe
-    from revela_hub.evaluation.probe_folder import write_probe
+    from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe, write_probe
 
     folder = Path(arguments.output_dir) / PROBE_FOLDER
     with arguments.preparing("making the probe"):

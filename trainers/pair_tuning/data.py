@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from revela_hub.data.mixture.held_out import without_queries
 from revela_hub.data.mixture.pairs import KnownPairs
 from revela_hub.data.row_cache import document_rows
-from revela_hub.data.sources.beir import is_beir, read_beir_pairs
-from revela_hub.data.sources.queries import read_queries
+from revela_hub.data.sources.beir import is_beir, read_beir_pairs, read_queries
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_source, parse_sources

@@ -24,12 +24,11 @@ from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.adaptation.plan import Plan, inspect
 from revela_hub.adaptation.systems import System, best_of, best_on, compare, measured_in_training, split_by_document
 from revela_hub.adaptation.verdict import Verdict, decide, interval, with_what
-from revela_hub.data.sources.queries import read_queries
+from revela_hub.data.sources.beir import read_queries
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.errors import UserError
 from revela_hub.evaluation.hybrid_weight import fit_weight, fuse_runs
-from revela_hub.evaluation.probe import MIN_QUERIES, ProbeSettings, build_probe
-from revela_hub.evaluation.probe_folder import write_probe
+from revela_hub.evaluation.probe import MIN_QUERIES, ProbeSettings, build_probe, write_probe
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, rerank_run, retrieval_run
 from revela_hub.files import atomic, content_digest, key_of, local_path, write_text
 from revela_hub.interrupts import Interrupted, status_of

@@ -108,7 +108,7 @@ def _train_pairs(inputs: Inputs, folder: Path, seconds: float, **given: Any) -> 
 
 def distillation(inputs: Inputs, folder: Path, seconds: float) -> None:
     """Learn the base hybrid's scores of made queries."""
-    from revela_hub.evaluation.probe_folder import read_probe_task
+    from revela_hub.evaluation.probe import read_probe_task
     from revela_hub.trainers.base.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
     from revela_hub.trainers.pair_tuning.command import Arguments

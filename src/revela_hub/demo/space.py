@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from revela_hub import __version__
+from revela_hub.data.sources.beir import read_queries
 from revela_hub.data.sources.documents import read_documents
-from revela_hub.data.sources.queries import read_queries
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
 from revela_hub.hub_cards.repository import Destination, Repository

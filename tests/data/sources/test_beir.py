@@ -9,8 +9,7 @@ import pytest
 
 from revela_hub.data import read_documents
 from revela_hub.data.mixture.rows import Corpus
-from revela_hub.data.sources.beir import read_beir, read_beir_pairs
-from revela_hub.data.sources.queries import read_queries
+from revela_hub.data.sources.beir import read_beir, read_beir_pairs, read_queries
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 

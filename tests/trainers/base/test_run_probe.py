@@ -13,8 +13,7 @@ from processes import launch
 from revela_hub.data.sources.beir import RetrievalTask, write_beir
 from revela_hub.data.sources.documents import HELD_OUT
 from revela_hub.errors import UserError
-from revela_hub.evaluation.probe import ProbeSettings, build_probe
-from revela_hub.evaluation.probe_folder import write_probe
+from revela_hub.evaluation.probe import ProbeSettings, build_probe, write_probe
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_rows, hold_out_text, remove_run_probe
 from revela_hub.trainers.baselines import CONTRIEVER

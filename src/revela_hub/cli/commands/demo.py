@@ -161,7 +161,7 @@ def _retrievers(
 
 def _queries(arguments: Arguments, folder: Path) -> list[str]:
     """Return queries to offer as examples; those of an evaluation set are short ones without markup."""
-    from revela_hub.data.sources.queries import read_queries
+    from revela_hub.data.sources.beir import read_queries
 
     if arguments.example_queries:
         return list(read_queries(arguments.example_queries).values())[:EXAMPLES]

@@ -61,13 +61,7 @@ POSITIONALS = ("models",)
 
 VECTOR_MODES = {"dense", "hybrid"}
 """Modes with a retriever whose token vectors can rerank."""
-LABELS = {
-    "ndcg": "nDCG",
-    "mrr": "MRR",
-    "recall": "Recall",
-    "answer_recall": "Answer recall",
-    "main_score": "Main score",
-}
+LABELS = {"ndcg": "nDCG", "mrr": "MRR"}
 
 
 @dataclass(kw_only=True)
@@ -270,7 +264,7 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
 
 def _label(metric: str) -> str:
     kind, at, k = metric.partition("_at_")
-    return LABELS[kind] + at.replace("_at_", "@") + k
+    return LABELS.get(kind, kind.replace("_", " ").capitalize()) + at.replace("_at_", "@") + k
 
 
 def _evaluate_answers(arguments: Arguments) -> None:

@@ -50,11 +50,10 @@ class Arguments(TextOptions):
 
 def run(arguments: Arguments) -> None:
     """Make the evaluation set, and print its summary and some of its queries."""
-    from revela_hub.data.sources.queries import read_queries
+    from revela_hub.data.sources.beir import read_queries
     from revela_hub.data.sources.report import ReadReport
     from revela_hub.data.sources.source import check_apart, parse_sources
-    from revela_hub.evaluation.probe import ProbeSettings, build_probe
-    from revela_hub.evaluation.probe_folder import write_probe
+    from revela_hub.evaluation.probe import ProbeSettings, build_probe, write_probe
     from revela_hub.files import claim
 
     output = local_path(arguments.output_dir)
