@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from datasets import Dataset, interleave_datasets
+from datasets import Dataset
 from domains import load_domain
 from transformers import TrainerCallback
 
 from revela_hub.data import GroupSettings, build_groups
+from revela_hub.data.text.groups import mix_groups
 from revela_hub.evaluation import evaluate_retrieval
 from revela_hub.evaluation.probe import ProbeSettings, build_probe, write_probe
 from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
@@ -202,8 +203,7 @@ def texts_of(given: argparse.Namespace) -> None:
         name: build_groups([source], settings, cache_dir=given.work / "cache") for name, (_, source) in sources.items()
     }
     if given.ablations:
-        both = [rows.select_columns(["text"]) for rows in given.groups.values()]
-        given.groups["both"] = interleave_datasets(both)
+        given.groups["both"] = mix_groups(list(given.groups.values()), [1, 1])
     print(f"{probe}; {', '.join(f'{name}: {len(rows):,} groups' for name, rows in given.groups.items())}", flush=True)
 
 
