@@ -9,7 +9,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
@@ -17,7 +17,7 @@ from revela_hub.files import atomic
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.contents import code_files, copy_model, is_of_model, read_json
 from revela_hub.hub_cards.export import make_readable, write_json
-from revela_hub.hub_cards.metadata import ModelCardMetadata, hub_model_id
+from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method, Part
 from revela_hub.hub_cards.verify import probe_texts
 
@@ -31,7 +31,6 @@ class Assembly:
 
     Attributes:
         part: part of the model, one of `Method.parts`.
-        adapter_only: publish only the LoRA adapter of the retriever.
         max_length: maximum length in tokens with EOS; by default that of the checkpoint.
         dtype: type of the stored weights; by default unchanged.
         metadata: metadata of the card; by default from the checkpoint's card.yaml.
@@ -40,7 +39,6 @@ class Assembly:
     """
 
     part: Part = "retriever"
-    adapter_only: bool = False
     max_length: int | None = None
     dtype: torch.dtype | None = None
     metadata: ModelCardMetadata | None = None
@@ -58,7 +56,6 @@ class Assembled:
         base: base model, a Hub id or a folder.
         reference: safetensors file with the expected vectors.
         remote_code: whether the verification runs code in the folder.
-        adapter_of: base model, if the folder contains only an adapter.
         keep_card: the folder has a card that we did not write; keep it unless there is metadata for a new one.
         skipped: files of a finished folder that are not published.
     """
@@ -68,7 +65,6 @@ class Assembled:
     base: str | None = None
     reference: Path | None = None
     remote_code: bool = False
-    adapter_of: str | None = None
     keep_card: bool = False
     skipped: list[str] = field(default_factory=list)
 
@@ -94,8 +90,6 @@ def assemble_part(
         part = method.parts[0]
     if part not in method.parts:
         raise UserError(f"{method.title} has no part {part}: its parts are {', '.join(method.parts)}")
-    if assembly.adapter_only and not method.adapter_only:
-        raise UserError(f"the adapter of {method.title} cannot be published alone")
     if loaded is None:
         loaded = resolve_name(method.loader)(str(checkpoint))
     written: Assembled = resolve_name(method.assembler)(loaded, checkpoint, folder, replace(assembly, part=part))
@@ -148,7 +142,7 @@ def has_our_card(folder: Path) -> bool:
 
 def copy_finished(checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
     """Copy the model files of a finished sentence-transformers folder."""
-    if assembly.part != "retriever" or assembly.adapter_only or assembly.max_length or assembly.dtype:
+    if assembly.part != "retriever" or assembly.max_length or assembly.dtype:
         raise UserError(f"{checkpoint} is a finished model, not a checkpoint: it can only be published as it is")
     skipped = copy_model(checkpoint, folder).skipped
     return Assembled(
@@ -205,26 +199,6 @@ def write_reference(folder: Path, vectors: dict[str, torch.Tensor], max_length: 
     save_file(vectors, file, metadata={"settings": kept})
     make_readable(file.parent)
     return file
-
-
-def save_adapter(checkpoint: Path, folder: Path, *, part: str, base: str) -> str:
-    """Save the LoRA weights of a part of a checkpoint as a PEFT repository in a new folder; return its base model."""
-    from peft import LoraConfig
-
-    if hub_model_id(base) is None or Path(base).exists():
-        raise UserError(f"the adapter's base model {base} is not on the Hub, so others could not load the adapter")
-    inner, outer = "base_model.model.", f"base_model.model.{part}."
-    stored = load_file(checkpoint / "adapter_model.safetensors")
-    tensors = {inner + key.removeprefix(outer): value for key, value in stored.items() if key.startswith(outer)}
-    config = LoraConfig.from_pretrained(str(checkpoint))
-    config.target_modules = sorted({key.removeprefix(inner).partition(".lora_")[0] for key in tensors})
-    config.base_model_name_or_path, config.revision, config.auto_mapping = base, None, None
-    config.task_type = "FEATURE_EXTRACTION"
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config.save_pretrained(folder)
-    make_readable(folder)
-    return base
 
 
 def forget_origins(folder: Path, *parts: str) -> None:

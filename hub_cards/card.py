@@ -33,13 +33,13 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     Args:
         folder: any model folder, such as one written by `export_retriever`.
         metadata: what cannot be read from the folder. A base model that is a path is not written.
-        repo_id: id of the model on the Hub; by default the name of the folder.
+        repo_id: id of the model on the Hub; by default the code loads it from the folder.
 
     Returns:
         The path of README.md.
     """
     folder = local_path(folder)
-    model, name = describe(folder), repo_id or folder.name
+    model, name = describe(folder), repo_id or folder.as_posix()
     title = name.rpartition("/")[2]
     metadata = replace(metadata, base_model=hub_model_id(metadata.base_model))
     figures = _write_figures(folder, metadata.figures)
@@ -118,8 +118,8 @@ def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescriptio
         library_name="sentence-transformers" if model.is_encoder else "transformers",
         pipeline_tag=pipeline,
         tags=[*tags, *([metadata.method.name] if metadata.method else []), "revela-hub"],
-        base_model=metadata.base_model or model.adapter_of,
-        base_model_relation="adapter" if model.adapter_of else ("finetune" if metadata.base_model else None),
+        base_model=metadata.base_model,
+        base_model_relation="finetune" if metadata.base_model else None,
         license=metadata.license,
         language=list(metadata.languages) or None,
         datasets=list(metadata.datasets) or None,
@@ -153,19 +153,3 @@ def _write_figures(folder: Path, figures: Sequence[Figure]) -> list[Figure]:
         (folder / "figures").mkdir(exist_ok=True)
         (folder / "figures" / name).write_bytes(content)
     return list(written.values())
-
-
-def training_curve(log_history: Sequence[dict[str, float]], path: Path) -> bool:
-    """Draw the training loss over the steps of `trainer_state.json` into a PNG; return False if there are too few points."""
-    points = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry and "step" in entry]
-    if len(points) < 2:
-        return False
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=(6, 3.2), layout="constrained")
-    axes = canvas.subplots()
-    axes.plot(*zip(*points, strict=True), color="#2a6f97")
-    axes.set(xlabel="step", ylabel="training loss")
-    axes.grid(alpha=0.3)
-    canvas.savefig(path, dpi=150)
-    return True

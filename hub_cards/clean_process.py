@@ -50,7 +50,6 @@ def verify(
     folder: str | Path,
     *,
     trust_remote_code: bool = False,
-    adapter_only: bool = False,
     reference: Path | None = None,
     vectors: Path | None = None,
     offline: bool = True,
@@ -61,7 +60,6 @@ def verify(
     Args:
         folder: a sentence-transformers folder or a transformers folder.
         trust_remote_code: run the Python files in the folder.
-        adapter_only: the folder is a PEFT repository, not a whole model.
         reference: a safetensors file with the expected (n_texts, d) vectors of `probe_texts`, named `query` and `document`.
         vectors: the file in the method's record, see `Method.vectors`.
         offline: prevent the process from accessing the Hub.
@@ -80,7 +78,6 @@ def verify(
             "answers": str(answers),
             "limit": limit,
             "trust_remote_code": trust_remote_code,
-            "adapter_only": adapter_only,
             "reference": str(reference.resolve()) if reference else None,
             "vectors": str(vectors) if vectors else None,
         }
@@ -145,7 +142,7 @@ def run(folder: str, answers: str, limit: float, **options: Any) -> None:
     with Path(answers).open("a", encoding="utf-8", buffering=1) as file:
         try:
             required = read_json(Path(folder, "config_sentence_transformers.json"), {}).get("requirements") or {}
-            hide_other_packages([*required, *(["peft"] if options["adapter_only"] else [])])
+            hide_other_packages(required)
             from .verify import checks  # imports large libraries, which look for optional packages
 
             for check in checks(Path(folder), **options):

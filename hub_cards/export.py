@@ -99,12 +99,8 @@ def save_settings(
     tokenizer: PreTrainedTokenizerBase,
     config: PreTrainedConfig,
     folder: Path,
-    requirements: dict[str, str] | None = None,
 ) -> None:
-    """Write a tokenizer from `settings.tokenizer` and the files of sentence-transformers, but not the backbone.
-
-    `requirements` are packages with versions that readers need in addition.
-    """
+    """Write a tokenizer from `settings.tokenizer` and the files of sentence-transformers, but not the backbone."""
     length = text_length(config, tokenizer, settings.max_length)
     save_tokenizer(tokenizer, folder, max_length=length)
     kinds = {"": "Transformer", "1_Pooling": "Pooling"} | ({"2_Normalize": "Normalize"} if settings.normalize else {})
@@ -121,7 +117,7 @@ def save_settings(
     library = {
         "model_type": "SentenceTransformer",
         "__version__": {name: version(package) for name, package in versions.items()},
-        "requirements": _REQUIREMENTS | (requirements or {}),
+        "requirements": _REQUIREMENTS,
         "prompts": dict(sorted(settings.prompts.items())),
         "default_prompt_name": settings.default_prompt_name,
         "similarity_fn_name": settings.similarity_fn_name,

@@ -40,7 +40,6 @@ class Result:
         dataset: id of the dataset on the Hub.
         split: split of the dataset.
         revision: commit of the dataset.
-        date: date of the evaluation, as YYYY-MM-DD.
     """
 
     task: str
@@ -49,7 +48,6 @@ class Result:
     dataset: str | None = None
     split: str = "test"
     revision: str | None = None
-    date: str | None = None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Result":
@@ -199,7 +197,6 @@ class ModelDescription:
     bytes: int
     dtype: str
     remote_code: bool
-    adapter_of: str | None = None
     dimensions: int | None = None
     truncate_dim: int | None = None
     max_length: int | None = None
@@ -209,6 +206,7 @@ class ModelDescription:
     loader: str = "SentenceTransformer"  # class of sentence-transformers that loads the model
     routes: tuple[str, ...] = ()  # of a Router
     onnx: bool = False  # has onnx/model.onnx
+    hybrid: bool = False  # has settings of adapt
 
     @property
     def is_encoder(self) -> bool:
@@ -252,8 +250,8 @@ def describe(folder: str | Path) -> ModelDescription:
         bytes=sum(file.stat().st_size for file in files),
         dtype={"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(dtype, dtype),
         remote_code=bool(code_files(folder)),
-        adapter_of=read_json(folder / "adapter_config.json", {}).get("base_model_name_or_path"),
         onnx=(folder / "onnx" / "model.onnx").is_file(),
+        hybrid=(folder / "hybrid.json").is_file(),
         **encoder,
     )
 

@@ -80,7 +80,6 @@ class Method:
         loader: full name of the function that loads a checkpoint folder.
         assembler: full name of the function `(loaded, checkpoint, folder, assembly) -> Assembled`, which writes one part of
             the loader's return value.
-        adapter_only: whether the retriever's LoRA adapter can be published without its base model.
         usage: Jinja template of the card's usage section, for parts that sentence-transformers does not load.
         vectors: Python file that defines `vectors(model, tokenizer, kind, texts)` for `kind` query and document; used to check
             parts that sentence-transformers does not load. It runs in the verification process, so it may import torch but not
@@ -102,7 +101,6 @@ class Method:
     checkpoint_files: tuple[str, ...] = ()
     loader: str = ""
     assembler: str = ""
-    adapter_only: bool = False
     usage: Path | None = None
     vectors: Path | None = None
     encoder: str = ""

@@ -12,10 +12,10 @@ from huggingface_hub import snapshot_download
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly
-from revela_hub.hub_cards.card import CARD_METADATA, METADATA_FOLDER, training_curve, write_card
+from revela_hub.hub_cards.card import CARD_METADATA, METADATA_FOLDER, write_card
 from revela_hub.hub_cards.clean_process import verify
-from revela_hub.hub_cards.contents import Check, contents, copy_model, is_of_model, read_json
-from revela_hub.hub_cards.metadata import Figure, ModelCardMetadata, hub_model_id
+from revela_hub.hub_cards.contents import Check, contents, copy_model, is_of_model
+from revela_hub.hub_cards.metadata import ModelCardMetadata, hub_model_id
 from revela_hub.hub_cards.method import Method, vectors_of
 from revela_hub.hub_cards.repository import Destination, Repository, files_of
 
@@ -72,12 +72,9 @@ def publish(
         work.mkdir(parents=True, exist_ok=True)
         assembled = _assembled(assemble, checkpoint, work, destination.repo_id, assembly, methods)
         folder = assembled.folder
-        if assembled.adapter_of:
-            snapshot_download(assembled.adapter_of, token=destination.token)  # the clean process is offline
         checks = verify(
             folder,
             trust_remote_code=assembled.remote_code,
-            adapter_only=assembled.adapter_of is not None,
             reference=assembled.reference,
             vectors=vectors_of(folder, methods),
             timeout=assembly.timeout,
@@ -109,7 +106,7 @@ def _assembled(
     assembled = assemble(checkpoint, work / "model", assembly)
     folder, reference = assembled.folder, assembled.reference
     if assembly.metadata is not None or not assembled.keep_card:
-        write_card(folder, _metadata(checkpoint, assembled, assembly.metadata, work, methods), repo_id=repo_id)
+        write_card(folder, _metadata(checkpoint, assembled, assembly.metadata, methods), repo_id=repo_id)
     if reference is not None:
         reference = Path(shutil.copyfile(reference, work / "reference.safetensors"))
     shutil.rmtree(folder / METADATA_FOLDER, ignore_errors=True)
@@ -120,21 +117,16 @@ def _assembled(
 
 
 def _metadata(
-    checkpoint: Path, assembled: Assembled, given: ModelCardMetadata | None, work: Path, methods: Mapping[str, Method]
+    checkpoint: Path, assembled: Assembled, given: ModelCardMetadata | None, methods: Mapping[str, Method]
 ) -> ModelCardMetadata:
-    """Return the given metadata or that of the checkpoint, completed with method, base model and training curve."""
+    """Return the given metadata or that of the checkpoint, completed with method and base model."""
     files = [checkpoint / CARD_METADATA, checkpoint / METADATA_FOLDER / CARD_METADATA]
     if (metadata := given) is None:
         file = next((file for file in files if file.is_file()), None)
         metadata = ModelCardMetadata.from_file(file, methods) if file else ModelCardMetadata()
     base = assembled.base if assembled.base and not Path(assembled.base).exists() else None
-    metadata = replace(
-        metadata, method=metadata.method or assembled.method, base_model=metadata.base_model or hub_model_id(base)
-    )
-    history, picture = read_json(checkpoint / "trainer_state.json", {}).get("log_history"), work / "training_curve.png"
-    if not metadata.figures and history and training_curve(history, picture):
-        metadata = replace(metadata, figures=(Figure(str(picture), "Training loss"),))
-    return metadata
+    base = metadata.base_model or hub_model_id(base)
+    return replace(metadata, method=metadata.method or assembled.method, base_model=base)
 
 
 def check(
@@ -164,7 +156,6 @@ def check(
         return verify(
             staged,
             trust_remote_code=trust_remote_code,
-            adapter_only=(staged / "adapter_config.json").is_file() and not any(staged.glob("model*.safetensors")),
             reference=reference if reference.is_file() else None,
             vectors=vectors_of(staged, methods),
             offline=False,

@@ -51,12 +51,10 @@ def probe_texts(max_length: int) -> list[str]:
     return [SHORT, SENTENCE * 8, "", FOREIGN, CODE, cut]
 
 
-def checks(
-    folder: Path, trust_remote_code: bool, adapter_only: bool, reference: str | None, vectors: str | None
-) -> Iterator[Check]:
+def checks(folder: Path, trust_remote_code: bool, reference: str | None, vectors: str | None) -> Iterator[Check]:
     """Yield the rows, up to a fault that makes the following ones pointless; see `clean_process.verify` for the arguments."""
     names = contents(folder, links=True).included
-    yield (files := Check.of("files", _file_faults(folder, names, adapter_only), f"{len(names)} files of the model"))
+    yield (files := Check.of("files", _file_faults(folder, names), f"{len(names)} files of the model"))
     yield Check.of("private data", private_faults(folder, names), "no token, key, home folder or local path")
     if not files.ok:
         return
@@ -98,12 +96,12 @@ def checks(
         yield _reference_check(reference, model, found, texts)
 
 
-def _file_faults(folder: Path, names: list[str], adapter_only: bool) -> Iterator[str]:
-    if not {"modules.json", "config.json"} & set(names) and not adapter_only:
+def _file_faults(folder: Path, names: list[str]) -> Iterator[str]:
+    if not {"modules.json", "config.json"} & set(names):
         yield f"{folder.name} contains neither modules.json nor config.json: not a model folder"
     if not any(name.endswith(".safetensors") for name in names):
         yield "no safetensors weights: pickled weights can run code when they are loaded, and are not used"
-    if "adapter_config.json" in names and not adapter_only:
+    if "adapter_config.json" in names:
         yield "adapter_config.json: the adapter is not merged into the model"
 
 

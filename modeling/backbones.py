@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
 
 CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values"
 """Name of the cache in a model's output: transformers 5.24 renamed it, and keeps the old name as a property."""
@@ -40,7 +40,12 @@ def load_backbone(auto: Any, name: str, *, new_head: bool = False, **options: An
             missing, because its output is not used.
     """
     options = {option: value for option, value in options.items() if value is not None}
-    loaded = auto.from_pretrained(name, output_loading_info=True, **options)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # weights that are missing on purpose would be listed, and called corrupted
+    try:
+        loaded = auto.from_pretrained(name, output_loading_info=True, **options)
+    finally:
+        logging.set_verbosity(verbosity)
     model: PreTrainedModel = loaded[0]
     missing = sorted(key for key in loaded[1]["missing_keys"] if "pooler" not in key.split("."))
     needed = [key for key in missing if not new_head or key.startswith(f"{model.base_model_prefix}.")]

@@ -116,10 +116,6 @@ def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
 # --- arguments
 
 
-def test_positionals_and_defaults(probe: Probe) -> None:
-    assert run(probe, "minilm", "why is the sky blue?") == ProbeArguments("minilm", "why is the sky blue?")
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -287,3 +283,10 @@ def test_the_module_and_the_script_are_the_command_line() -> None:
         ended = subprocess.run([*command, "nothing"], capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stdout) == (2, "")
         assert ended.stderr.startswith("revela-hub: error: unknown command 'nothing'")
+
+
+def test_closed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`revela-hub --help >&-` was an AttributeError."""
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert cli.main(["--help"]) == 0 and cli.main(["no such command"]) == 2

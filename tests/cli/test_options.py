@@ -1,40 +1,12 @@
-"""The options of all commands: one spelling, one name per concept, and a help text for each."""
+"""Help texts: quick, and with the options of transformers on request."""
 
 import subprocess
 import sys
-from functools import cache
 
 import pytest
 
 from revela_hub.cli import main as cli
 from revela_hub.cli.main import COMMANDS
-
-# Names that must not be used: the option that has another name for the same thing.
-SYNONYMS = {
-    "input",
-    "dataset",
-    "documents",
-    "out",
-    "folder",
-    "max_tokens",
-    "max_seq_length",
-    "top_n",
-    "query_prefix_text",
-}
-
-parser_of = cache(cli.parser_of)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_options_have_one_name_one_spelling_and_a_help_text(command: str) -> None:
-    parser = parser_of(command)
-    assert SYNONYMS.isdisjoint(parser.options)
-    for name, option in parser.options.items():
-        assert option.option_strings[0] == f"--{name}"
-        if name not in parser.hidden:
-            assert option.help and option.help.endswith((".", ")")), name
-            assert len(option.help) < 220, name
-            assert option.metavar or option.nargs == "?", name
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if not name.startswith("train ")])

@@ -31,16 +31,6 @@ def models(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrain
     return folder
 
 
-def test_files_of_the_user_stay(tmp_path: Path, models: Path) -> None:
-    file = tmp_path / "out" / "adapt.json"
-    file.parent.mkdir(parents=True)
-    file.write_text("{}")
-    (models / "lm" / "area.py").write_text(FUNCTION.format(name="area", number=1))
-    command = ["quickstart", "--models_dir", str(models), "--data", str(models / "lm")]
-    assert main([*command, "--output_dir", str(tmp_path / "out")]) == 2
-    assert file.read_text() == "{}"
-
-
 @pytest.mark.slow
 def test_the_whole_story(
     tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

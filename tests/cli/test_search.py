@@ -48,9 +48,11 @@ def test_prints_ranked_passages_with_file_and_line(corpus: Path, capsys: pytest.
     assert out[1:] == ["      # Water", "      Rivers carry sediment from the mountains to the sea.", ""]
 
 
-def test_the_query_may_come_last_by_its_name(corpus: Path, search: Search) -> None:
+def test_the_query_may_come_last_by_its_name(corpus: Path, search: Search, capsys: pytest.CaptureFixture[str]) -> None:
     [one] = search("bm25", "width?", "--corpus", "docs", "area.py")
     assert [one] == search("bm25", "--corpus", "docs", "area.py", "--query", "width?")
+    assert main(["search", "bm25", "--corpus", "docs", "width?"]) == 2  # read as a path
+    assert "write it before --corpus" in capsys.readouterr().err
     [hit] = one["hits"]
     assert (hit["path"], hit["start_line"], hit["end_line"], hit["text"]) == ("area.py", 1, 5, CODE)
 

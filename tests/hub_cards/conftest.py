@@ -45,7 +45,6 @@ def verify_in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any
         folder: Path,
         *,
         trust_remote_code: bool = False,
-        adapter_only: bool = False,
         reference: Path | None = None,
         vectors: Path | None = None,
         **_: object,
@@ -54,7 +53,7 @@ def verify_in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any
         monkeypatch.setattr(PreTrainedModel, "from_pretrained", vars(PreTrainedModel)["from_pretrained"])
         rows, files = [], [str(file) if file else None for file in (reference, vectors)]
         try:
-            for row in checks(folder, trust_remote_code, adapter_only, *files):
+            for row in checks(folder, trust_remote_code, *files):
                 rows.append(row)
         except Exception as error:  # as in the process
             rows.append(Check("encoding", False, str(error)))

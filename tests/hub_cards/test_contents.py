@@ -11,7 +11,7 @@ from revela_hub.hub_cards.secrets import RULES, private_faults
 MODEL = """README.md LICENSE config.json modules.json tokenizer.json tokenizer_config.json special_tokens_map.json
     model.safetensors model-00001-of-00002.safetensors model.safetensors.index.json 1_Pooling/config.json
     query_0_Transformer/model.safetensors lm_tokenizer/tokenizer.json lm_tokenizer/chat_template.jinja spiece.model
-    figures/training_curve.png onnx/model.onnx adapter_config.json adapter_model.safetensors modeling_x.py layers.py
+    figures/retrieval_curve.png onnx/model.onnx adapter_config.json adapter_model.safetensors modeling_x.py layers.py
     additional_chat_templates/tool_use.jinja""".split()
 OTHERS = """optimizer.pt training_args.bin trainer_state.json run.json card.yaml train.jsonl notes.ipynb pytorch_model.bin
     checkpoint-3/model.safetensors stray.py modeling_old.py 1_Pooling/log.csv runs/events.out.tfevents.1 photo.png

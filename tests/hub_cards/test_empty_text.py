@@ -1,6 +1,5 @@
 """All methods export models that can encode an empty text, which many corpora contain."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import BertForMaskedLM, BertModel, BertTokenizerFast, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from revela_hub.checkpoints import export_checkpoint
-from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token
 from revela_hub.modeling import NVEmbedModel, RetroMAEForPreTraining
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
@@ -55,22 +53,6 @@ def test_retromae(tmp_path: Path, tiny_bert: BertModel, wordpiece_tokenizer: Ber
 def test_nvembed(tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     model = NVEmbedModel.from_backbone(tiny_llama, num_latents=4)
     vectors_of_nothing(export_nvembed(model, bpe_tokenizer, tmp_path / "out", max_length=32, prompts={}))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda tokenizer: setattr(tokenizer, "eos_token", None), lambda tokenizer: setattr(tokenizer, "bos_token", "a")],
-    ids=["no EOS", "BOS that is not added"],
-)
-def test_other_tokenizers_are_not_changed(
-    change: Callable[[PreTrainedTokenizerFast], None],
-    bpe_tokenizer: PreTrainedTokenizerFast,
-    wordpiece_tokenizer: BertTokenizerFast,
-) -> None:
-    assert ensure_empty_text_has_token(wordpiece_tokenizer) is wordpiece_tokenizer
-    change(bpe_tokenizer)
-    kept = ensure_empty_text_has_token(bpe_tokenizer)
-    assert (kept is bpe_tokenizer) == (bpe_tokenizer.eos_token is None)
 
 
 def test_baselines_of_a_plain_decoder(tmp_path: Path, llama_folder: Path) -> None:

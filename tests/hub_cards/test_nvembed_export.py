@@ -178,11 +178,6 @@ def test_the_folder(tmp_path: Path, llama_folder: Path) -> None:
     assert model.dtype == torch.float32
 
 
-def test_prompts_are_completed(tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
-    encoder = nvembed_encoder(build(tiny_llama), tokenizer, prompts={"sts": "Instruct: alike\nQuery: "})
-    assert encoder.prompts == {"query": "", "document": "", "sts": "Instruct: alike\nQuery: "}
-
-
 def test_an_instruction_that_leaves_no_room_for_text_is_an_error_when_it_is_used(
     tiny_llama: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:

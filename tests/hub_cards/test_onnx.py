@@ -9,12 +9,10 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
-from loopback_hub import LoopbackHub
 
-from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Destination, ModelCardMetadata, onnx_export, write_card
+from revela_hub.hub_cards import ModelCardMetadata, onnx_export, write_card
 from revela_hub.hub_cards.card import METADATA_FOLDER
 from revela_hub.hub_cards.metadata import describe
 from revela_hub.hub_cards.onnx_export import MODEL, OnnxModel, export_onnx
@@ -83,12 +81,6 @@ def test_the_file_names_no_folder_of_this_machine(exported: Path) -> None:
     assert not re.search(rb"site-packages|\.py\b|/home/|" + re.escape(str(Path.cwd()).encode()), data)
 
 
-def test_publish_uploads_the_file(own: Path, hub: LoopbackHub) -> None:
-    (own / "onnx" / "model_O4.onnx").write_bytes(b"another one")
-    published = publish(own, Destination("org/model"))
-    assert MODEL in published.files and "onnx/model_O4.onnx" in published.skipped
-
-
 def test_the_snippet_of_the_card_runs(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_card(own, ModelCardMetadata(), repo_id=str(own))
     card = (own / "README.md").read_text(encoding="utf-8")
@@ -139,20 +131,6 @@ def test_what_gives_other_vectors_is_not_exported(own: Path, tmp_path: Path, tin
     for folder in (without_prompt, with_chat, tiny_sparse_folder):
         with pytest.raises(UserError):
             export_onnx(folder)
-
-
-def test_an_interrupted_export_leaves_the_earlier_files(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(model: object, file: Path) -> None:
-        file.touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(onnx_export, "_write", interrupted)
-    files = {file: file.stat().st_mtime_ns for file in own.rglob("*")}
-    with pytest.raises(KeyboardInterrupt):
-        export_onnx(own)
-    assert {file: file.stat().st_mtime_ns for file in own.rglob("*")} == files
 
 
 def test_the_command_copies_a_model_with_its_card_and_compares_shortened_vectors(

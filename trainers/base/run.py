@@ -52,7 +52,6 @@ from revela_hub.trainers.base.trainer import MethodTrainer
 
 Rows = TypeVar("Rows")
 LOCK = ".lock"
-TRAINING_CURVE = "training_curve.png"
 # What every run writes; a method adds its folders.
 _WRITTEN = ("checkpoint-*", MEASUREMENTS_FOLDER, "*.safetensors", "*.json", "*.bin", "README.md", "*.png", "card.yaml")
 
@@ -90,7 +89,7 @@ class Run:
     def export(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
         """Write the exported models with their cards, and report; arguments as in `card_metadata`."""
         from revela_hub.hub_cards import write_card
-        from revela_hub.hub_cards.card import CARD_METADATA, training_curve
+        from revela_hub.hub_cards.card import CARD_METADATA
 
         folders = trainer.write_models(self.output)
         trainer.save_state()
@@ -105,7 +104,6 @@ class Run:
         metadata.to_file(self.output / CARD_METADATA)  # read by `revela-hub publish`
         for folder in folders:
             write_card(folder, metadata, repo_id=self.arguments.hub_model_id)
-        training_curve(trainer.state.log_history, self.output / TRAINING_CURVE)
         replace(self.record, finished=True).write(self.output)
         if self.outcome is not None:
             sys.stdout.write(f"\n{self.outcome.report()}\n")

@@ -30,6 +30,5 @@ REVELA = Method(
     checkpoint_files=("lm", "retriever_tokenizer", "lm_tokenizer"),
     loader="revela_hub.trainers.revela.checkpoint.load_checkpoint",
     assembler="revela_hub.trainers.revela.checkpoint.assemble_revela",
-    adapter_only=True,
     models=("retriever", "lm"),
 )

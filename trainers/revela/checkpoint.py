@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
-from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_adapter, save_reference
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
 from revela_hub.hub_cards.tokenizers import (
     ends_texts,
@@ -182,7 +182,7 @@ def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, ass
     trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
     base = trained.name_or_path
     if assembly.part == "retriever":
-        return _retriever(checkpoint, loaded, base, folder, assembly)
+        return _retriever(loaded, base, folder, assembly)
     if assembly.part == "lm":
         save_backbone(loaded.model.lm, folder, dtype=assembly.dtype)
         save_tokenizer(loaded.lm_tokenizer, folder)
@@ -206,8 +206,8 @@ def _reference_of_lm(loaded: RevelaBackbones, folder: Path) -> Path:
     return save_reference(logits, tokenizer, {"text": ""}, folder)
 
 
-def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Path, assembly: Assembly) -> Assembled:
-    model, adapter_of = loaded.model, None
+def _retriever(loaded: RevelaBackbones, base: str, folder: Path, assembly: Assembly) -> Assembled:
+    model = loaded.model
     settings = RetrieverSettings(
         model.config.pooling,
         model.config.prompts,
@@ -217,11 +217,7 @@ def _retriever(checkpoint: Path, loaded: RevelaBackbones, base: str, folder: Pat
         similarity_fn_name=model.config.similarity_fn_name,
     )
     tokenizer = settings.tokenizer(loaded.retriever_tokenizer)
-    if assembly.adapter_only:
-        adapter_of = save_adapter(checkpoint, folder, part="retriever", base=base)
-    else:
-        save_backbone(model.retriever, folder, dtype=assembly.dtype)
-    needed = {"peft": ">=0.18"} if assembly.adapter_only else {}
-    save_settings(settings, tokenizer, model.retriever.config, folder, needed)
+    save_backbone(model.retriever, folder, dtype=assembly.dtype)
+    save_settings(settings, tokenizer, model.retriever.config, folder)
     reference = save_reference(lambda ids, mask, _: model.published(ids, mask), tokenizer, settings.prompts, folder)
-    return Assembled(folder, REVELA, base, reference, adapter_of=adapter_of)
+    return Assembled(folder, REVELA, base, reference)

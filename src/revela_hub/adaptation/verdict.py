@@ -118,7 +118,7 @@ class Verdict:
         lines += [f"  {name:<{width}}  {interval(d)}" for name, d in parts.items()]
         if not self.chosen.trained and any(system.trained for system in self.systems):
             lines.insert(-1, f"  {'training':<{width}}  not kept")
-        if few := too_few_queries(compare(self.systems[1], system, self.test) for system in self.systems):
+        if few := too_few_queries(compare(self.chosen, system, self.test) for system in self.systems):
             lines.append(f"{few} A larger --budget makes more.")
         return "\n".join(lines)
 

@@ -71,6 +71,9 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: The arguments after the program's name (default: those of the process).
     """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: `>&-`
+            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))
     words = sys.argv[1:] if argv is None else list(argv)
     debug = "--debug" in words
     try:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class SearchOptions(TextOptions, RankOptions):
     """What to search, and how."""
 
+    option_group = "options"
+
     model: str = required("Sentence-transformers folder or Hub id, output folder of adapt, or bm25.")
     corpus: list[str] = option([], "Text to search: folders, files, glob patterns or data sets (hf:owner/name).")
     index: str | None = option(
@@ -62,21 +64,12 @@ class Searcher:
     def __init__(self, model: str | Path, corpus: str | Path | Sequence[str | Path] = (), **options: Any) -> None:  # noqa: ANN401
         given = [corpus] if isinstance(corpus, str | Path) else corpus
         sources: list[Any] = [str(source) if isinstance(source, Path) else source for source in given]
-        self._open(SearchOptions(model=os.fspath(model), corpus=sources, **options))
-
-    @classmethod
-    def of(cls, options: SearchOptions) -> "Searcher":
-        """Return the searcher of options as a whole."""
-        searcher = cls.__new__(cls)
-        searcher._open(options)
-        return searcher
-
-    def _open(self, options: SearchOptions) -> None:
-        if bool(options.corpus) == bool(options.index):
+        search = SearchOptions(model=os.fspath(model), corpus=sources, **options)
+        if bool(search.corpus) == bool(search.index):
             raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
         with contextlib.ExitStack() as stack:
             temporary = stack.enter_context(scratch_folder("search"))
-            self._ranker, self.passages = _open(options, temporary)
+            self._ranker, self.passages = _open(search, temporary)
             self._close = weakref.finalize(self, stack.pop_all().close)
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 The task is a BEIR folder (--corpus: corpus.jsonl, queries.jsonl, qrels/<split>.tsv, optionally .gz), or mteb tasks or
 benchmarks (--tasks), which are downloaded. With several values of --mode, each model is evaluated in each mode. As in
-BEIR, a document with the id of the query is ignored unless it is judged relevant.
+BEIR, a document with the id of the query is ignored unless it is judged relevant. A model of `revela-hub adapt` is
+evaluated as `search` uses it, in hybrid with BM25 and with late interaction; --mode dense is its retriever alone.
 
 Each row after the first is compared with the first, query by query: difference, 95% confidence interval and p-value
 (paired bootstrap). Each p-value is for one comparison; with ten rows, divide the significance level by nine.
@@ -45,8 +46,9 @@ from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required, values_of
+from revela_hub.output import note
 from revela_hub.ranges import PositiveInt
-from revela_hub.search.models import load_models, load_reranker
+from revela_hub.search.models import fitted_settings, load_models, load_reranker
 from revela_hub.search.options import NO_RERANKING, SELF, RankOptions
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class Arguments(RankOptions):
     save_run: str | None = option(None, "New file for the ranking of the model, in TREC format.", metavar="FILE")
     split: str = option("test", "Split of the BEIR folder to evaluate on.")
     mode: list[Literal["dense", "sparse", "bm25", "hybrid"]] = option(
-        [], "One or more kinds of ranking (default: dense, or bm25 for bm25)."
+        [], "One or more kinds of ranking (default: dense; bm25 for bm25; hybrid for a model of adapt)."
     )
     dims: list[PositiveInt] = option(
         [], "Numbers of leading components of the vectors, e.g. 384 192 96 (default: all)."
@@ -173,19 +175,27 @@ def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
             yield Row(name, score_run(read_run(name, task, depth), task, metrics))
             continue
         for mode, label in _modes(arguments, name):
+            fitted = mode == "hybrid" and not arguments.mode
             models = load_models(arguments, name, mode, rerank=shared is None and mode in VECTOR_MODES)
             given = {"dense": models.dense, "sparse": models.sparse, "reranker": shared or models.reranker}
             for dims in (arguments.dims if models.dense else None) or [None]:
                 settings = replace(models.settings, index=IndexOptions(truncate_dim=dims))
                 runs = ranking_runs(task, settings, depth, cache_dir=cache_dir, **given)
                 whole = label if dims is None else f"{label} [{dims} dimensions]"
-                for run, suffix in zip(runs, ("", f" > {arguments.rerank or SELF}"), strict=False):
+                suffixes = ["", f" > {arguments.rerank or SELF}"][: len(runs)]
+                if fitted and arguments.rerank is None:
+                    runs, suffixes = runs[-1:], [""]
+                for run, suffix in zip(runs, suffixes, strict=True):
                     yield Row(whole + suffix, score_run(run, task, metrics), run if arguments.save_run else None)
 
 
 def _modes(arguments: Arguments, name: str) -> list[tuple[str, str]]:
     """Return the modes of a model, and the labels of their rows."""
-    modes = ["bm25"] if name == "bm25" else arguments.mode or ["dense"]
+    modes: list[str] = ["bm25"] if name == "bm25" else [*arguments.mode]
+    if not modes and not arguments.dims and fitted_settings(name):
+        note(f"{name}: evaluated as `search` uses it, with its hybrid.json (--mode dense: the retriever alone)")
+        modes = ["hybrid"]
+    modes = modes or ["dense"]
     return [(mode, name if len(modes) == 1 else f"{name} [{mode}]") for mode in modes]
 
 
@@ -236,6 +246,8 @@ def _compared(first: Row, row: Row) -> "dict[str, PairedDifference]":
 
 def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> Iterator[str]:
     """One table per task, its models in the order in which they were given, and below it the comparisons."""
+    from revela_hub.evaluation.significance import too_few_queries
+
     width = max(len("model"), *(len(row.model) for row in rows))
     for task in dict.fromkeys(row.scores.name for row in rows):
         of_task = [row for row in rows if row.scores.name == task]
@@ -259,7 +271,9 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
         for metric, found in pair.items()
     ]
     if lines:
-        yield "\n".join([f"compared with {rows[0].model} (paired bootstrap over queries, 95% interval):", *lines])
+        few = too_few_queries(pair["ndcg_at_10"] for pair in compared if "ndcg_at_10" in pair)
+        title = f"compared with {rows[0].model} (paired bootstrap over queries, 95% interval):"
+        yield "\n".join([title, *lines, *filter(None, [few])])
 
 
 def _label(metric: str) -> str:

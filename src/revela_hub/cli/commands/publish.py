@@ -14,7 +14,6 @@ with --space_corpus, which is uploaded with it.
 Examples:
   revela-hub publish outputs/run my-name/my-retriever --dry_run
   revela-hub publish outputs/run my-name/my-retriever --private --card card.yaml
-  revela-hub publish outputs/run my-name/my-retriever --adapter_only
   revela-hub publish outputs/adapted my-name/my-retriever --space --space_corpus docs --dry_run
 """
 
@@ -49,7 +48,6 @@ class Arguments:
     part: str = option(
         "retriever", f"Part to publish, if its method has it: {', '.join(PARTS)} (model is everything, with its code)."
     )
-    adapter_only: bool = option(False, "Publish only the LoRA adapter; its base must be a model on the Hub.")
     space: bool = option(False, "Also publish a demo of the model, a Space of the same name.")
     space_corpus: list[str] = option([], "Text that the Space searches and that is uploaded with it.")
     space_queries: str | None = option(None, "Example queries of the Space, one per line.")

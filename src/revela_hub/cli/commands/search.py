@@ -19,13 +19,16 @@ Examples:
 """
 
 import json as json_format
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from revela_hub.options import option
+from revela_hub.errors import UserError
+from revela_hub.files import local_path
+from revela_hub.options import option, values_of
 from revela_hub.output import is_utf8, note, typed_lines
 from revela_hub.ranges import PositiveInt
 from revela_hub.search.searcher import Searcher, SearchOptions
@@ -54,7 +57,10 @@ def run(arguments: Arguments) -> None:
     """Build or open the index, then search for the query, or for those on standard input."""
     from revela_hub.data.sources.unicode import without_surrogates
 
-    with Searcher.of(arguments) as searcher:
+    last = arguments.corpus[-1] if len(arguments.corpus) > 1 and arguments.query is None else ""
+    if last and not re.search(r"[*:\[]", last) and not local_path(last).exists():
+        raise UserError(f"no such file or folder: {last}; if it is the query, write it before --corpus")
+    with Searcher(**values_of(SearchOptions, arguments)) as searcher:
         queries = [arguments.query] if arguments.query is not None else _typed_queries()
         for text in map(without_surrogates, queries):
             hits = searcher.search(text, arguments.top_k)
