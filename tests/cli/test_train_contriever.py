@@ -44,8 +44,7 @@ def test_the_run_says_what_it_was_worth(
     state = json.loads((output / "trainer_state.json").read_text())
     measured = [entry["step"] for entry in state["log_history"] if "eval_ndcg_at_10" in entry]
     assert measured == [1, 2, 3]  # the steps are too small to change a rank: the run stops
-    kept = json.loads((output / "measured" / "scores.json").read_text())
-    assert set(kept["scores"]) == {"0", "1", "2", "3"}
+    assert json.loads((output / "outcome.json").read_text())["curve"].keys() == {"0", "1", "2", "3"}
     card = (output / "retriever" / "README.md").read_text()
     assert "Training " in card and "removed from the text" in card and "@article{izacard2021unsupervised,\n" in card
     assert "base model" in card and "retrieval_curve.png" in card and str(tmp_path) not in card

@@ -55,8 +55,6 @@ class RunArguments(TrainingArguments):
         if self.bf16 is None:
             self.bf16 = not self.fp16 and bf16_is_fast()
         if not torch.accelerator.is_available():
-            if self.fp16:
-                raise ValueError("fp16 needs a GPU: remove the option")
             self.use_cpu = True  # required by transformers for bf16 on a CPU
         if self.disable_tqdm is None:
             self.disable_tqdm = self.quiet or not sys.stderr.isatty()  # progress bars would fill log files

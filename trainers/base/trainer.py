@@ -22,7 +22,7 @@ from transformers.trainer_utils import TrainOutput
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.evaluation.retrieval import METRICS, Rankings, RetrievalScores, score_run
+from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, score_run
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import copy_finished, export_parts
 from revela_hub.hub_cards.card import write_card
@@ -55,9 +55,11 @@ class MethodTrainer(Trainer):
     """Whether FSDP2 may shard the model."""
     measurement: tuple[RetrievalScores, Rankings]
     """Scores and rankings of the last evaluation."""
+    folders: Mapping[str, str]
+    """The folders that `write_models` writes, each with the part of the model in it: by default those of the method."""
 
     def __init__(self, *, args: RunArguments, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
-        self.retrieval_task = retrieval_task
+        self.retrieval_task, self.folders = retrieval_task, self.method.folders
         self._sums: dict[str, tuple[Tensor, int]] = {}
         if kwargs.get("eval_dataset") is None and kwargs.get("evaluator") is None:
             if retrieval_task is not None:
@@ -105,11 +107,6 @@ class MethodTrainer(Trainer):
         """Return a copy of the trained model, adapters merged, in the form that `method.loader` loads from a checkpoint."""
         raise NotImplementedError
 
-    @property
-    def folders(self) -> Mapping[str, str]:
-        """The folders that `write_models` writes, each with the part of the model in it."""
-        return self.method.folders
-
     # --- evaluation
 
     def evaluate(
@@ -131,7 +128,7 @@ class MethodTrainer(Trainer):
             rankings = rank_together(self.retriever, self.retrieval_task, model)
             scores = score_run(rankings, self.retrieval_task)
             self.measurement = scores, rankings
-            found = {f"{metric_key_prefix}_{name}": getattr(scores, name) for name in METRICS}
+            found = {f"{metric_key_prefix}_{name}": value for name, value in scores.metrics.items()}
             self.log(found)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
             metrics |= found

@@ -4,7 +4,7 @@ Two options are not in the paper, and off in its recipes: starting the retriever
 temperature during the run. Both help small models; `examples/quickstart` uses them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -134,13 +134,10 @@ class RevelaTrainer(MethodTrainer):
         adapters = _with_biases(peft_config or lora_config(args), model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
+        if self.lm_trained:
+            self.folders = {"lm": "lm", **self.method.folders}
         if args.temperature_start is not None:
             self.add_callback(_Temperature(model, args.temperature_start))
-
-    @property
-    def folders(self) -> Mapping[str, str]:
-        """The retriever's folder, and that of the language model if it is trained."""
-        return ({"lm": "lm"} if self.lm_trained else {}) | {**self.method.folders}
 
     def describe_run(self) -> str:
         """Return a line on the run, with the form of reading and whether the language model is trained."""

@@ -3,6 +3,7 @@
 import json
 import math
 import unicodedata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,7 +89,9 @@ def test_loss_is_that_of_plain_loops(cached: Any, dims: Any) -> None:
 
 SCRIPT = """
 import json, sys
+sys.path.insert(0, sys.argv[2])
 import torch
+from test_in_batch import Vectors
 from torch import distributed as dist
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.util import dot_score
@@ -103,10 +106,6 @@ if many > 1:
 torch.manual_seed(0)
 vectors = torch.randn(3, len(rows), 6)
 own = slice(rank() * len(rows) // many, (rank() + 1) * len(rows) // many)
-
-class Vectors(torch.nn.Module):
-    def forward(self, features):
-        return {"sentence_embedding": features["vectors"]}
 
 similarity = MaskedSimilarity(dot_score)
 loss = MultipleNegativesRankingLoss(Vectors(), scale=1.0, similarity_fct=similarity, gather_across_devices=many > 1)
@@ -129,7 +128,7 @@ def test_two_processes_hide_the_same_passages_as_one(tmp_path: Any) -> None:
     script.write_text(SCRIPT)
 
     def run(processes: Any) -> Any:
-        written = launch(str(script), json.dumps(ROWS), processes=processes)
+        written = launch(str(script), json.dumps(ROWS), str(Path(__file__).parent), processes=processes)
         return [json.loads(said.split("found ")[1].splitlines()[0]) for said in written]
 
     [whole] = run(1)

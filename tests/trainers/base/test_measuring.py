@@ -156,8 +156,7 @@ def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: Retr
     for update, lost in ((10, told), (20, [])):
         scores = own | {query: 0.5 for query in lost} | {chosen: 1.1}
         per_query = {**base.per_query, "ndcg_at_10": scores}
-        measured.scores[update] = RetrievalScores.of(base.name, per_query, base.documents)
-        measured.scores = {0: base, update: measured.scores[update]}
+        measured.scores = {0: base, update: RetrievalScores.of(base.name, per_query, base.documents)}
         measured.store(update)
         outcome = measured.finish()
         assert outcome.difference.verdict == "no significant difference" and outcome.step == (0 if lost else update)

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers.processors import TemplateProcessing
 from transformers import (
-    RobertaConfig,
-    RobertaModel,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -358,22 +355,8 @@ def test_retrievers_with_other_similarities_are_rejected(llama_folder: Path, ret
     with pytest.raises(UserError, match="no end token"):
         load_backbones(SentenceTransformer(modules=last, device="cpu"), str(llama_folder))
     model[1].include_prompt = False
-    with pytest.raises(UserError, match="excludes its prompts from pooling"):
+    with pytest.raises(UserError, match="excluded from pooling"):
         load_backbones(model, str(llama_folder))
-
-
-def test_the_positions_of_roberta_begin_after_padding(
-    tmp_path: Path, llama_folder: Path, bert_folder: Path, groups: Dataset
-) -> None:
-    """130 positions are enough for 128 tokens."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    RobertaModel(RobertaConfig(vocab_size=300, max_position_embeddings=130, **sizes)).save_pretrained(bert_folder)
-    backbones = load_backbones(str(bert_folder), str(llama_folder), group_size=4, pooling="cls")
-    given = {"retriever_tokenizer": backbones.retriever_tokenizer, "lm_tokenizer": backbones.lm_tokenizer}
-    make = partial(RevelaTrainer, backbones.model, RevelaTrainingArguments(output_dir=str(tmp_path)), **given)
-    with pytest.raises(UserError, match="128 positions, fewer than --max_length 129"):
-        make(max_length=129, train_dataset=groups)
-    make(max_length=128, train_dataset=groups)
 
 
 def test_both_prompts_are_trained_in_the_papers_form(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
