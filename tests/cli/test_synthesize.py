@@ -13,7 +13,6 @@ from loopback_server import Answer, LoopbackServer, Sent
 from revela_hub.cli.main import main
 from revela_hub.data.synthesis.backends import Endpoint, Request
 from revela_hub.data.synthesis.prompts import FORMS
-from revela_hub.errors import UserError
 
 pytestmark = pytest.mark.slow  # a server
 
@@ -159,24 +158,9 @@ def test_no_token_of_the_user_is_sent(server: Server, monkeypatch: pytest.Monkey
     assert "hf_xx" not in headers and KEY not in headers
 
 
-@pytest.mark.parametrize("status", [429, 0])
-def test_what_fails_for_a_while_is_asked_again(server: Server, status: int) -> None:
-    server.respond = lambda body, number: (status, {}, {"error": "busy"}) if number in (2, 3) else good(body, number)
-    assert len(ask(endpoint(server, concurrency=1), 3)) == 3 and len(server.bodies) == 5
-    assert server.bodies[1] == server.bodies[2] == server.bodies[3]
-
-
 def test_a_prompt_that_the_server_refuses_and_a_reply_without_text(server: Server) -> None:
     def respond(body: dict[str, Any], number: int) -> Answer:
         return (400, {}, {"error": "policy"}) if number == 2 else completion("yes" if number == 1 else None)
 
     server.respond = respond
     assert ask(endpoint(server, concurrency=1), 3) == ["yes", "refused by the endpoint", ""]
-
-
-@pytest.mark.parametrize(("status", "tries"), [(503, 3), (400, 1), (401, 1), (404, 1)])
-def test_failures_end_after_as_many_tries_as_can_help(server: Server, status: int, tries: int) -> None:
-    server.respond = lambda body, number: (status, {}, {"error": "no"})
-    with pytest.raises(UserError, match=server.url):
-        ask(endpoint(server, retries=2))
-    assert len(server.bodies) == tries

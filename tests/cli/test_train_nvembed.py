@@ -188,12 +188,3 @@ def test_a_trained_model_keeps_its_pooling(
     assert main(words(llama_folder, mixture, out, 1, "--max_steps", "1", "--pooling", "mean")) == 0
     assert main(words(out, mixture, tmp_path / "two", 2, "--pooling", "latent")) == 2
     assert "is an NV-Embed model with pooling=mean" in capsys.readouterr().err
-
-
-def test_a_trained_model_keeps_its_query_instruction(tmp_path: Path, llama_folder: Path, mixture: Path) -> None:
-    assert main(words(llama_folder, mixture, tmp_path / "one", 1, "--max_steps", "1")) == 0
-    again = words(tmp_path / "one", mixture, tmp_path / "two", 2, "--max_steps", "1")
-    at = again.index("--query_instruction")
-    assert main(again[:at] + again[at + 2 :]) == 0
-    prompts = json.loads((tmp_path / "two" / "embedder" / "config_sentence_transformers.json").read_text())["prompts"]
-    assert prompts["query"] == QUERY

@@ -33,7 +33,14 @@ from revela_hub.hub_cards.export import save_config
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.retrieval.encoder import Encoder, text_positions
-from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy, refuse_frozen, saving_merged
+from revela_hub.trainers.base.adapters import (
+    add_adapters,
+    lora_config,
+    merged_copy,
+    refuse_adapters,
+    refuse_frozen,
+    saving_merged,
+)
 from revela_hub.trainers.base.models import ModelLike, default_arguments, trained_backbone
 from revela_hub.trainers.base.rows import as_dataset, in_order, pair_columns, prepare_datasets, refuse_single_pair
 from revela_hub.trainers.base.trainer import MethodTrainer
@@ -123,6 +130,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         if args.world_size > 1 and Version(version("sentence-transformers")) < Version("6.2"):
             # It synchronises processes at every mini-batch, whose number may differ between them, so training would hang.
             raise UserError("NV-Embed on several processes needs sentence-transformers 6.2 or newer")
+        refuse_adapters("the decoder", self.nvembed.embedding_model)
         refuse_frozen("the decoder", self.nvembed.embedding_model)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = peft_config or lora_config(args)

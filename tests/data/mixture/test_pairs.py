@@ -1,7 +1,6 @@
 """Labels, scores and negatives to pairs: each rule against all rows of a small set, by plain loops."""
 
 from collections import Counter
-from collections.abc import Sequence
 from itertools import product
 
 import pytest
@@ -131,22 +130,3 @@ def test_negatives_of_a_small_pool(pool: list[str], negatives: list[str] | None)
         )
         assert [sorted(pair.negatives) for pair in filled] == ([negatives] if negatives else [])
         assert dropped == ({} if negatives else {NO_NEGATIVE: 1})
-
-
-class Endless(Sequence[str]):
-    """A pool of which nothing may be drawn; counts the draws."""
-
-    draws = 0
-
-    def __len__(self) -> int:
-        return 10**9
-
-    def __getitem__(self, index: int | slice) -> str:  # type: ignore[override]
-        self.draws += 1
-        return ""
-
-
-def test_a_pool_of_nothing_usable_is_given_up() -> None:
-    pool = Endless()
-    assert not list(fill_negatives([Pair("q", "p")], pool, KnownPairs()))
-    assert pool.draws == 1000

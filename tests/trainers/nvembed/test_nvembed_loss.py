@@ -111,15 +111,6 @@ def test_without_in_batch_negatives_a_row_does_not_depend_on_the_others(
     assert with_others([features], labels) > rows.mean() + 0.1
 
 
-def test_the_gradient_is_scaled_by_what_is_done_to_the_loss(features: dict[str, Any], labels: Tensor) -> None:
-    """Gradient accumulation and loss scaling happen outside."""
-    model = _Model()
-    whole = gradients(loss_of(model, in_batch=True)([features], labels), model)
-    cached = gradients(loss_of(model, in_batch=True, size=2)([features], labels) / 4, model)
-    for a, b in zip(whole, cached, strict=True):
-        torch.testing.assert_close(a / 4, b)
-
-
 @pytest.mark.parametrize(("size", "passes"), [(10, 1), (9, 2)])
 def test_texts_go_through_the_model_once_if_they_fit(
     features: dict[str, Any], labels: Tensor, size: int, passes: int
@@ -137,14 +128,6 @@ def test_the_second_pass_repeats_the_random_numbers_of_the_first(features: dict[
     assert len(model.seen) == 2 * half
     for first, second in zip(model.seen[:half], model.seen[half:], strict=True):
         assert torch.equal(first, second)
-
-
-def test_evaluation_needs_no_gradients(features: dict[str, Any], labels: Tensor) -> None:
-    model = _Model()
-    with torch.no_grad():
-        got = loss_of(model, in_batch=True, size=3)([features], labels)
-    torch.testing.assert_close(got, reference(model, features, in_batch=True))
-    assert model.texts == len(LENGTHS)
 
 
 def test_cosines_are_in_float32_under_autocast() -> None:

@@ -208,21 +208,6 @@ def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
         assert torch.equal(got[name], value), name
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_a_checkpoint_can_be_exported(
-    tmp_path: Path, llama_folder: Path, mixture: Dataset, texts: list[str], lora_rank: int
-) -> None:
-    """Also one of adapters, which are merged."""
-    run = trainer(tmp_path / "one", llama_folder, mixture, lora_rank=lora_rank, save_strategy="steps", save_steps=4)
-    run.train()
-    run.model.eval()
-    expected = run.model.encode(texts, prompt=PROMPTS["qa"])
-    export_checkpoint(tmp_path / "one" / "checkpoint-4", tmp_path / "exported")
-    loaded = SentenceTransformer(str(tmp_path / "exported" / "embedder"), trust_remote_code=True, device="cpu")
-    assert loaded.max_seq_length == 64 and loaded.prompts["query"] == PROMPTS["qa"]
-    assert abs(loaded.encode(texts, prompt=PROMPTS["qa"]) - expected).max() < 1e-5
-
-
 def test_training_continues_from_a_checkpoint_of_adapters(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
     trainer(tmp_path / "one", llama_folder, mixture, **saving).train()
@@ -280,23 +265,6 @@ def test_cached_gradients_under_bf16_are_those_of_autocast(
     layer.register_forward_hook(lambda _, __, output: kinds.append((output.dtype, output.requires_grad)))
     run.train()
     assert set(kinds) == {(torch.bfloat16, False), (torch.bfloat16, True)}
-
-
-def test_accumulation_adds_up_batches_that_do_not_see_each_other(
-    tmp_path: Path, llama_folder: Path, mixture: Dataset
-) -> None:
-    """So it is the same as a larger batch where rows do not see each other anyway, and only there."""
-
-    def run(**options: Any) -> list[float]:
-        made = trainer(tmp_path, llama_folder, mixture, lora_rank=0, max_steps=3, **options)
-        made.train()
-        return losses(made)
-
-    for in_batch in (False, True):
-        one = run(in_batch_negatives=in_batch)
-        two = run(in_batch_negatives=in_batch, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-        close = torch.allclose(torch.tensor(one), torch.tensor(two), rtol=1e-4, atol=1e-4)
-        assert close != in_batch
 
 
 def test_an_instruction_needs_room_for_a_token_of_the_text(llama_folder: Path, mixture: Dataset) -> None:
