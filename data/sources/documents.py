@@ -105,35 +105,31 @@ def _documents(source: Source, report: ReadReport) -> Iterator[Document]:
     for path in source_files(source, report):
         if has_rows(path, source):
             yield from row_documents(file_rows(path), source)
-        elif (document := _file_document(path, source, report)) is not None:
+        elif isinstance(document := _file_document(path, source, report), Document):
             yield document
+        else:
+            report.skipped[document] += 1
 
 
-def _file_document(path: Path, source: Source, report: ReadReport) -> Document | None:
-    """Return a file of text as a document; None for one that is skipped, which is counted."""
+def _file_document(path: Path, source: Source, report: ReadReport) -> Document | str:
+    """Return a file of text as a document, or the reason to skip it."""
     suffix, name = path.suffix.lower(), printable_name(path.as_posix())
     is_converted = source.kind != "code" and suffix in converted.SUFFIXES
     if is_converted and not converted.converter_version():
-        report.skipped[converted.CONVERTED_FORMATS] += 1
-        return None
+        return converted.CONVERTED_FORMATS
     try:
         if path.stat().st_size > source.max_file_mib * _MIB:
-            report.skipped["too large"] += 1
-            return None
+            return "too large"
         content = path.read_bytes()
         if is_converted:
-            if text := converted.as_text(content, suffix):
-                return Document(name, text, None, "text")
-            report.skipped[_SCANNED if suffix == ".pdf" else "empty"] += 1
-            return None
+            text = converted.as_text(content, suffix)
+            return Document(name, text, None, "text") if text else _SCANNED if suffix == ".pdf" else "empty"
     except Exception as error:  # of any of the libraries
         logger.warning("%s is skipped: it cannot be read (%s)", name, first_line(error))
-        report.skipped["unreadable"] += 1
-        return None
+        return "unreadable"
     if b"\0" in content[:_PROBED_BYTES]:  # git's rule
-        report.skipped["binary"] += 1
         report.endings[printable_name(suffix) or "no ending"] += 1
-        return None
+        return "binary"
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

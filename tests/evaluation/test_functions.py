@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from revela_hub.evaluation.functions import commented_functions, documented_functions
+from revela_hub.evaluation.functions import commented_functions
 from revela_hub.evaluation.probe import ProbeSettings, build_probe
 
 JAVA = """\
@@ -65,20 +65,6 @@ if (a) {
 """
 
 
-PYTHON = '''class A:
-
-    @decorated
-    def make_thing(value):
-        """Builds the thing of a value and returns it.
-
-        A second paragraph about things.
-        """
-        result = value + 1
-
-        return result
-'''
-
-
 @pytest.mark.parametrize(
     ("text", "query", "first", "last", "comment"),
     [
@@ -107,15 +93,6 @@ def test_a_comment_and_its_function(text: str, query: str, first: str, last: str
     assert (lines[0], lines[-1]) == (first, last)
     assert found.removed.count("\n") == comment and text.count(found.removed) == 1
     assert "metres = 1000" not in text or "// the longest" in found.code
-
-
-@pytest.mark.parametrize("end", ["\r\n", "\r"])
-@pytest.mark.parametrize("text", [JAVA, RUBY, CPP, PYTHON], ids=["Java", "Ruby", "C++", "Python"])
-def test_files_with_other_ends_of_lines_have_the_same_functions(text: str, end: str) -> None:
-    functions = documented_functions if text is PYTHON else commented_functions
-    [expected], [found] = functions(text), functions(text.replace("\n", end))
-    assert (found.query, found.code, found.line) == (expected.query, expected.code, expected.line)
-    assert found.removed == expected.removed.replace("\n", end)
 
 
 def test_a_probe_of_javascript(tmp_path: Path) -> None:

@@ -81,13 +81,6 @@ def test_finds_words_with_combining_marks(query: str, text: str) -> None:
     assert normal(query) in normal("".join(text[start:end] for start, end in index.matches(query, text)))
 
 
-def test_the_lower_case_of_a_turkish_capital() -> None:
-    text = "İstanbul ve İzmir büyük şehirlerdir."
-    ranker = BM25([text, "Ankara"])
-    assert ranker.search(["istanbul", "İZMİR"], 1).rows_QK.tolist() == [[0], [0]]
-    assert ranker.matches("istanbul", text) == [(0, 8)]
-
-
 def test_a_query_of_one_character_finds_the_words_with_it() -> None:
     texts = ["富士山は日本で一番高い山です。", "三体 in Python", "3月 and the rest", "ปลา กิน", "高山 plants"]
     index = BM25(texts)

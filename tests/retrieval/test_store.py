@@ -117,18 +117,6 @@ def test_an_index_is_made_once_and_opened_again(tmp_path: Path, options: IndexOp
     assert encoder.encoded == []
 
 
-@pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
-def test_every_mode_finds_passages(tmp_path: Path, mode: str) -> None:
-    settings = RankerSettings(mode=mode, identity="folder@0123")
-    passages = write_passages(map(chunk, TEXTS), tmp_path)
-    ranker = build_ranker(passages, settings, tmp_path, dense=Words())
-    [hits] = passages.found(ranker.search(["number7"], 3))
-    assert hits[0].text == TEXTS[7]
-    assert len(hits) == (1 if mode == "bm25" else 3)
-    empty = write_passages([], tmp_path)
-    assert empty.found(build_ranker(empty, settings, tmp_path, dense=Words()).search(["x"], 3)) == [[]]
-
-
 def test_vectors_of_another_model_are_rejected(tmp_path: Path) -> None:
     build(tmp_path / "index")
     with pytest.raises(UserError, match=r"built with mine .*folder@0123.* other \(folder@4567\)"):

@@ -95,14 +95,6 @@ def test_an_array_that_is_named_is_read_by_row(tmp_path: Path) -> None:
     assert next(read_documents(file)).kind == "code"
 
 
-@pytest.mark.parametrize("name", ["ROWS.CSV", "Rows.TSV", "ROWS.JSONL", "rows.ndjson", "ROWS.JSONL.GZ"])
-def test_endings_in_upper_case_and_the_other_name_of_json_lines(name: str, tmp_path: Path) -> None:
-    content = b"text\nRivers carry sediment.\n" if name[-2:] == "SV" else b'{"text": "Rivers carry sediment."}\n'
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".GZ") else content)
-    for path in (tmp_path / name, f"{tmp_path}/*{Path(name).suffix}"):
-        assert texts(path) == [document.text for document in read_documents(path)] == ["Rivers carry sediment."]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
