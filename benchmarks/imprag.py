@@ -41,6 +41,7 @@ from transformers.utils import logging as transformers_logging
 
 from revela_hub.loading import bf16_is_fast
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.retrieval.dense import ExactIndex
 from revela_hub.trainers.baselines.ra_dit import (
     RADITTrainer,
     RADITTrainingArguments,
@@ -49,7 +50,7 @@ from revela_hub.trainers.baselines.ra_dit import (
 )
 from revela_hub.trainers.baselines.ra_it import RAITTrainer, RAITTrainingArguments, shortened
 from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, padded, tokenize_passages
-from revela_hub.trainers.imprag.retrieval import multi_label_nce, top_rows
+from revela_hub.trainers.imprag.retrieval import multi_label_nce
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -270,7 +271,7 @@ def tuned_ranking(experiment: Experiment, name: str, seed: int, model: PreTraine
     ).train()
     passages = test.questions.passages
     queries_QE = retriever.encode_query(test.prompts, **vectors)
-    return top_rows(queries_QE, retriever.encode_document(passages, **vectors), len(passages))
+    return ExactIndex(retriever.encode_document(passages, **vectors)).search(queries_QE, len(passages)).rows_QK
 
 
 def run(experiment: Experiment, name: str, seed: int) -> dict[str, Any]:

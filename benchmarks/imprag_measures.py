@@ -21,12 +21,13 @@ from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.evaluation.question_answering import holds_answer, score_answers
 from revela_hub.modeling import ImpRAGForCausalLM
+from revela_hub.retrieval.dense import ExactIndex
 from revela_hub.retrieval.hits import Hits
 from revela_hub.trainers.baselines.ra_it import paste, pasted_log_likelihoods, shortened
 from revela_hub.trainers.imprag.answering import Answerer, left_padded
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder
 from revela_hub.trainers.imprag.data import padded, tokenize_passages
-from revela_hub.trainers.imprag.retrieval import rank_passages, top_rows
+from revela_hub.trainers.imprag.retrieval import rank_passages
 
 
 @dataclass
@@ -159,13 +160,13 @@ def measure_imprag(test: Test, model: ImpRAGForCausalLM) -> dict[str, Any]:
     model.eval()
     encoder = ImpRAGEncoder(model, tokenizer)
     vectors, queries = encoder.encode_document(passages), encoder.encode_query(prompts)
-    ranking = top_rows(queries, vectors, len(passages))
+    ranking = ExactIndex(vectors).search(queries, len(passages)).rows_QK
 
     class Ranked:
         """Exact index over the passages' vectors."""
 
         def search(self, query_vectors: NDArray[np.float32], k: int) -> Any:
-            rows = top_rows(query_vectors, vectors, k)
+            rows = ExactIndex(vectors).search(query_vectors, k).rows_QK
             return Hits(np.take_along_axis(query_vectors @ vectors.T, rows, axis=1), rows)
 
         def found(self, hits: Hits) -> Any:

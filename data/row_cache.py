@@ -23,7 +23,7 @@ from revela_hub.internals import fingerprint
 if TYPE_CHECKING:
     from datasets import Dataset, Features, IterableDataset
 
-FORMAT = 13  # increase it when the same settings and sources produce different rows
+FORMAT = 14  # increase it when the same settings and sources produce different rows
 
 Types: TypeAlias = Mapping[str, str | list[str]]
 """The columns and their types: `{"row": "int64", "texts": ["string"]}`, where `texts` is a list."""

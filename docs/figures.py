@@ -185,7 +185,7 @@ def imprag(colours: dict[str, str]) -> str:
     d.arrow((560, 149), (482, 149), colour="orange")
     d.text(519, 139, "read", colour="orange")
     d.arrow((365, 312), (365, 280))
-    d.text(375, 304, "Question: Who wrote Emma? Answer:", anchor="start", colour="text")
+    d.text(375, 304, "Q: Who wrote Emma? A:", anchor="start", colour="text")
     d.arrow((250, 53), (192, 53))
     d.text(185, 58, "Jane Austen", anchor="end", bold=True, colour="text")
     d.text(240, 204, "retrieval layer", anchor="end")

@@ -171,7 +171,7 @@ def _document(row: Row, text: str, source: Source) -> Document:
     # An empty line, so that the title does not become part of the first sentence.
     has_title = re.match(f"{re.escape(title)}(?!{LETTER})", text)  # "Go" is not the title of "Google"
     text = f"{title}\n\n{text}" if title and text and not has_title else text
-    return Document(row.where if name is None else id_text(name), text, None, source.kind or "text")
+    return Document(row.where if name is None else id_text(name), text, None, source.kind or "text", title=title)
 
 
 def read_held_out(path: str | Path) -> dict[str, list[str]]:

@@ -47,6 +47,7 @@ class Document:
         path: Its file, or None for a row of a larger file.
         kind: Determines where it is split into chunks: `"text"` at the ends of sentences, `"code"` at the ends of lines.
         first_line: The line of the file, from 1, on which the text begins.
+        title: The title with which the text begins, whose words do not count in the length of a passage that is not split.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Document:
     path: str | None
     kind: Kind
     first_line: int = 1
+    title: str = ""
 
 
 @dataclass(frozen=True)

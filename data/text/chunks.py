@@ -78,7 +78,8 @@ def chunk_document(
     quotation mark) is split at its line ends, a line that is still too long at its full stops, and only then between words.
     Code: each chunk has as many whole lines as fit, unless there is a better boundary in its second half: before the least
     indented line, preferably after an empty line, so that functions tend to stay whole. Chunks of only white space are
-    skipped; apart from these, the concatenated chunks of code are the document.
+    skipped; apart from these, the concatenated chunks of code are the document. A row with a title is not split if its text without
+    the title fits: the passages of DPR, KILT and Atlas stay as they are.
 
     Args:
         document: The document.
@@ -90,7 +91,9 @@ def chunk_document(
         The chunks in their order; empty for a document of white space.
     """
     report = ReadReport() if report is None else report
-    pieces = list(_document_pieces(document, max_words, language, report))
+    body = document.text.removeprefix(document.title)
+    is_passage = document.title and document.kind == "text" and _piece(body, max_words) is not None
+    pieces = [_Piece(document.text, 0)] if is_passage else list(_document_pieces(document, max_words, language, report))
     chunks = []
     line = document.first_line
     for text in _runs(pieces, max_words, is_code=document.kind == "code"):

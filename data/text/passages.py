@@ -27,20 +27,7 @@ def build_passages(
     report: ReadReport | None = None,
     streaming: bool = False,
 ) -> "Dataset | IterableDataset":
-    """Split the documents into passages of whole sentences (code: lines), or read them from the cache.
-
-    Args:
-        sources: As for `read_documents`.
-        max_words: Maximum number of words in a passage.
-        min_words: Minimum number of words; shorter passages are skipped and counted.
-        language: ISO 639-1 code, for sentence segmentation.
-        cache_dir: The cache folder; default: the cache of `datasets`.
-        report: Its counts are updated.
-        streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
-
-    Returns:
-        A data set with one row per passage: `row` (int64, its number), `document` and `text` (strings).
-    """
+    """Split the documents into passages of whole sentences (code: lines), or read them from the cache."""
     types = {"row": "int64", "document": "string", "text": "string"}
     settings = {"max_words": max_words, "min_words": min_words, "language": language}
     made_with = {"sentencex": version("sentencex")} | settings

@@ -1,6 +1,6 @@
 """Private names of libraries, all in this file.
 
-Written for transformers 5.17 to 5.24, sentence-transformers 6, trl 1.16, datasets 5.2 and huggingface_hub 1 and 2.
+Written for transformers 5.17 to 5.24, sentence-transformers 6, datasets 5.2 and huggingface_hub 1 and 2.
 `tests/test_private_names.py` fails if another file uses one, except in `modeling/`, whose files also run without this package.
 """
 

@@ -1,11 +1,12 @@
 """Prompts and answers: the forms they come in, tasks made of raw text, and errors with file and line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from revela_hub.data.prompts import COLUMNS, KINDS, mix, read_prompts, text_prompts
+from revela_hub.data.prompts import COLUMNS, KINDS, read_prompts, text_prompts
 from revela_hub.data.sources.source import Document
 from revela_hub.errors import UserError
 
@@ -24,7 +25,7 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
             "id": 3,
             "input": "Emma",
             "output": [{"answer": "novel"}, {"provenance": [{"title": "Emma"}]}, {"answer": "", "provenance": []}],
-            "task": "dialogue",
+            "task": "slot_filling",
         },
         {
             "task": "reading_comprehension",
@@ -36,12 +37,14 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
     )
     rows = read_prompts([file]).to_list()
     assert tuple(rows[0]) == COLUMNS
-    assert [row["prompt"] for row in rows[:2]] == ["Who wrote Emma?\n", "Question: Who wrote Emma?\nAnswer:"]
+    assert [row["prompt"] for row in rows[:2]] == ["Who wrote Emma?\n", "Q: Who wrote Emma? A:"]
     assert [row["answers"] for row in rows[:3]] == [["Jane Austen"], ["Jane Austen", "Austen"], ["novel"]]
     assert [row["id"] for row in rows[1:3]] == ["q2", "3"]
     assert [row["retrieve"] for row in rows] == [True, True, True, False, False]
-    assert rows[3]["prompt"] == "Emma is a novel.\nQuestion: What is Emma?\nAnswer:"
-    assert rows[4]["where"] == f"{file.as_posix()}:5"
+    assert rows[3]["prompt"] == "Emma is a novel. Q: What is Emma? A:"
+    assert rows[4]["where"] == f"{file.as_posix()}:5" and rows[4]["answers"] == [
+        "True"
+    ]  # the paper's verdict for KILT's
 
 
 @pytest.mark.parametrize(
@@ -70,16 +73,55 @@ def test_tasks_made_of_raw_text_are_pieces_of_it(kind: str) -> None:
     assert len(rows) == 5
     text = " ".join(sentences)
     for row in rows.to_list():
-        assert row["answers"][0] in text
-        assert row["retrieve"] is (kind != "plain_text")
+        given, answer = row["prompt"].split(" [SEP] ")[0], row["answers"][0]
+        assert answer in text and not row["retrieve"]
         if kind == "phrase_denoising":
-            start = row["prompt"].index(": ") + 2
-            whole = row["prompt"][start:].removesuffix("\nMissing:").replace("[BLANK]", row["answers"][0])
-            assert whole in text
-        if kind == "next_sentence":
-            given = row["prompt"].removeprefix("Write the sentence that comes next: ").removesuffix("\nNext:")
-            assert f"{given} {row['answers'][0]}" in text
-        if kind == "previous_sentence":
-            given = row["prompt"].removeprefix("Write the sentence that comes before: ").removesuffix("\nBefore:")
-            assert f"{row['answers'][0]} {given}" in text
-    assert len(mix(rows, [again], seed=0)) == 10
+            given, rest = given.split(" Recover the original")
+            before, other, after = re.split(r"\[START\] | \[END\]", given)
+            assert before + answer + after in text and other in text and other != answer
+            assert rest == " phrases marked between [START] and [END] in the given text A:"
+        if kind.endswith("sentence"):
+            assert (f"{given} {answer}" if kind == "next_sentence" else f"{answer} {given}") in text
+            assert f"[SEP] {kind.replace('_', ' ')} Generate" in row["prompt"]
+
+
+def test_columns_of_other_data_sets(tmp_path: Path) -> None:
+    """A nested column, a choice, a conversation about a text, messages that name the one before, and the marks of KILT."""
+    choice = {"q": {"text": "What is Emma?"}, "answers": ["a song", "a novel"], "correct": 1}
+    story = {
+        "story": "Emma is a novel.",
+        "asked": ["Who wrote it?", "When?"],
+        "said": {"text": ["Jane Austen", "1815"]},
+    }
+    linked = {"input": "Read [START_ENT] Emma [END_ENT] now.", "output": [{"answer": "Emma (novel)"}]}
+    turns = [("a", None, "Hi", "user"), ("b", "a", "Hello", "bot"), ("c", "b", "Bye", "user"), ("d", "b", "No", "bot")]
+    messages = [dict(zip(("me", "before", "text", "role"), turn, strict=True)) for turn in turns]
+    names = ("choice", "story", "linked", "messages")
+    file = {name: str(tmp_path / f"{name}.jsonl") for name in names}
+    for name, rows in zip(names, ([choice], [story], [linked], messages), strict=True):
+        write(Path(file[name]), *rows)
+    reading = {
+        "task": "reading_comprehension",
+        "columns": {"context": "story", "input": "asked", "answers": "said.text"},
+    }
+    roles = {"id": "me", "parent": "before", "input": "text"}
+    sources = [
+        {"path": file["choice"], "columns": {"input": "q.text", "choice": "correct"}},
+        {"path": file["story"], **reading},
+        {"path": file["linked"], "task": "entity_linking"},
+        {"path": file["messages"], "task": "dialogue", "columns": roles, "where": {"role": "bot"}},
+    ]
+    rows = [(row["prompt"].split(" Output")[0], row["answers"][0]) for row in read_prompts(sources).to_list()]
+    assert rows == [
+        ("Q: What is Emma? A:", "a novel"),
+        ("Emma is a novel. Q: Who wrote it? A:", "Jane Austen"),
+        ("Emma is a novel. Q: Who wrote it? A: Jane Austen Q: When? A:", "1815"),
+        ("Read [START] Emma [END] now.", "Emma (novel)"),
+        ("Hi", "Hello"),
+        ("Hi Hello", "No"),
+    ]
+    with pytest.raises(UserError, match="no column role question"):
+        read_prompts([{"path": file["choice"], "columns": {"question": "q.text"}}])
+    file = str(write(tmp_path / "many.jsonl", *({"prompt": str(n), "answer": "a"} for n in range(99))))
+    drawn = [int(row["prompt"]) for row in read_prompts([{"path": file, "max_samples": 9}])]
+    assert len(set(drawn)) == 9 and max(drawn) > 30

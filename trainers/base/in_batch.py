@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.util import all_gather
 from torch import Tensor, nn
@@ -55,17 +53,6 @@ def false_negatives(hash_BC: Tensor, hash_RC: Tensor) -> Tensor:
     wrong_BRP = right_BT[:, place_RC[:, 1:]]
     wrong_BRP[own_B, first + own_B, 0] = False
     return wrong_BRP
-
-
-def first_of_same(texts: Iterable[str]) -> NDArray[np.int64]:
-    """Return for each text the number of the first one that is the same text, and at the end -1 for the number -1 of no text.
-
-    >>> first_of_same(["A sea.", "a lake", "a sea", "A lake!"])
-    array([ 0,  1,  0,  1, -1])
-    """
-    hashes = np.fromiter(map(text_hash, texts), dtype=np.int64)
-    _, first, place = np.unique(hashes, return_index=True, return_inverse=True)
-    return np.append(first[place.reshape(-1)], -1)
 
 
 class MaskedSimilarity:

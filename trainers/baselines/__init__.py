@@ -79,6 +79,7 @@ RA_IT = Method(
     },
     parts=("model",),
     folders={"model": "model"},
+    answerer="revela_hub.trainers.baselines.ra_it.open_reader",
     models=("backbone",),
 )
 RA_DIT = Method(

@@ -5,7 +5,9 @@ The frozen reader of `revela-hub train ra-it` computes how likely the answer is 
 --backbone instead, the retriever is the first layers of a decoder, up to --retrieval_layer (RA-DIT-Llama in the
 ImpRAG paper); it needs --retrieval_warmup_epochs.
 
-The loss is KL(P_R || P_LSR) with P_LSR(c) = softmax_c(p_LM(answer | c, prompt) / temperature), computed once.
+The loss is KL(P_R || P_LSR) with P_LSR(c) = softmax_c(p_LM(answer | c, prompt) / temperature), computed once; with
+--loss imprag KL(P_T || P_R) with the log-likelihoods in P_T, as the ImpRAG paper trains this baseline (its equation 6).
+Its order: this command first, with the untuned decoder as --reader, then `train ra-it --pseudo_labels` with the result.
 
 Writes to --output_dir: retriever/ for SentenceTransformer(...), or with --backbone an ImpRAG model for `revela-hub
 index`; checkpoint-*/ (resume with --resume_from_checkpoint last).
@@ -22,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,8 +43,8 @@ from revela_hub.modeling.backbones import layers_name
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
+from revela_hub.retrieval.texts import TextSource
 from revela_hub.trainers.base.arguments import RunArguments
-from revela_hub.trainers.base.in_batch import first_of_same
 from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.retriever import (
     RETRIEVER,
@@ -55,22 +57,21 @@ from revela_hub.trainers.base.retriever import (
 from revela_hub.trainers.base.weights import load_whole
 from revela_hub.trainers.baselines import RA_DIT
 from revela_hub.trainers.baselines.language_models import check_room, load_lm
-from revela_hub.trainers.baselines.ra_it import paste, pasted_log_likelihoods, shortened
+from revela_hub.trainers.baselines.ra_it import passages_read, paste, pasted_log_likelihoods
 from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder, load_imprag
 from revela_hub.trainers.imprag.data import (
     ImpRAGDataArguments,
     as_prompts,
     as_texts,
     padded,
+    passage_hashes,
     tokenize_prompts,
     train_on_prompts,
 )
-from revela_hub.trainers.imprag.retrieval import kl_from_retrieval, multi_label_nce, rank_passages
+from revela_hub.trainers.imprag.retrieval import kl_divergence, multi_label_nce, prompt_ranking
 
-MASKED_SCORE = -1e30
-"""Score of a missing candidate; finite, so that its gradient is not NaN."""
-COSINE_TEMPERATURE = 0.05
-"""Default for cosine similarities; at 1, their softmax is nearly uniform."""
+MASKED_SCORE = -1e30  # of a missing candidate; finite, so that its gradient is not NaN
+COSINE_TEMPERATURE = 0.05  # default for cosine similarities; at 1, their softmax is nearly uniform
 
 
 @dataclass
@@ -91,7 +92,12 @@ class RADITTrainingArguments(RunArguments):
     temperature: PositiveFloat | None = option(
         None, "Temperature that divides the scores (default: 0.05 for cosine, else 1 or the root of the dimension)."
     )
-    likelihood_temperature: PositiveFloat = option(0.01, "Temperature that divides the likelihoods (equation 4).")
+    loss: Literal["ra-dit", "imprag"] = option(
+        "ra-dit", "KL divergence from likelihoods (RA-DIT), or to log-likelihoods (equation 6 of ImpRAG)."
+    )
+    likelihood_temperature: PositiveFloat | None = option(
+        None, "Temperature that divides the likelihoods (default: 0.01, equation 4) or log-likelihoods (1)."
+    )
     likelihood_batch_size: PositiveInt = option(
         16, "Number of prompts with a passage per forward pass of the reader; affects memory only."
     )
@@ -99,6 +105,8 @@ class RADITTrainingArguments(RunArguments):
     def __post_init__(self) -> None:
         """Raise a `ValueError` if a value is out of range, or the warm-up has no negatives."""
         super().__post_init__()
+        if self.likelihood_temperature is None:
+            self.likelihood_temperature = 0.01 if self.loss == "ra-dit" else 1.0
         if self.retrieval_warmup_epochs and self.num_positives >= self.num_candidates:
             raise ValueError(
                 f"num_positives {self.num_positives} leaves no negatives among num_candidates {self.num_candidates}"
@@ -166,11 +174,10 @@ class RADITTrainer(RetrieverTrainer):
         train_dataset: questions with answers, in the columns that `revela_hub.data.prompts` describes, or prompts as
             `read_prompts` returns them. Prompts that do not retrieve are dropped; so are, with a log message, those with
             fewer than two candidates.
-        passages: the collection: texts, or a data set with a column text.
+        passages, pseudo_labels, ranking: as for `ImpRAGTrainer`.
         reader: decoder that `revela-hub train ra-it` trained: Hub id, folder or loaded model. It is not trained.
         reader_tokenizer: tokenizer of the reader, by default its own.
-        pseudo_labels: retriever that finds the candidates (bm25, Hub id or folder), or its rankings: (rows, C) indices of
-            passages, best first, -1 for none.
+        query_text: column of the queries, also of the retriever that is trained: `prompt`, or `input` without the template.
         log_likelihoods: (rows, C) return value of `reader_likelihoods`, instead of a reader.
         retrieval_layer: last layer of a decoder to use as a retriever (RA-DIT-Llama), counted from 0.
         max_length: tokens of prompt and answer that the reader reads; longer rows are dropped, with a log message.
@@ -193,10 +200,12 @@ class RADITTrainer(RetrieverTrainer):
         args: RADITTrainingArguments | None = None,
         *,
         train_dataset: Dataset | IterableDataset,
-        passages: Sequence[str] | Dataset,
+        passages: Sequence[str] | Dataset | TextSource,
         reader: ModelLike | None = None,
         reader_tokenizer: PreTrainedTokenizerBase | None = None,
         pseudo_labels: NDArray[np.int32] | str = "bm25",
+        query_text: Literal["prompt", "input"] = "prompt",
+        ranking: str | None = None,
         log_likelihoods: Tensor | None = None,
         retrieval_layer: int | None = None,
         max_length: int = 128,
@@ -215,19 +224,17 @@ class RADITTrainer(RetrieverTrainer):
             retriever = load_retriever(model, **loading)
         prompts, self.passages = as_prompts(train_dataset), as_texts(passages)
         show = {"show_progress_bar": not args.disable_tqdm}
-        self.candidates = rank_passages(
-            pseudo_labels, prompts["input"], self.passages, args.num_candidates, **show, **loading
-        )
+        how = {"query_text": query_text, "file": ranking} | show | loading
+        self.candidates = prompt_ranking(pseudo_labels, prompts, self.passages, args.num_candidates, args, **how)
         if log_likelihoods is None:
             lm, tokenizer = load_lm(reader or "", tokenizer=reader_tokenizer, **loading)
             kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
             prompts, self.candidates = prompts.select(kept), self.candidates[np.array(kept)]
-            short = shortened(self.passages, tokenizer, max_passage_length)
+            short = passages_read(self.passages, self.candidates, tokenizer, max_passage_length)
             lm.to(args.device)  # type: ignore[arg-type]  # its decorator hides the signature
             size = args.likelihood_batch_size
             log_likelihoods = reader_likelihoods(lm, tokenizer, prompts, short, self.candidates, size, **show)
         self.log_likelihoods = log_likelihoods
-        self.same_M = first_of_same(self.passages)  # a copy of a positive is no negative
         decoder = isinstance(retriever, DecoderRetriever)
         self.adapters = with_adapters(retriever.model if decoder else retriever, peft_config, args.seed)
         args.ddp_find_unused_parameters = True  # a model may have parameters that its vectors do not use
@@ -238,17 +245,19 @@ class RADITTrainer(RetrieverTrainer):
         if (retrieve & ~found).any():
             args.log(f"{few}: dropped")
         rows = (retrieve & found).nonzero()[0]
-        data = Dataset.from_dict({"row": rows, "prompt": prompts.select(rows)["prompt"]})
+        data = Dataset.from_dict({"row": rows, "query": prompts.select(rows)[query_text]})
         scores = CandidateScores(retriever, args.temperature)
         super().__init__(model=scores, args=args, train_dataset=data, data_collator=self._collate, **kwargs)
 
     def _collate(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return `row` (B,), and the inputs `query` (B, L) and `passage` (B * C, P)."""
         numbers = np.array([row["row"] for row in rows])
-        texts = [self.passages[number] if number >= 0 else "" for number in self.candidates[numbers].flat]
+        candidates = self.candidates[numbers].ravel()
+        found = iter(self.passages.read(candidates[candidates >= 0].tolist()))
+        texts = [next(found) if number >= 0 else "" for number in candidates]
         return {
             "row": torch.from_numpy(numbers),
-            "query": inputs_of(self.retriever, [row["prompt"] for row in rows], "query"),
+            "query": inputs_of(self.retriever, [row["query"] for row in rows], "query"),
             "passage": inputs_of(self.retriever, texts, "document"),
         }
 
@@ -262,14 +271,19 @@ class RADITTrainer(RetrieverTrainer):
         if (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs:
             positive_BC = torch.zeros_like(scores_BC, dtype=torch.bool)
             positive_BC[:, : self.args.num_positives] = True
-            same_BC = torch.from_numpy(self.same_M[self.candidates[rows]]).to(scores_BC.device)
+            # A copy of a positive is no negative.
+            same_BC = torch.from_numpy(passage_hashes(self.passages, self.candidates[rows])).to(scores_BC.device)
             known_BC = (same_BC[:, :, None] == same_BC[:, None, : self.args.num_positives]).any(-1)
             loss = multi_label_nce(scores_BC, positive_BC & present_BC, ~known_BC & present_BC).mean()
         else:
-            likelihood_BC = self.log_likelihoods[rows].to(scores_BC.device).exp()
             scores_BC = scores_BC.masked_fill(~present_BC, MASKED_SCORE)
-            likelihood_BC = likelihood_BC.masked_fill(~present_BC, MASKED_SCORE * self.args.likelihood_temperature)
-            loss = kl_from_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature).mean()
+            target_BC = self.log_likelihoods[rows].to(scores_BC.device)
+            # RA-DIT's exponents are the likelihoods themselves (its equation 4), ImpRAG's their logarithms.
+            target_BC = (
+                target_BC.exp() if self.args.loss == "ra-dit" else target_BC
+            ) / self.args.likelihood_temperature
+            pair = scores_BC, target_BC.masked_fill(~present_BC, MASKED_SCORE)
+            loss = kl_divergence(*(pair if self.args.loss == "ra-dit" else pair[::-1])).mean()
         return (loss, {"scores": scores_BC}) if return_outputs else loss
 
     def saved_retriever(self, folder: Path) -> nn.Module:
@@ -363,7 +377,7 @@ def reader_likelihoods(
     reader: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Dataset,
-    passages: Sequence[str],
+    passages: Mapping[int, str] | Sequence[str],
     candidates_NC: NDArray[np.int32],
     batch_size: int = 16,
     *,

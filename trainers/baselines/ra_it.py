@@ -1,7 +1,7 @@
 """Tune a decoder to answer from passages in its prompt: RA-IT (arXiv 2310.01352, section 2.2), a baseline.
 
 It uses the data of `revela-hub train imprag`. The best passages of the retriever --pseudo_labels are put before each
-prompt, one "Passage: ..." line each, and the loss is computed on the answers only. Training uses TRL's SFTTrainer.
+prompt, one "Passage: ..." line each, and the loss is computed on the answers only.
 
 Writes to --output_dir: model/ for AutoModelForCausalLM, with its model card; checkpoint-*/ (resume with
 --resume_from_checkpoint last).
@@ -9,29 +9,42 @@ Writes to --output_dir: model/ for AutoModelForCausalLM, with its model card; ch
 Examples:
   revela-hub train ra-it --data train.jsonl --corpus docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/ra-it
   revela-hub train ra-dit --data train.jsonl --corpus docs --reader outputs/ra-it/model --retriever my-retriever
+  revela-hub evaluate outputs/ra-it/model --task qa --data dev.jsonl --index my-index --retriever my-retriever
 """
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from datasets import Dataset, IterableDataset
 from numpy.typing import NDArray
 from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from trl import SFTConfig, SFTTrainer
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorForSeq2Seq,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 
 from revela_hub.files import atomic, local_path
 from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.hub_cards.hub_index import open_store
 from revela_hub.loading import pretrained
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
+from revela_hub.retrieval.encoder import model_identity, text_positions
+from revela_hub.retrieval.hits import Ranker
+from revela_hub.retrieval.index import PassageStore
+from revela_hub.retrieval.passages import Hit
+from revela_hub.retrieval.ranking import RankerSettings, build_ranker
+from revela_hub.retrieval.texts import TextSource
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merge, merged_copy
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.distributed import is_sharded
@@ -39,6 +52,8 @@ from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines import RA_IT
 from revela_hub.trainers.baselines.language_models import check_room, load_lm, log_likelihoods
+from revela_hub.trainers.imprag.answering import Answerer, left_padded
+from revela_hub.trainers.imprag.checkpoint import on_device
 from revela_hub.trainers.imprag.data import (
     ImpRAGDataArguments,
     as_prompts,
@@ -48,34 +63,24 @@ from revela_hub.trainers.imprag.data import (
     tokenize_prompts,
     train_on_prompts,
 )
-from revela_hub.trainers.imprag.retrieval import rank_passages
+from revela_hub.trainers.imprag.retrieval import load_retriever, prompt_ranking
 
 READER_FOLDER = "model"
 
 
 @dataclass
-class RAITTrainingArguments(AdapterArguments, RunArguments, SFTConfig):
-    """`SFTConfig` of RA-IT, with ImpRAG's defaults for settings that both have."""
+class RAITTrainingArguments(AdapterArguments, RunArguments):
+    """`TrainingArguments` of RA-IT."""
 
     learning_rate: float = option(1e-5, "Peak learning rate.")
     warmup_steps: float = option(100, WARMUP)
     num_train_epochs: float = option(10, "Number of epochs.")
     per_device_train_batch_size: int = option(8, "Number of prompts per device and forward pass.")
     lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
-    # Rows are tokenised as ImpRAG's are and never truncated: TRL would cut off the answers.
-    dataset_kwargs: dict[str, Any] | None = field(
-        default_factory=lambda: {"skip_prepare_dataset": True}, init=False, repr=False
-    )
-
-    def __post_init__(self) -> None:
-        """Raise a `ValueError` for packing, with which prompts would read each other."""
-        super().__post_init__()
-        if self.packing or self.padding_free:
-            raise ValueError("packing and padding_free are for rows that TRL prepares: these are tokenised as ImpRAG's")
 
 
 @dataclass(kw_only=True)
-class Arguments(ImpRAGDataArguments, RAITTrainingArguments):  # type: ignore[misc] # of trl's max_length
+class Arguments(ImpRAGDataArguments, RAITTrainingArguments):
     """Arguments of `revela-hub train ra-it`: the model, then the data's, then those of every transformers Trainer."""
 
     backbone: str = required("Decoder to tune: Hub id or folder.")
@@ -100,8 +105,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     return train_on_prompts(RA_IT, arguments, RAITTrainer, arguments.backbone, **lengths, **trainer_options)
 
 
-class RAITTrainer(MethodTrainer, SFTTrainer):
-    """TRL's `SFTTrainer` on prompts that start with their passages; the loss is on the answers.
+class RAITTrainer(MethodTrainer):
+    """Trainer of a decoder on prompts that start with their passages; the loss is on the answers.
 
         questions = Dataset.from_dict({"question": ["Who wrote Emma?", ...], "answer": ["Jane Austen", ...]})
         trainer = RAITTrainer("Qwen/Qwen3-0.6B-Base", train_dataset=questions, passages=passages)
@@ -114,15 +119,13 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         processing_class: tokenizer with an EOS token, by default the decoder's own.
         train_dataset: questions with answers, in the columns that `revela_hub.data.prompts` describes, or prompts as
             `read_prompts` returns them.
-        passages: the collection: texts, or a data set with a column text.
-        pseudo_labels: retriever that finds the passages (bm25, Hub id or folder), or its rankings: (rows, at least
-            `num_passages`) indices of passages, best first, -1 for none.
+        passages, pseudo_labels, query_text, ranking: as for `ImpRAGTrainer`.
         num_passages: passages per prompt.
         max_passage_length: tokens of a passage.
         max_length: tokens of prompt and answer without passages; longer rows are dropped, with a log message.
         peft_config: configuration of the adapters, instead of the LoRA settings in `args`.
         model_init_kwargs: for loading the decoder and the retriever: `trust_remote_code`.
-        **kwargs: passed to `SFTTrainer`: `callbacks`, ...
+        **kwargs: passed to `Trainer`: `callbacks`, ...
 
     Raises:
         UserError: all rows are too long, or a row with its passages does not fit into the decoder.
@@ -139,9 +142,11 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         args: RAITTrainingArguments | None = None,
         *,
         train_dataset: Dataset | IterableDataset,
-        passages: Sequence[str] | Dataset,
+        passages: Sequence[str] | Dataset | TextSource,
         processing_class: PreTrainedTokenizerBase | None = None,
         pseudo_labels: NDArray[np.int32] | str = "bm25",
+        query_text: Literal["prompt", "input"] = "prompt",
+        ranking: str | None = None,
         num_passages: int = 10,
         max_passage_length: int = 160,
         max_length: int = 256,
@@ -154,19 +159,19 @@ class RAITTrainer(MethodTrainer, SFTTrainer):
         decoder, tokenizer = load_lm(model, tokenizer=processing_class, **loading)
         prompts, texts = as_prompts(train_dataset), as_texts(passages)
         kept = tokenize_prompts(prompts, tokenizer, max_length, args.log)["source_row"]
-        how = {"show_progress_bar": not args.disable_tqdm} | loading
-        ranking = rank_passages(pseudo_labels, prompts["input"], texts, num_passages, **how)[np.array(kept)]
-        short = shortened(texts, tokenizer, max_passage_length)
-        data = tokenized_pairs(pasted_prompts(prompts.select(kept), short, ranking[:, :num_passages]), tokenizer)
+        how = {"show_progress_bar": not args.disable_tqdm, "query_text": query_text, "file": ranking} | loading
+        ranked = prompt_ranking(pseudo_labels, prompts, texts, num_passages, args, **how)[np.array(kept)]
+        short = passages_read(texts, ranked[:, :num_passages], tokenizer, max_passage_length)
+        data = tokenized_pairs(pasted_prompts(prompts.select(kept), short, ranked[:, :num_passages]), tokenizer)
+        # For the answerer, which has to paste the same passages.
+        decoder.config.num_passages, decoder.config.max_passage_length = num_passages, max_passage_length
         check_room(decoder, max(map(len, data["input_ids"])))
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
-        set_seed(args.seed)  # as in trl, but before the adapters are initialised
+        set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = peft_config or lora_config(args)
         trained = decoder if adapters is None else add_adapters(decoder, adapters)
-        super().__init__(model=trained, args=args, train_dataset=data, processing_class=tokenizer, **kwargs)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write no card to checkpoints: TRL's would contain local paths."""
+        shared = {"processing_class": tokenizer, "data_collator": DataCollatorForSeq2Seq(tokenizer)}
+        super().__init__(model=trained, args=args, train_dataset=data, **shared, **kwargs)
 
     def exportable(self) -> Any:
         """Return the decoder with adapters merged."""
@@ -199,8 +204,8 @@ def _load_saved(folder: Path) -> PreTrainedModel:
 def paste(prompt: str, passages: Sequence[str]) -> str:
     r"""Return the prompt with its passages in front.
 
-    >>> paste("Question: Who?\nAnswer:", ["Jane did.", "Ann did not."])
-    'Passage: Jane did.\nPassage: Ann did not.\nQuestion: Who?\nAnswer:'
+    >>> paste("Q: Who? A:", ["Jane did.", "Ann did not."])
+    'Passage: Jane did.\nPassage: Ann did not.\nQ: Who? A:'
     """
     return "".join(f"Passage: {' '.join(passage.split())}\n" for passage in passages) + prompt
 
@@ -211,7 +216,17 @@ def shortened(passages: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_l
     return tokenizer.batch_decode([row.tolist() for row in rows], skip_special_tokens=True)
 
 
-def pasted_prompts(prompts: Dataset, passages: Sequence[str], ranking_Nk: NDArray[np.int32]) -> Dataset:
+def passages_read(
+    passages: TextSource, ranking: NDArray[np.int32], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[int, str]:
+    """Return the passages of a ranking by number, `shortened`."""
+    numbers = np.unique(ranking[ranking >= 0]).tolist()
+    return dict(zip(numbers, shortened(passages.read(numbers), tokenizer, max_length), strict=True))
+
+
+def pasted_prompts(
+    prompts: Dataset, passages: Mapping[int, str] | Sequence[str], ranking_Nk: NDArray[np.int32]
+) -> Dataset:
     """Return the columns `prompt` (the k passages, then the prompt) and `completion` of rows of `read_prompts`.
 
     The ranking holds indices of passages, best first, -1 for none.
@@ -246,3 +261,48 @@ def pasted_log_likelihoods(
     """Return log p(answer, EOS | prompt) of each pair, summed over the answer's tokens, in nats: (N,) float32."""
     pairs = list(zip(*pair_tokens(tokenizer, prompts, [f" {answer}" for answer in answers]), strict=True))
     return log_likelihoods(model, pairs, batch_size, show_progress_bar=show_progress_bar)
+
+
+class PastedAnswerer(Answerer):
+    """Answer prompts with their passages in front, one per line."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        collection: PassageStore | None,
+        ranker: Ranker,
+        num_passages: int | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.collection, self.ranker = model, tokenizer, collection, ranker  # type: ignore[assignment]
+        self.num_passages = num_passages or getattr(model.config, "num_passages", 10)
+        self.max_passage_length: int = getattr(model.config, "max_passage_length", 160)
+        self.positions = text_positions(model.config)
+        self.reserved = self.num_passages * (self.max_passage_length + 8)  # `Passage: ` and the end of the line
+
+    def _read(
+        self, prompts: Sequence[str], rows: list[list[int]], queries: Sequence[str]
+    ) -> tuple[Sequence[Sequence[Hit]], dict[str, Tensor]]:
+        read: Sequence[Sequence[Hit]] = [()] * len(prompts)
+        if self.collection is not None:
+            read = self.collection.found(self.ranker.search(queries, self.num_passages))
+            texts = ([passage.text for passage in found] for found in read)
+            short = (shortened(found, self.tokenizer, self.max_passage_length) for found in texts)
+            rows = self.tokenizer([paste(*pair) for pair in zip(prompts, short, strict=True)])["input_ids"]
+        ids, mask = left_padded(rows)
+        return read, {"input_ids": ids, "attention_mask": mask}
+
+
+def open_reader(
+    name: str, index: str, *, retriever: str, num_passages: int | None = None, device: str | None = None
+) -> PastedAnswerer:
+    """Open a reader, and an index with its retriever."""
+    encoder: Any = load_retriever(retriever)
+    identity = None if encoder is None else model_identity(retriever)
+    store = open_store(index, encoder, identity, retriever)
+    settings = RankerSettings(mode="dense" if encoder else "bm25", identity=identity or "")
+    index_of = store.index if encoder else None
+    ranker = build_ranker(store.passages, settings, store.derived, dense=encoder, index=index_of)
+    model, tokenizer = load_lm(name)
+    model.generation_config.pad_token_id = tokenizer.eos_token_id  # type: ignore[union-attr]
+    return PastedAnswerer(on_device(model.eval(), device), tokenizer, store, ranker, num_passages)

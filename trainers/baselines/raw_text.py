@@ -53,15 +53,7 @@ class RawTextArguments(ProbeArguments, StreamedTextArguments):
 def train_on_text(
     method: Method, arguments: Any, build: Callable[..., Any], make: Callable[..., Any], **trainer_options: Any
 ) -> Path:
-    """Train and export a retriever.
-
-    Args:
-        method: `CONTRIEVER` or `REPLUG`.
-        arguments: options of the command.
-        build: makes the rows of the text, such as `build_passages`.
-        make: the trainer's class.
-        **trainer_options: further arguments of the trainer.
-    """
+    """Train and export a retriever."""
     with open_run(method, arguments) as run:
         if run.finished:
             return run.output

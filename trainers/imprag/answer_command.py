@@ -56,7 +56,10 @@ def run(arguments: Arguments) -> None:
     task = arguments.task
     if task is not None and not retrieves(task):
         answerer.collection = None  # as in training
-    for batch in _batches(arguments):
+    lines = ((f"line {number} of standard input", prompt) for number, prompt in typed_lines("prompt"))
+    given = lines if arguments.prompt is None else iter([("the prompt", arguments.prompt)])
+    size = 1 if sys.stdin.isatty() else arguments.batch_size
+    while batch := list(islice(given, size)):
         places, prompts = zip(*batch, strict=True)
         answers = answerer.answer(
             prompts if task is None else [render(task, "--task", input=prompt) for prompt in prompts],
@@ -71,22 +74,11 @@ def run(arguments: Arguments) -> None:
                 print("\n".join(_lines(answer)), flush=True)
 
 
-def _batches(arguments: Arguments) -> Iterator[list[tuple[str, str]]]:
-    """The prompt, or the lines of standard input that are not empty, at a terminal one by one; each with its place."""
-    if arguments.prompt is not None:
-        yield [("the prompt", arguments.prompt)]
-        return
-    prompts = ((f"line {number} of standard input", prompt) for number, prompt in typed_lines("prompt"))
-    size = 1 if sys.stdin.isatty() else arguments.batch_size
-    while batch := list(islice(prompts, size)):
-        yield batch
-
-
 def _lines(answer: "Answer") -> Iterator[str]:
     yield answer.text
     yield ""
     for rank, passage in enumerate(answer.passages, start=1):
-        yield f"  {rank}. {passage.score:.3f}  {passage.place}"
+        yield f"  {rank}. {passage.score:.3f}  {passage.location}"
         text = " ".join(passage.text.split())[: 10 * WIDTH]  # wrapping a word takes the square of its length
         yield from (f"       {line}" for line in textwrap.wrap(text, WIDTH, max_lines=3, placeholder=" ..."))
     yield ""

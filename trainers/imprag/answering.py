@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -16,18 +15,9 @@ from revela_hub.hub_cards.hub_index import open_store
 from revela_hub.loading import varying_shapes
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.encoder import model_identity, text_positions
+from revela_hub.retrieval.passages import Hit
 from revela_hub.trainers.imprag.checkpoint import load_imprag_encoder
 from revela_hub.trainers.imprag.data import padded, tokenize_passages
-
-
-@dataclass(frozen=True)
-class PassageRead:
-    """A retrieved passage: its number in the index, its score (dot product), its text and its location."""
-
-    number: int
-    score: float
-    text: str
-    place: str
 
 
 @dataclass(frozen=True)
@@ -35,11 +25,11 @@ class Answer:
     """The answer to a prompt, and the passages that were read for it, best first."""
 
     text: str
-    passages: tuple[PassageRead, ...]
+    passages: Sequence[Hit]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary, for JSON."""
-        return {"answer": self.text, "passages": [asdict(passage) for passage in self.passages]}
+        return {"answer": self.text, "passages": [hit.to_dict() for hit in self.passages]}
 
 
 class Answerer:
@@ -62,11 +52,13 @@ class Answerer:
     ) -> None:
         self.model, self.tokenizer, self.collection = model, tokenizer, collection
         self.num_passages = num_passages or model.config.k
+        self.positions, self.reserved = text_positions(model.config.backbone), model.config.k * model.config.l_max
 
     def answer(
         self,
         prompts: Sequence[str],
         *,
+        queries: Sequence[str] | None = None,
         max_new_tokens: int = 32,
         batch_size: int = 8,
         places: Sequence[str] | None = None,
@@ -76,6 +68,7 @@ class Answerer:
 
         Args:
             prompts: texts that end where the answer begins.
+            queries: texts to search with, for a reader with another retriever; by default the prompts.
             max_new_tokens: maximum tokens of an answer.
             batch_size: prompts per batch.
             places: locations of the prompts, for messages; by default "prompt 1", ...
@@ -84,54 +77,47 @@ class Answerer:
         Raises:
             UserError: a prompt is empty, or too long for the model.
         """
-        rows = self.tokenizer([without_surrogates(prompt) for prompt in prompts])["input_ids"]
+        prompts = [without_surrogates(prompt) for prompt in prompts]
+        rows = self.tokenizer(prompts)["input_ids"]
         self._check(rows, max_new_tokens, places or [f"prompt {n}" for n in range(1, len(rows) + 1)])
         for start in range(0, len(rows), batch_size):
-            ids, mask = left_padded(rows[start : start + batch_size])
-            ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-            with varying_shapes():
-                read, passages = self._retrieve(ids, mask)
+            part = slice(start, start + batch_size)
+            with varying_shapes(), torch.no_grad():
+                read, inputs = self._read(prompts[part], rows[part], (queries or prompts)[part])
                 model: Any = self.model
                 ended = model.generate(
-                    ids,
-                    attention_mask=mask,
+                    **{name: value.to(model.device) for name, value in inputs.items()},
                     max_new_tokens=max_new_tokens,
-                    **passages,
                     **({"do_sample": False} | generation),
                 )
-            texts = self.tokenizer.batch_decode(ended[:, ids.shape[1] :], skip_special_tokens=True)
+            texts = self.tokenizer.batch_decode(ended[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
             for text, found in zip(texts, read, strict=True):
                 yield Answer(str(text).strip(), found)
 
-    def _retrieve(self, ids: Tensor, mask: Tensor) -> tuple[list[tuple[PassageRead, ...]], dict[str, Tensor]]:
-        """Return the passages that each prompt reads, and the arguments of `generate` for them."""
+    def _read(
+        self, prompts: Sequence[str], rows: list[list[int]], queries: Sequence[str]
+    ) -> tuple[Sequence[Sequence[Hit]], dict[str, Tensor]]:
+        """Return the passages that each prompt reads, and the inputs of `generate`."""
+        ids, mask = left_padded(rows)
+        inputs = {"input_ids": ids, "attention_mask": mask}
         if self.collection is None:
-            return [()] * len(ids), {}
-        vectors = self.model.embed_queries(ids, mask).detach().float().cpu().numpy()
-        hits = self.collection.search(vectors, self.num_passages)
-        rows_Bk = np.asarray(hits[1])
-        read = [
-            tuple(PassageRead(n, hit.score, hit.text, hit.location) for n, hit in zip(row, found, strict=True))
-            for row, found in zip(rows_Bk.tolist(), self.collection.found(hits), strict=True)
-        ]
+            return [()] * len(ids), inputs
+        device = self.model.device
+        vectors = self.model.embed_queries(ids.to(device), mask.to(device)).float().cpu().numpy()
+        read = self.collection.found(self.collection.search(vectors, self.num_passages))
         flat = [passage.text for found in read for passage in found]
         tokens, _ = tokenize_passages(self.tokenizer, flat, self.model.config.l_max)
-        passage_ids, passage_mask = (part.view(len(ids), -1, part.shape[1]).to(ids.device) for part in padded(tokens))
-        return read, {"passage_input_ids": passage_ids, "passage_attention_mask": passage_mask}
+        passage_ids, passage_mask = (part.view(len(ids), -1, part.shape[1]) for part in padded(tokens))
+        return read, inputs | {"passage_input_ids": passage_ids, "passage_attention_mask": passage_mask}
 
     def _check(self, rows: list[list[int]], max_new_tokens: int, places: Sequence[str]) -> None:
         """Raise a `UserError` if a prompt is empty, or exceeds the model's positions with its passages and the answer."""
-        config = self.model.config
-        room = (text_positions(config.backbone) or sys.maxsize) - max_new_tokens
-        if self.collection is not None:
-            room -= config.k * config.l_max
+        room = (self.positions or sys.maxsize) - max_new_tokens - (self.collection is not None) * self.reserved
         for place, row in zip(places, rows, strict=True):
-            if not row:
-                raise UserError(f"{place} is empty: leave it out")
-            if len(row) > room:
+            if not 0 < len(row) <= room:
                 raise UserError(
                     f"{place} has {len(row)} tokens, but with its passages and an answer of {max_new_tokens} tokens"
-                    f" there is room for {max(0, room)}: shorten it, or lower --max_new_tokens"
+                    f" there is room for 1 to {max(0, room)}: shorten it, or lower --max_new_tokens"
                 )
 
 

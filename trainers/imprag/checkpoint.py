@@ -1,13 +1,14 @@
 """Load the model that an ImpRAG run starts from or that it saved, export it, and encode with it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftConfig
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
@@ -23,6 +24,7 @@ from revela_hub.trainers.base.weights import check_fields, config_fields, is_enc
 from revela_hub.trainers.imprag import IMPRAG, verification
 from revela_hub.trainers.imprag.data import encode_rows, eos_of, tokenize_passages
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 OPTIONS = {
     "b": "retrieval_layer",
     "t": "last_reading_layer",
@@ -43,11 +45,9 @@ class ImpRAGCheckpoint:
 
 def is_imprag(name: str | Path) -> bool:
     """Return whether a folder or a model on the Hub is an ImpRAG model."""
-    try:
-        fields = model_json(name, "config.json") or {}
-    except (OSError, ValueError):  # does not exist, or is not the name of a model
-        return False
-    return bool(fields.get("model_type") == ImpRAGConfig.model_type)
+    with suppress(OSError, ValueError):  # does not exist, or is not the name of a model
+        return bool((model_json(name, "config.json") or {}).get("model_type") == ImpRAGConfig.model_type)
+    return False
 
 
 def load_imprag(
@@ -59,13 +59,8 @@ def load_imprag(
 ) -> ImpRAGCheckpoint:
     """Load a model to train: a decoder, or an ImpRAG model to train further.
 
-    Args:
-        backbone: Hub id or folder, or a loaded decoder.
-        tokenizer: by default that of the decoder.
-        trust_remote_code: whether to run model code from the repository.
-        **settings: the fields of `ImpRAGConfig`, by their own names or as `retrieval_layer` (b), `last_reading_layer` (t),
-            `num_passages` (k) and `max_passage_length` (l_max); of a decoder also `attn_implementation` and `dtype`. With None,
-            the model's own setting or the default is used.
+    Settings are the fields of `ImpRAGConfig`, by their own names or those of `OPTIONS`, and of a decoder `attn_implementation` and `dtype`.
+    With None, the model's own setting or the default is used.
     """
     check_fields(settings, *config_fields(ImpRAGConfig), "attn_implementation", "dtype", *OPTIONS.values())
     fields = {option: field for field, option in OPTIONS.items()}
@@ -80,9 +75,8 @@ def load_imprag(
                     raise UserError(f"{name} was trained with {OPTIONS[key]} {own}, which cannot be changed to {value}")
                 setattr(loaded.model.config, key, value)
             return loaded
-        if isinstance(start, str):
-            if is_encoder(start, trust_remote_code=trust_remote_code):
-                raise UserError(f"the backbone {name!r} is an encoder: give a decoder, which predicts the next token")
+        if isinstance(start, str) and is_encoder(start, trust_remote_code=trust_remote_code):
+            raise UserError(f"the backbone {name!r} is an encoder: give a decoder, which predicts the next token")
         model: Any = ImpRAGForCausalLM.from_backbone(start, trust_remote_code=trust_remote_code, **given)
         return ImpRAGCheckpoint(model, tokenizer_of(backbone, tokenizer, trust_remote_code=trust_remote_code))
 
@@ -95,16 +89,13 @@ def load_imprag_checkpoint(folder: str | Path, dtype: torch.dtype | str = torch.
     Args:
         folder: folder or Hub id.
         dtype: of the weights; "auto" for the dtype in config.json. Adapters and their base model are always in float32.
-
     """
     folder = local_path(folder)
     if not is_imprag(folder):
         raise UserError(f"{folder} is not an ImpRAG model (its config.json has no model_type imprag)")
     with loading(f"cannot load {folder}", folder):
-        if (folder / "adapter_model.safetensors").is_file():
-            model = _with_adapters(folder)
-        else:
-            model = load_whole(ImpRAGForCausalLM, folder, dtype=dtype)
+        adapters = (folder / "adapter_model.safetensors").is_file()
+        model = _with_adapters(folder) if adapters else load_whole(ImpRAGForCausalLM, folder, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
     return ImpRAGCheckpoint(model.eval(), tokenizer)
 
@@ -126,20 +117,15 @@ def assemble_imprag(loaded: ImpRAGCheckpoint, checkpoint: Path, folder: Path, as
     save_backbone(loaded.model, folder, dtype=assembly.dtype)
     forget_origins(folder, "backbone")
     save_tokenizer(loaded.tokenizer, folder)
-    return Assembled(folder, IMPRAG, base, _save_reference(loaded, folder), remote_code=True)
-
-
-def _save_reference(loaded: ImpRAGCheckpoint, folder: Path) -> Path:
-    """Write the vectors of the probe texts and states that read them, for the verification of the folder."""
+    # Vectors of the probe texts, and states that read them, for the verification of the folder.
     model, tokenizer = loaded.model, loaded.tokenizer
-    length = text_limit(model, tokenizer)
-    tokenizer.model_max_length = length
+    tokenizer.model_max_length = length = text_limit(model, tokenizer)
     texts = [text or "a" for text in probe_texts(length)]  # as in the verification: an empty text has no vector
     vectors = {
         kind: torch.cat([verification.vectors(model, tokenizer, kind, [text]) for text in texts])
         for kind in ("query", "document")
     }
-    return write_reference(folder, vectors, length)
+    return Assembled(folder, IMPRAG, base, write_reference(folder, vectors, length), remote_code=True)
 
 
 class ImpRAGEncoder:
@@ -185,7 +171,7 @@ def load_imprag_encoder(name: str, device: str | None = None) -> ImpRAGEncoder:
     return ImpRAGEncoder(on_device(loaded.model, device), loaded.tokenizer)
 
 
-def on_device(model: ImpRAGForCausalLM, device: str | None) -> ImpRAGForCausalLM:
+def on_device(model: Model, device: str | None) -> Model:
     """Move a model to a device, by default the fastest one, with a dtype that is fast there."""
     if device is None and torch.accelerator.is_available():
         device = str(torch.accelerator.current_accelerator())

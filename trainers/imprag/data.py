@@ -4,8 +4,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Literal
 
+import datasets
 import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
@@ -14,18 +16,23 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.data.prompts import COLUMNS, mix, prompt_row, read_prompts, text_prompts
+from revela_hub.data.prompts import COLUMNS, parse_prompts, prompt_row, read_prompts, text_prompts
+from revela_hub.data.row_cache import rows_fingerprint
 from revela_hub.data.sources.documents import read_documents
-from revela_hub.data.sources.report import ReadReport, counted
+from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import Row
-from revela_hub.data.sources.source import Source, parse_sources
-from revela_hub.data.text.chunks import chunk_document
+from revela_hub.data.sources.source import Document, Source, parse_sources
+from revela_hub.data.text.same_text import text_hash
 from revela_hub.errors import UserError
+from revela_hub.files import atomic, claim, local_path
 from revela_hub.hub_cards.method import Method
 from revela_hub.loading import varying_shapes
 from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
 from revela_hub.retrieval.encoding import batches, encode_batches
+from revela_hub.retrieval.index import METADATA, PassageStore
+from revela_hub.retrieval.passages import Passages, read_passages
+from revela_hub.retrieval.texts import TextFile, TextList, TextSource
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.rows import as_dataset
 from revela_hub.trainers.base.run import open_run
@@ -125,21 +132,28 @@ class ImpRAGDataArguments:
     option_group = "data"
 
     data: list[str] = required(
-        "Prompts and answers: JSON lines in the format of SQuAD, NQ or KILT, or with prompt and answer."
+        "Prompts and answers: JSON lines, data sets (hf:owner/name[:configuration][:split]), or mappings in a YAML file."
     )
     corpus: list[str] = required(
-        "Passages to search: folders, files, glob patterns, JSON lines or data sets (hf:owner/name)."
+        "Passages to search: folders, files, glob patterns, JSON lines, data sets (hf:owner/name), or one index."
     )
     task: str = option("question_answering", "Prompt template for rows that do not name a task.")
     max_words: PositiveInt = option(100, "Maximum number of words per passage.")
     max_length: PositiveInt = option(256, "Maximum number of tokens of prompt and answer together.")
     pseudo_labels: str = option(
-        "bm25", "Retriever that ranks the passages: Hub id or folder of a sentence-transformers model, or bm25."
+        "bm25",
+        "Retriever that ranks the passages: Hub id or folder of a sentence-transformers or ImpRAG model, or bm25.",
+    )
+    query_text: Literal["prompt", "input"] = option(
+        "prompt", "Query for this retriever: the whole prompt, or the input without its template."
+    )
+    ranking: str | None = option(
+        None, "File of its ranking, computed once and used by later runs (default: in --output_dir)."
     )
     plain_text: list[str] = option([], "Raw text for self-supervised rows (default: the documents of --corpus).")
     plain_text_fraction: NonNegativeFloat = option(0.1, "Number of plain-text rows, as a fraction of the prompts.")
     denoising_fraction: NonNegativeFloat = option(
-        0.0, "Number of rows with a phrase to fill in, as a fraction of the prompts."
+        0.0, "Number of rows with a phrase to recover, as a fraction of the prompts."
     )
     sentence_fraction: NonNegativeFloat = option(
         0.0, "Fraction of rows that ask for the next sentence, and the same for the previous one."
@@ -147,55 +161,55 @@ class ImpRAGDataArguments:
 
     def sources(self) -> list[Source]:
         """Return all sources."""
-        return parse_sources([*self.data, *self.corpus, *self.plain_text])
+        return [*(parse_prompts(each).source for each in self.data), *parse_sources([*self.corpus, *self.plain_text])]
 
 
 def train_on_prompts(method: Method, arguments: Any, make: Callable[..., Any], model: str, **options: Any) -> Path:
-    """Train and export a model on the data of `ImpRAGDataArguments`.
-
-    Args:
-        method: the training method.
-        arguments: options of the command.
-        make: the trainer's class.
-        model: model to train: Hub id or folder.
-        **options: further arguments of the trainer.
-    """
+    """Train and export a model on the data of `ImpRAGDataArguments`."""
     with open_run(method, arguments) as run:
         if run.finished:
             return run.output
-        (prompts, passages), report = run.read(
-            "reading prompts and passages", lambda: load_data(arguments, arguments.seed)
-        )
-        data = {"train_dataset": prompts, "passages": passages, "pseudo_labels": arguments.pseudo_labels}
+        (prompts, passages), report = run.read("reading the data", lambda: load_data(arguments, arguments.seed))
+        data: dict[str, Any] = {"train_dataset": prompts, "passages": passages}
+        data |= {name: getattr(arguments, name) for name in ("pseudo_labels", "query_text", "ranking")}
         init = {"trust_remote_code": arguments.trust_remote_code} | options.pop("model_init_kwargs", {})
         trainer = make(model, arguments, max_length=arguments.max_length, model_init_kwargs=init, **data, **options)
         run.train(trainer)
-        run.export(trainer, summary=report, sources=[*arguments.data, *arguments.corpus])
+        run.export(trainer, summary=report, sources=[source.path for source in arguments.sources()])
         return run.output
 
 
-def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[tuple[Dataset, list[str]], str]:
+def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[tuple[Dataset, TextFile], str]:
     """Read prompts and passages, add the self-supervised rows to the prompts, and return both with a summary."""
-    prompts = read_prompts(arguments.data, arguments.task)
-    collection = read_documents(arguments.corpus)
-    chunks = (chunk for document in collection for chunk in chunk_document(document, arguments.max_words))
-    passages = list(dict.fromkeys(chunk.text for chunk in chunks))
+    prompts, passages = read_prompts(arguments.data, arguments.task, seed=seed), read_corpus(arguments)
     fractions = {
         "plain_text": arguments.plain_text_fraction,
         "phrase_denoising": arguments.denoising_fraction,
         "next_sentence": arguments.sentence_fraction,
         "previous_sentence": arguments.sentence_fraction,
     }
-    parts, skipped = [], ReadReport()
+    parts = []
     for kind, fraction in fractions.items():
         if number := round(fraction * len(prompts)):
-            skipped = ReadReport()  # each kind reads the same text
-            documents = read_documents(arguments.plain_text or arguments.corpus, report=skipped)
+            drawn = Random(f"{seed} {kind}").sample(range(len(passages)), min(len(passages), 4 * number))
+            some = (Document(str(row), passages.read([row])[0], None, "text") for row in drawn)
+            documents = read_documents(arguments.plain_text) if arguments.plain_text else some
             parts.append(text_prompts(documents, kind, number, seed=seed))
-    made = sum(map(len, parts))
-    counts = f"{counted(len(prompts), 'prompt')}, {counted(made, 'row')} made from raw text, {counted(len(passages), 'passage')}"
-    report = "; ".join([counts, *skipped.remarks()])
-    return (mix(prompts, parts, seed), passages), report
+    counts = f"{counted(len(prompts), 'prompt')}, {counted(sum(map(len, parts)), 'row')} made from raw text, {counted(len(passages), 'passage')}"
+    return (datasets.concatenate_datasets([prompts, *parts]).shuffle(seed=seed), passages), counts
+
+
+def read_corpus(arguments: ImpRAGDataArguments) -> TextFile:
+    """Return the passages of an index, or cut the documents of the corpus into passages, on disk in the cache of `datasets`."""
+    if len(arguments.corpus) == 1 and (local_path(arguments.corpus[0]) / METADATA).is_file():
+        return PassageStore(arguments.corpus[0]).passages
+    sources = parse_sources(arguments.corpus)
+    name = f"passages-{rows_fingerprint({'max_words': arguments.max_words}, sources)}"
+    folder = claim(local_path(datasets.config.HF_DATASETS_CACHE) / "revela_hub") / name
+    if not folder.is_dir():
+        with atomic(folder) as new:
+            read_passages(read_documents(sources), new, max_words=arguments.max_words)
+    return Passages(next(folder.glob("texts-*.arrow")))
 
 
 def as_prompts(rows: Dataset | IterableDataset) -> Dataset:
@@ -207,9 +221,18 @@ def as_prompts(rows: Dataset | IterableDataset) -> Dataset:
     return Dataset.from_list(list(made))
 
 
-def as_texts(passages: Sequence[str] | Dataset) -> Sequence[str]:
-    """Return the texts of a collection: a sequence of texts, or a data set with a column `text`."""
-    return list(passages["text"]) if isinstance(passages, Dataset) else passages
+def as_texts(passages: Sequence[str] | Dataset | TextSource) -> TextSource:
+    """Return a collection: texts on disk are not changed; others are a sequence of texts, or a data set with a column `text`."""
+    if isinstance(passages, TextFile | TextList):
+        return passages
+    return TextList(list(passages["text"]) if isinstance(passages, Dataset) else passages)  # type: ignore[arg-type]
+
+
+def passage_hashes(passages: TextSource, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return `text_hash` of the passages with these numbers, in the same shape; -1 for -1, which is no passage."""
+    hashes = np.full(numbers.shape, -1, np.int64)
+    hashes[numbers >= 0] = [text_hash(text) for text in passages.read(numbers[numbers >= 0].tolist())]
+    return hashes
 
 
 def eos_of(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -260,18 +283,13 @@ def tokenize_prompts(
 def tokenize_passages(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
 ) -> tuple[list[NDArray[np.int32]], int]:
-    """Tokenise passages to at most `max_length` tokens, the last of which is EOS, the position of a passage's vector.
-
-    Returns:
-        The tokens of each passage, and the number of passages that are truncated.
-    """
+    """Tokenise passages to at most `max_length` tokens, the last of which is EOS, and count those that are truncated."""
     end, cut = eos_of(tokenizer), 0
     passages: list[NDArray[np.int32]] = []
-    for start in range(0, len(texts), 1024):
-        for ids in tokenizer(list(texts[start : start + 1024]))["input_ids"]:
-            ids = ids[:-1] if ids[-1:] == [end] else ids
-            cut += len(ids) >= max_length
-            passages.append(np.array([*ids[: max_length - 1], end], np.int32))
+    for ids in tokenizer(list(texts))["input_ids"] if texts else ():
+        ids = ids[:-1] if ids[-1:] == [end] else ids
+        cut += len(ids) >= max_length
+        passages.append(np.array([*ids[: max_length - 1], end], np.int32))
     return passages, cut
 
 
@@ -298,14 +316,7 @@ def encode_rows(
     device: torch.device,
     batch_size: int = 32,
 ) -> NDArray[np.float32]:
-    """Return the (N, E) vectors of texts, in batches of similar length; within `divided`, on all processes together.
-
-    Args:
-        embed: computes vectors from tokens and mask, both (B, L).
-        rows: tokens of each text.
-        device: device of the model.
-        batch_size: texts per forward pass.
-    """
+    """Return the (N, E) vectors of texts, given as tokens, in batches of similar length."""
 
     def encoded(numbers: NDArray[np.int64]) -> Tensor:
         ids, mask = padded(rows[number] for number in numbers)

@@ -1,32 +1,42 @@
-"""Ranking of passages with an existing retriever, and losses over retrieval scores."""
+"""Ranking of passages: by an existing retriever, once for all processes; and during training, by all of them. Losses over scores.
 
-from collections.abc import Sequence
+Letters in names: Q queries, N vectors of a block, E their dimension.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+from torch import distributed as dist
 from torch.nn import functional as F
 
 from revela_hub.errors import UserError
-from revela_hub.retrieval.dense import ExactIndex
-from revela_hub.retrieval.encoder import load_encoder
+from revela_hub.files import atomic, checksum, key_of, local_path
+from revela_hub.retrieval.dense import best_hits, open_index
+from revela_hub.retrieval.encoder import load_encoder, model_identity
+from revela_hub.retrieval.hits import Hits, sort_hits
+from revela_hub.retrieval.index import METADATA, PassageStore
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker, ranking_folder
-from revela_hub.retrieval.texts import TextList
+from revela_hub.retrieval.texts import TextFile, TextList, TextSource
+from revela_hub.trainers.base.arguments import RunArguments
+from revela_hub.trainers.base.distributed import is_distributed, rank
+from revela_hub.trainers.imprag.checkpoint import is_imprag, load_imprag_encoder
+from revela_hub.trainers.imprag.data import as_texts
+
+SCORES, MAX_BLOCK = 1 << 26, 8192  # scores of queries and passages at a time (256 MiB), and the maximum of passages
 
 
 def multi_label_nce(scores_QN: Tensor, positive_QN: Tensor, negative_QN: Tensor) -> Tensor:
-    """Noise-contrastive estimation with several positives, which do not compete with each other.
+    """Noise-contrastive estimation with several positives, which do not compete with each other: (Q,) in nats, 0 without positives.
 
-        loss_q = mean over positives p of  -log( exp(s_qp) / (exp(s_qp) + sum over negatives n of exp(s_qn)) )
-
-    Args:
-        scores_QN: (Q, N), divided by the temperature, at least float32.
-        positive_QN: (Q, N), True for the positives.
-        negative_QN: (Q, N), True for the negatives; other passages are ignored.
-
-    Returns:
-        (Q,) losses in nats, zero for a query without positives.
+    loss_q = mean over positives p of  -log( exp(s_qp) / (exp(s_qp) + sum over negatives n of exp(s_qn)) )
     """
     lowest = torch.finfo(scores_QN.dtype).min
     negatives_Q1 = scores_QN.masked_fill(~negative_QN, lowest).logsumexp(-1, keepdim=True)
@@ -34,30 +44,49 @@ def multi_label_nce(scores_QN: Tensor, positive_QN: Tensor, negative_QN: Tensor)
     return loss_QN.sum(-1) / positive_QN.sum(-1).clamp(min=1)
 
 
-def kl_to_retrieval(log_likelihood_QC: Tensor, scores_QC: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(P_LM || P_R) over candidates (self-distillation): (Q,) in nats.
-
-    P_LM(c) = softmax_c(log p(answer | prompt, c) / temperature), without gradient     P_R(c) = softmax_c(score)
-    """
-    target = (log_likelihood_QC.detach() / temperature).log_softmax(-1)
-    return F.kl_div(scores_QC.log_softmax(-1), target, reduction="none", log_target=True).sum(-1)
+def kl_divergence(p_QC: Tensor, q_QC: Tensor) -> Tensor:
+    """KL(softmax(p) || softmax(q)) over candidates: (Q,) in nats."""
+    return F.kl_div(q_QC.log_softmax(-1), p_QC.log_softmax(-1), reduction="none", log_target=True).sum(-1)
 
 
-def kl_from_retrieval(likelihood_QC: Tensor, scores_QC: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(P_R || P_LSR) of RA-DIT (arXiv 2310.01352, equation 6): (Q,) in nats.
-
-        P_LSR(c) = softmax_c(p(answer | prompt, c) / temperature), without gradient     P_R(c) = softmax_c(score)
-
-    The exponent is the likelihood itself (equation 4), not its logarithm.
-    """
-    target = (likelihood_QC.detach() / temperature).log_softmax(-1)
-    return F.kl_div(target, scores_QC.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+def prompt_ranking(
+    retriever: str | NDArray[np.int32],
+    prompts: Dataset,
+    passages: TextSource,
+    depth: int,
+    args: RunArguments,
+    *,
+    query_text: str = "prompt",
+    file: str | None = None,
+    **options: Any,
+) -> NDArray[np.int32]:
+    """Return the best passages of each prompt that retrieves, computed by one process and read from a file by the others."""
+    if not isinstance(retriever, str):
+        if len(retriever) != len(prompts):
+            raise UserError(f"pseudo_labels has {len(retriever)} rows, but train_dataset has {len(prompts)}")
+        return retriever
+    rows = np.flatnonzero(prompts["retrieve"])
+    queries = prompts.select(rows)[query_text][:]
+    name = retriever if retriever == "bm25" else model_identity(retriever)
+    key = key_of(name, passages.fingerprint, TextList(queries).fingerprint, checksum(rows))
+    path = local_path(file or Path(args.output_dir or ".") / f"ranking-{key[:16]}-{depth}.safetensors")
+    with args.preparing("ranking the passages"):
+        if not path.is_file():
+            ranked = np.full((len(prompts), depth), -1, np.int32)
+            ranked[rows] = rank_passages(retriever, queries, passages, depth, **options)
+            with atomic(path) as temporary:
+                save_file({"ranking": torch.from_numpy(ranked)}, temporary, {"key": key})
+    with safe_open(path, "numpy") as saved:
+        ranking: NDArray[np.int32] = saved.get_tensor("ranking")
+        if saved.metadata() != {"key": key} or ranking.shape[1] < depth:
+            raise UserError(f"{path} is a ranking of other prompts or passages, or by another retriever")
+    return ranking[:, :depth]
 
 
 def rank_passages(
-    retriever: str | NDArray[np.int32],
+    retriever: str,
     queries: Sequence[str],
-    passages: Sequence[str],
+    passages: Sequence[str] | TextSource,
     depth: int = 50,
     *,
     trust_remote_code: bool = False,
@@ -65,25 +94,52 @@ def rank_passages(
 ) -> NDArray[np.int32]:
     """Return the best passages of each query according to an existing retriever: a folder, a Hub id, or "bm25".
 
-    A ranking of the passages for these queries is returned as it is.
-
-    Returns:
-        (Q, depth) indices of passages, best first; -1 if there are fewer results.
+    The vectors of an index (`revela-hub index`) whose passages these are and whose model the retriever is are not computed again.
     """
-    if not isinstance(retriever, str):
-        if len(retriever) != len(queries):
-            raise UserError(f"pseudo_labels has {len(retriever)} rows, but train_dataset has {len(queries)}")
-        return retriever
-    encoder = None if retriever == "bm25" else load_encoder(retriever, trust_remote_code=trust_remote_code)
-    settings = RankerSettings(mode="dense" if encoder else "bm25", show_progress_bar=show_progress_bar)
+    texts = as_texts(passages)
+    encoder = load_retriever(retriever, trust_remote_code=trust_remote_code)
+    device = "cpu" if encoder is None else encoder.device
+    settings = RankerSettings(mode="dense" if encoder else "bm25", show_progress_bar=show_progress_bar, device=device)
+    index = None
+    if encoder is not None and isinstance(texts, TextFile) and (texts.path.parent / METADATA).is_file():
+        store = PassageStore(texts.path.parent)
+        if store.metadata.fingerprint == model_identity(retriever):
+            index = open_index(store.vectors, store.metadata.options, folder=store.folder, device=device)
     with ranking_folder(None, settings) as (folder, settings):
-        ranker = build_ranker(TextList(passages), settings, folder, dense=encoder)
+        ranker = build_ranker(texts, settings, folder, dense=encoder, index=index)
         rows_QK = ranker.search(queries, depth).rows_QK
     ranked = np.full((len(queries), depth), -1, np.int32)
     ranked[:, : rows_QK.shape[1]] = rows_QK
     return ranked
 
 
-def top_rows(queries_Qd: NDArray[np.float32], passages_Md: NDArray[np.float32], k: int) -> NDArray[np.int32]:
-    """Return (Q, k) indices of the passages with the largest dot products, best first; ties by lower index."""
-    return ExactIndex(passages_Md).search(queries_Qd, k).rows_QK.astype(np.int32)
+def load_retriever(name: str, *, trust_remote_code: bool = False) -> Any:
+    """Load the encoder of a sentence-transformers or ImpRAG model; None for bm25."""
+    if name == "bm25":
+        return None
+    return load_imprag_encoder(name) if is_imprag(name) else load_encoder(name, trust_remote_code=trust_remote_code)
+
+
+def nearest_passages(
+    queries_QE: Tensor, passages: TextSource, encode: Callable[[list[str]], Tensor], k: int
+) -> NDArray[np.int32]:
+    """Return the (Q, k) passages with the largest dot products, best first, by exact search; ties by lower number.
+
+    Each process encodes some blocks of passages and searches them at once, so that no vectors are stored or exchanged. All
+    processes must call it, and have the same result, which does not depend on their number.
+    """
+    processes = dist.get_world_size() if is_distributed() else 1
+    size = max(1, min(MAX_BLOCK, SCORES // max(1, len(queries_QE))))
+
+    def scores() -> Iterator[tuple[int, Tensor]]:
+        for start in range(rank() * size, len(passages), processes * size):
+            vectors_NE = encode(passages.read(range(start, min(start + size, len(passages)))))
+            with torch.autocast(queries_QE.device.type, enabled=False):
+                yield start, queries_QE @ vectors_NE.T
+
+    found = best_hits(scores(), k) if rank() * size < len(passages) else Hits.none(len(queries_QE), k)
+    if processes > 1:
+        parts: list[Any] = [None] * processes
+        dist.all_gather_object(parts, found)
+        found = sort_hits(*map(np.hstack, zip(*parts, strict=True)), k)
+    return found.rows_QK.astype(np.int32)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,17 +26,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import TrainOutput
 
-from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.hub_cards.export import save_config
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.retrieval.encoding import divided
+from revela_hub.retrieval.texts import TextSource
 from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
-from revela_hub.trainers.base.distributed import from_main, is_distributed
-from revela_hub.trainers.base.in_batch import first_of_same
+from revela_hub.trainers.base.distributed import is_distributed
 from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.imprag import IMPRAG
@@ -48,10 +46,11 @@ from revela_hub.trainers.imprag.data import (
     as_texts,
     encode_rows,
     padded,
+    passage_hashes,
     tokenize_passages,
     tokenize_prompts,
 )
-from revela_hub.trainers.imprag.retrieval import kl_to_retrieval, multi_label_nce, rank_passages, top_rows
+from revela_hub.trainers.imprag.retrieval import kl_divergence, multi_label_nce, nearest_passages, prompt_ranking
 
 CANDIDATES = "candidates.safetensors"
 
@@ -79,9 +78,11 @@ class ImpRAGTrainer(MethodTrainer):
         processing_class: tokenizer of the backbone, by default its own; needs an EOS token.
         train_dataset: questions with answers, in the columns that `revela_hub.data.prompts` describes, or prompts from
             `read_prompts`.
-        passages: the collection: M texts, or a data set with a column `text`.
+        passages: the collection: M texts, a data set with a column `text`, or texts on disk (`TextFile`), for many passages.
         pseudo_labels: ranking of the passages for the warm-up: `bm25`, the id or folder of a retriever, or an array (rows,
             last_negative_rank) of passage numbers, best first, for the rows of `train_dataset`.
+        query_text: column of the retriever's queries: `prompt`, or `input` without the template.
+        ranking: file of the ranking, by default in the output folder.
         peft_config: configuration of the adapters, instead of the LoRA settings in `args`; without `target_modules` it applies
             to every linear layer.
         max_length: maximum tokens of prompt and answer.
@@ -102,15 +103,17 @@ class ImpRAGTrainer(MethodTrainer):
         *,
         processing_class: PreTrainedTokenizerBase | None = None,
         train_dataset: Dataset | IterableDataset,
-        passages: Sequence[str] | Dataset,
+        passages: Sequence[str] | Dataset | TextSource,
         pseudo_labels: NDArray[np.int32] | str = "bm25",
+        query_text: Literal["prompt", "input"] = "prompt",
+        ranking: str | None = None,
         peft_config: PeftConfig | None = None,
         max_length: int = 256,
         model_init_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         args = args or default_arguments(ImpRAGTrainingArguments, model, self.method)
-        prompts, passages = as_prompts(train_dataset), as_texts(passages)
+        prompts, self.passages = as_prompts(train_dataset), as_texts(passages)
         if not isinstance(model, ImpRAGForCausalLM):
             loaded = load_imprag(model, tokenizer=processing_class, **(model_init_kwargs or {}))
             model, processing_class = loaded.model, loaded.tokenizer
@@ -122,20 +125,21 @@ class ImpRAGTrainer(MethodTrainer):
                 " lower --num_passages, --max_passage_length or --max_length"
             )
         self.args: ImpRAGTrainingArguments
-        self.imprag, self.passages, self.same_M = model, passages, first_of_same(passages)
+        self.imprag, self.own_tokenizer = model, tokenizer
         data = tokenize_prompts(prompts, tokenizer, max_length, args.log)
-        length = model.config.l_max
-        self.tokens, cut = tokenize_passages(tokenizer, passages, length)
+        length, first = model.config.l_max, range(min(1000, len(self.passages)))
+        _, cut = tokenize_passages(tokenizer, self.passages.read(first), length)
         if cut:
             args.log(
-                f"{cut:,} of {len(passages):,} passages are longer than {length} tokens and are truncated: lower --max_words or"
+                f"{cut:,} of {len(first):,} passages are longer than {length} tokens and are truncated: lower --max_words or"
                 " raise --max_passage_length"
             )
         self.pseudo_labels: NDArray[np.int32] | None = None
         if args.retrieval_warmup_epochs or args.retrieval_only_steps:
             trust = bool((model_init_kwargs or {}).get("trust_remote_code"))
             how: dict[str, Any] = {"show_progress_bar": not args.disable_tqdm, "trust_remote_code": trust}
-            ranked = rank_passages(pseudo_labels, prompts["input"], passages, args.last_negative_rank, **how)
+            how |= {"query_text": query_text, "file": ranking}
+            ranked = prompt_ranking(pseudo_labels, prompts, self.passages, args.last_negative_rank, args, **how)
             self.pseudo_labels = ranked[np.array(data["source_row"])]  # of the rows that were kept
         if args.retrieval_only_steps and args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True  # the layers above the retrieval layer have no gradient then
@@ -156,13 +160,11 @@ class ImpRAGTrainer(MethodTrainer):
     @property
     def retriever(self) -> ImpRAGEncoder:
         """Return the encoder of the current model."""
-        tokenizer: Any = self.processing_class
-        return ImpRAGEncoder(self.imprag, tokenizer)
+        return ImpRAGEncoder(self.imprag, self.own_tokenizer)
 
     def exportable(self) -> ImpRAGCheckpoint:
         """Return the model with adapters merged, as `load_imprag_checkpoint` does."""
-        tokenizer: Any = self.processing_class
-        return ImpRAGCheckpoint(merged_copy(self.imprag, self.accelerator.unwrap_model(self.model)), tokenizer)
+        return ImpRAGCheckpoint(merged_copy(self.imprag, self.accelerator.unwrap_model(self.model)), self.own_tokenizer)
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train; see `MethodTrainer.train`. A second run builds its own index."""
@@ -199,8 +201,7 @@ class ImpRAGTrainer(MethodTrainer):
         else:
             passages["passage"] = drawn.read_Bk
         for name, numbers in passages.items():
-            parts = padded([self.tokens[number] if number >= 0 else [] for number in numbers.flat])
-            ids, mask = (part.reshape(*numbers.shape, part.shape[-1]).to(retrieve_B.device) for part in parts)
+            ids, mask = (part.to(retrieve_B.device) for part in self._tokens(numbers))
             inputs |= {f"{name}_input_ids": ids, f"{name}_attention_mask": mask}
         outputs = model(**inputs, num_items_in_batch=num_items_in_batch, return_logits=return_outputs)
         retrieval = self._retrieval_loss(outputs, inputs, drawn, retrieve_B)
@@ -210,6 +211,15 @@ class ImpRAGTrainer(MethodTrainer):
         self._keep_statistics(generation, retrieval, rows_B[retrieving], drawn.read_Bk[retrieving])
         loss = generation + self.args.retrieval_weight * retrieval / self.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
+
+    def _tokens(self, numbers: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
+        """Return tokens and mask of passages (..., L), where numbers have the shape (...)."""
+        texts = self.passages.read(numbers[numbers >= 0].tolist())
+        rows = iter(tokenize_passages(self.own_tokenizer, texts, self.imprag.config.l_max)[0])
+        ids, mask = padded(
+            [*(next(rows) if number >= 0 else [] for number in numbers.flat), [0]]
+        )  # at least one column
+        return ids[:-1].reshape(*numbers.shape, -1), mask[:-1].reshape(*numbers.shape, -1)
 
     def _retrieval_loss(self, outputs: Any, inputs: dict[str, Tensor], drawn: _Drawn, retrieve_B: Tensor) -> Tensor:
         """Return the mean over all prompts that retrieve, scaled because the Trainer averages over processes."""
@@ -228,19 +238,20 @@ class ImpRAGTrainer(MethodTrainer):
         if is_distributed():
             vectors_NE = all_gather_with_grad(vectors_NE)
         device = vectors_NE.device
-        own = torch.from_numpy(drawn.candidates_BC).to(device)
-        # Passages that are the same text have one number here.
-        same_M = torch.from_numpy(self.same_M).to(device)
-        numbers_N = self.accelerator.gather(own.reshape(-1))
+        # Passages that are the same text have the same hash; -1 is no passage.
+        own, known_BR = (
+            torch.from_numpy(passage_hashes(self.passages, numbers)).to(device)
+            for numbers in (drawn.candidates_BC, drawn.known_BR)
+        )
+        hashes_N = self.accelerator.gather(own.reshape(-1))
         scores_BN = self.imprag.score(outputs.query_vectors, vectors_NE) / temperature
         rows, width = own.shape
         first = self.accelerator.process_index * rows * width
         place_B = first + torch.arange(rows, device=device)[:, None] * width
         own_BN = torch.zeros(scores_BN.shape, dtype=torch.bool, device=device)
         own_BN.scatter_(1, place_B + torch.arange(self.args.num_positives, device=device), True)
-        known_BR = torch.from_numpy(drawn.known_BR).to(device)
-        there_N = numbers_N >= 0
-        known_BN = (same_M[numbers_N][None, :, None] == same_M[known_BR][:, None, :]).any(-1)
+        there_N = hashes_N >= 0
+        known_BN = (hashes_N[None, :, None] == known_BR[:, None, :]).any(-1)
         return multi_label_nce(scores_BN, own_BN & there_N, ~known_BN & there_N)
 
     def _self_distillation(
@@ -263,7 +274,7 @@ class ImpRAGTrainer(MethodTrainer):
                     block_size=self.args.likelihood_batch_size,
                 )
             likelihood_BC[retrieving] = likelihood_RC.to(scores_BC.dtype)
-        return kl_to_retrieval(likelihood_BC, scores_BC, self.args.likelihood_temperature)
+        return kl_divergence(likelihood_BC.detach() / self.args.likelihood_temperature, scores_BC)  # equations 4 to 6
 
     def _draw(self, rows_B: NDArray[np.int64], retrieve_B: NDArray[np.bool_]) -> _Drawn:
         """Return the passages that each row reads and compares, which depend only on seed, epoch and row."""
@@ -288,14 +299,20 @@ class ImpRAGTrainer(MethodTrainer):
         return _Drawn(read.astype(np.int32), candidates, ranking[:, : args.first_negative_rank - 1])
 
     def rebuild_index(self) -> None:
-        """Rank the collection for every prompt with the current weights; each process encodes a part of the texts."""
+        """Rank the collection with the current weights for every prompt that retrieves; each process encodes some passages."""
         data: Any = self.train_dataset
-        where = self.args.device, self.args.encode_batch_size
-        with evaluating(self.imprag), self.accelerator.autocast(), divided():
-            queries_NE = encode_rows(self.imprag.embed_queries, data["prompt_ids"][:], *where)
-            passages_ME = encode_rows(self.imprag.embed_passages, self.tokens, *where)
-        depth = max(self.args.num_candidates, self.imprag.config.k)
-        self.ranking = from_main(lambda: top_rows(queries_NE, passages_ME, depth))
+        rows, where = np.flatnonzero(data["retrieve"]), (self.args.device, self.args.encode_batch_size)
+        depth = min(max(self.args.num_candidates, self.imprag.config.k), len(self.passages))
+
+        def encode(texts: list[str]) -> Tensor:
+            tokens, _ = tokenize_passages(self.own_tokenizer, texts, self.imprag.config.l_max)
+            return torch.from_numpy(encode_rows(self.imprag.embed_passages, tokens, *where)).to(self.args.device)
+
+        self.ranking = np.full((len(data), depth), -1, np.int32)
+        with evaluating(self.imprag), self.accelerator.autocast():
+            queries_QE = encode_rows(self.imprag.embed_queries, data.select(rows)["prompt_ids"][:], *where)
+            found = nearest_passages(torch.from_numpy(queries_QE).to(self.args.device), self.passages, encode, depth)
+        self.ranking[rows] = found
         self.built_at = self.state.global_step
 
     def _keep_statistics(
@@ -306,17 +323,12 @@ class ImpRAGTrainer(MethodTrainer):
             self.add_metric("generation_loss", generation * self.current_gradient_accumulation_steps)
         self.add_metric("retrieval_loss", retrieval)
         data: Any = self.train_dataset
-        texts = ([self.passages[number] for number in row if number >= 0] for row in read_Rk.tolist())
+        texts = (self.passages.read([number for number in row if number >= 0]) for row in read_Rk.tolist())
         held = sum(map(holds_answer, texts, data[rows_R]["answers"]))
         counts = torch.tensor([held, len(rows_R)], device=self.args.device, dtype=torch.float)
         held_in, retrieved = self.accelerator.reduce(counts)
         if retrieved:
             self.add_metric("answer_recall", held_in / retrieved)
-
-    def describe_run(self) -> str:
-        """Return a line on the run, with the layers."""
-        config = self.imprag.config
-        return f"{super().describe_run()}; layers {config.b} to {config.t} read {counted(config.k, 'passage')}"
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the weights or adapters, the configuration, and the rankings of the index."""

@@ -8,14 +8,7 @@ QUESTION = "What is the capital of France?"
 
 
 def vectors(model: Any, tokenizer: Any, kind: str, texts: list[str]) -> torch.Tensor:
-    """Return (n_texts, d) float32: each text's vector, and the last state of a question that reads the text as a passage.
-
-    Args:
-        model: model with or without its output projection.
-        tokenizer: cuts long texts, and pads on the right.
-        kind: kind of the texts, `query` or `document`.
-        texts: the texts; an empty one is replaced, because it may have no token.
-    """
+    """Return (n_texts, d) float32: each text's vector, and the last state of a question that reads the text as a passage."""
     texts = [text or "a" for text in texts]
     if tokenizer.pad_token is None and len(texts) > 1:  # one text at a time needs no padding
         return torch.cat([vectors(model, tokenizer, kind, [text]) for text in texts])

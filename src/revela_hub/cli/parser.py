@@ -23,7 +23,7 @@ ArgumentsT = TypeVar("ArgumentsT")
 
 TRUTH = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 MAY_BE_EMPTY = ("prompt", "column", "instruction")  # in the name of an option for which an empty text means something
-LIBRARIES = ("transformers.", "sentence_transformers.", "trl.")  # modules of dataclasses that are not defined here
+LIBRARIES = ("transformers.", "sentence_transformers.")  # modules of dataclasses that are not defined here
 NOT_OPTIONS = ("debug", "router_mapping")  # of transformers: `--debug` is ours, and trainers set the other one
 OTHER_OPTIONS = "other options of transformers' Trainer"
 METAVARS = {

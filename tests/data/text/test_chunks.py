@@ -33,6 +33,15 @@ def test_whole_sentences() -> None:
     assert [chunk.document for chunk in chunks] == ["d"] * 3
 
 
+def test_a_passage_with_a_title_stays_one_chunk() -> None:
+    """The words of the title do not count; a longer text is split, without a title in front of its parts."""
+    passage = " ".join(f"Word{n}." for n in range(20))
+    [ready] = chunk_document(Document("d", f"A long title\n\n{passage}", None, "text", title="A long title"), 20)
+    assert ready.text == f"A long title\n\n{passage}" and (ready.start_line, ready.end_line) == (1, 3)
+    longer = Document("d", f"A long title\n\n{passage} End.", None, "text", title="A long title")
+    assert [len(chunk.text.split()) for chunk in chunk_document(longer, 20)] == [20, 4]
+
+
 @pytest.mark.parametrize("gap", ["\n\n", "\n \t\n", "\r\n\r\n", "\n" * 40, "\n\r\r\n", "\n", " " * 500])
 @pytest.mark.parametrize("paragraphs", [3, 600])
 def test_nothing_is_lost_between_paragraphs(gap: str, paragraphs: int) -> None:

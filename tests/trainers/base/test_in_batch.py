@@ -19,7 +19,8 @@ from sentence_transformers.sentence_transformer.losses import (
 from sentence_transformers.util import dot_score
 
 from revela_hub.data.text.same_text import text_key
-from revela_hub.trainers.base.in_batch import InBatchNegatives, MaskedSimilarity, first_of_same, text_hashes
+from revela_hub.retrieval.texts import TextList
+from revela_hub.trainers.base.in_batch import InBatchNegatives, MaskedSimilarity, text_hashes
 from revela_hub.trainers.baselines.contriever import EMPTY, Contriever
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
@@ -155,7 +156,7 @@ def test_imprag_warm_up_has_no_copies_of_the_best_passages_as_negatives() -> Non
     torch.manual_seed(0)
     scores = torch.randn(2, 6)
     trainer = SimpleNamespace(
-        same_M=first_of_same(texts),
+        passages=TextList(texts),
         accelerator=SimpleNamespace(gather=lambda rows: rows, process_index=0),
         imprag=SimpleNamespace(score=lambda queries, vectors: scores),
         args=SimpleNamespace(num_positives=1),
@@ -173,7 +174,7 @@ def test_ra_dit_warm_up_has_no_copies_of_the_positives_as_negatives() -> None:
     torch.manual_seed(0)
     scores = torch.randn(1, 4)
     trainer = SimpleNamespace(
-        same_M=first_of_same(texts),
+        passages=TextList(texts),
         candidates=np.array([[0, 2, 3, -1]], dtype=np.int32),
         args=SimpleNamespace(num_positives=1, retrieval_warmup_epochs=1),
         state=SimpleNamespace(epoch=0.0),

@@ -1,6 +1,8 @@
 """RA-IT and RA-DIT: pasted prompts, the reader's likelihoods against plain loops, the retriever by equation 6."""
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -212,3 +214,24 @@ def test_the_first_layers_of_a_family_whose_layers_have_types(
     assert len(cut.get_decoder().layers) == 2
     assert torch.equal(cut.embed_passages(ids), reference.embed_passages(ids))
     assert torch.equal(cut.embed_queries(ids), reference.embed_queries(ids))
+
+
+@pytest.mark.parametrize("loss", ["ra-dit", "imprag"])
+def test_the_losses_are_divergences_over_the_candidates_that_exist(loss: str) -> None:
+    """RA-DIT's equation 6 with likelihoods, and ImpRAG's with log-likelihoods, in plain loops."""
+    scores = torch.randn(1, 4, dtype=torch.float64)
+    log_likelihoods = torch.tensor([[-1.0, -0.2, -3.0, -torch.inf]], dtype=torch.float64)
+    trainer = SimpleNamespace(
+        candidates=np.array([[2, 0, 1, -1]], dtype=np.int32),
+        log_likelihoods=log_likelihoods,
+        args=SimpleNamespace(loss=loss, likelihood_temperature=0.5, retrieval_warmup_epochs=0),
+        state=SimpleNamespace(epoch=1.0),
+    )
+    found = RADITTrainer.compute_loss(trainer, lambda: scores, {"row": torch.tensor([0])})  # type: ignore[arg-type]
+    likelihoods = [float(value) for value in log_likelihoods[0, :3]]
+    exponents = likelihoods if loss == "imprag" else [math.exp(value) for value in likelihoods]
+    target = [math.exp(value / 0.5) / sum(math.exp(other / 0.5) for other in exponents) for value in exponents]
+    mine = scores[0, :3].tolist()
+    retrieval = [math.exp(value) / sum(math.exp(other) for other in mine) for value in mine]
+    p, q = (target, retrieval) if loss == "imprag" else (retrieval, target)
+    assert found.item() == pytest.approx(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)))

@@ -18,8 +18,8 @@ from revela_hub.errors import UserError
 from revela_hub.hub_cards.assemble import Assembly, assemble_part
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.trainers.imprag.checkpoint import load_imprag, load_imprag_checkpoint
-from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, padded
-from revela_hub.trainers.imprag.retrieval import kl_from_retrieval, kl_to_retrieval, multi_label_nce, rank_passages
+from revela_hub.trainers.imprag.data import ImpRAGTrainingArguments, padded, tokenize_passages
+from revela_hub.trainers.imprag.retrieval import kl_divergence, multi_label_nce, rank_passages
 from revela_hub.trainers.imprag.trainer import ImpRAGTrainer
 
 RIVERS = ("Alba", "Brent", "Corve", "Dart", "Esk", "Foss", "Gade", "Hodder", "Isla", "Kenn", "Lune", "Mole")
@@ -295,8 +295,8 @@ def test_losses_are_their_equations() -> None:
         target = [math.exp(s / 0.5) / sum(math.exp(x / 0.5) for x in likelihood[q]) for s in likelihood[q]]
         forward = sum(p * math.log(p / r) for p, r in zip(target, retrieval, strict=True))
         backward = sum(r * math.log(r / p) for p, r in zip(target, retrieval, strict=True))
-        assert float(kl_to_retrieval(likelihood, scores, 0.5)[q]) == pytest.approx(forward)
-        assert float(kl_from_retrieval(likelihood, scores, 0.5)[q]) == pytest.approx(backward)
+        assert float(kl_divergence(likelihood / 0.5, scores)[q]) == pytest.approx(forward)
+        assert float(kl_divergence(scores, likelihood / 0.5)[q]) == pytest.approx(backward)
 
 
 def test_bm25_ranks_and_fills_up_with_nothing() -> None:
@@ -311,8 +311,10 @@ def test_the_index_finds_the_candidates(tmp_path: Path, bpe_tokenizer: PreTraine
     run.rebuild_index()
     rows = run.train_dataset
     queries = [run.imprag.embed_queries(torch.tensor([ids]))[0] for ids in rows["prompt_ids"]]
-    passages = [run.imprag.embed_passages(padded([run.tokens[n]])[0])[0] for n in range(len(PASSAGES))]
-    for query, ranked in zip(queries, run.ranking, strict=True):
+    tokens, _ = tokenize_passages(bpe_tokenizer, PASSAGES, 48)
+    passages = [run.imprag.embed_passages(padded([row])[0])[0] for row in tokens]
+    assert (run.ranking[3] == -1).all()  # does not retrieve
+    for query, ranked in zip(queries[:3] + queries[4:], np.delete(run.ranking, 3, axis=0), strict=True):
         scores = torch.stack([query @ passage for passage in passages])
         torch.testing.assert_close(scores[ranked.tolist()], scores.topk(4).values, rtol=1e-3, atol=1e-4)
     first = run.ranking.copy()

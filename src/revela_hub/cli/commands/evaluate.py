@@ -19,7 +19,8 @@ for each task before the queries, for models such as NV-Embed.
 --dims measures shorter vectors: their first components.
 
 --task qa measures a model that answers questions: exact match and F1 (normalised as in SQuAD), and the fraction of
-questions for which a retrieved passage contains an answer.
+questions for which a retrieved passage contains an answer. A reader with passages in its prompt needs a --retriever, with
+which the index was made, or bm25.
 
 Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact
@@ -31,14 +32,13 @@ Examples:
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
   revela-hub evaluate my-retriever --tasks "MTEB(eng, v1)" --instructions instructions.json
   revela-hub evaluate my-retriever --data nq-test.jsonl --index my-index --metrics answer_recall@20 answer_recall@100
-  revela-hub evaluate outputs/reader/model --task qa --data dev.jsonl --index my-index
+  revela-hub evaluate outputs/reader/model --task qa --data dev.jsonl --index my-index --retriever my-retriever
 """
 
 import json as json_format
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -98,8 +98,16 @@ class Arguments(RankOptions):
     )
     json: bool = option(False, "Print JSON.")
     task: Literal["retrieval", "qa"] = option("retrieval", "Measure retrieval, or the answers of a model (qa).")
-    data: str | None = option(None, "JSON lines of questions and answers.")
-    index: str | None = option(None, "--data: Index that `revela-hub index` made with the model.")
+    data: list[str] = option(
+        [], "Questions and answers: JSON lines, data sets (hf:owner/name), or mappings in a YAML file."
+    )
+    index: str | None = option(None, "--data: Index that `revela-hub index` made with the model or --retriever.")
+    retriever: str | None = option(
+        None, "--task qa: Retriever of a reader with passages in its prompt: Hub id, folder or bm25."
+    )
+    query_text: Literal["prompt", "input"] = option(
+        "prompt", "--task qa: Query of --retriever: the whole prompt, or the input without its template."
+    )
     num_passages: PositiveInt | None = option(
         None, "--task qa: Number of passages per question (default: the model's own)."
     )
@@ -200,20 +208,20 @@ def _modes(arguments: Arguments, name: str) -> list[tuple[str, str]]:
 
 
 def _on_questions(arguments: Arguments, _: object) -> Iterator[Row]:
-    from revela_hub.data.prompts import read_prompts
+    from revela_hub.data.prompts import parse_prompts, read_prompts
     from revela_hub.evaluation.question_answering import answer_recall
     from revela_hub.evaluation.retrieval import depth_of
     from revela_hub.search.searcher import Searcher
 
-    assert arguments.data is not None
-    questions, options = read_prompts([arguments.data]), values_of(RankOptions, arguments)
+    questions, options = read_prompts(arguments.data), values_of(RankOptions, arguments)
+    names = ", ".join(parse_prompts(source).name for source in arguments.data)
     for name in arguments.models:
         for mode, label in _modes(arguments, name):
             with Searcher(name, index=arguments.index, mode=mode, **options) as searcher:
                 found = searcher.search(list(questions["input"]), depth_of(arguments.metrics))
                 texts = ([hit.text for hit in hits] for hits in found)
                 answers, size = questions["answers"], len(searcher)
-                yield Row(label, answer_recall(texts, answers, arguments.metrics, name=arguments.data, documents=size))
+                yield Row(label, answer_recall(texts, answers, arguments.metrics, name=names, documents=size))
 
 
 def _on_mteb(arguments: Arguments, _: object) -> Iterator[Row]:
@@ -282,47 +290,60 @@ def _label(metric: str) -> str:
 
 
 def _evaluate_answers(arguments: Arguments) -> None:
-    """Print exact match, F1 and answer recall of a model, as a table or as a JSON list, scored as in SQuAD."""
-    from tqdm.auto import tqdm
-
-    from revela_hub.checkpoints import resolve
-    from revela_hub.data.prompts import read_prompts
+    """Print exact match, F1 and answer recall of a model on each data set, as tables or as a JSON list, scored as in SQuAD."""
+    from revela_hub.checkpoints import METHODS, resolve
+    from revela_hub.data.prompts import parse_prompts, read_prompts
     from revela_hub.evaluation.question_answering import score_answers
 
-    data, index = arguments.data, arguments.index
-    if data is None or index is None or len(arguments.models) > 1:
-        raise UserError(
-            "--task qa needs one model, --data FILE.jsonl (questions and answers) and the --index of the model"
-        )
+    index = arguments.index
+    if not arguments.data or index is None or len(arguments.models) > 1:
+        raise UserError("--task qa needs one model, --data (questions and answers) and the --index of the model")
     [model] = arguments.models
-    questions = read_prompts([data])
+    names = [parse_prompts(source).name for source in arguments.data]
+    questions = [read_prompts([source]) for source in arguments.data]
+    options: dict[str, Any] = {"num_passages": arguments.num_passages, "device": arguments.device}
     method = resolve(model).method
+    if arguments.retriever:  # a reader is a plain decoder, of no model type of its own
+        method = next(each for each in METHODS.values() if each.answerer and not each.model_type)
+        options["retriever"] = arguments.retriever
     if method is None or not method.answerer:
-        raise UserError(f"{model} does not answer questions: --task qa needs a model that reads passages")
-    answerer = resolve_name(method.answerer)(model, index, num_passages=arguments.num_passages, device=arguments.device)
-    found = _answers(answerer, questions, arguments)
-    bar = tqdm(found, total=len(questions), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())
-    answers = [answer for _, answer in sorted(bar, key=itemgetter(0))]
-    passages = [[read.text for read in answer.passages] for answer in answers]
-    scores = score_answers([answer.text for answer in answers], list(questions["answers"]), passages)
+        raise UserError(f"{model} does not retrieve: --task qa needs its --retriever")
+    answerer = resolve_name(method.answerer)(model, index, **options)
+    collection, found = answerer.collection, []
+    for name, asked in zip(names, questions, strict=True):
+        answerer.collection = collection
+        answers = _answers(answerer, asked, arguments)
+        passages = [[read.text for read in answer.passages] for answer in answers]
+        scores = score_answers([answer.text for answer in answers], list(asked["answers"]), passages)
+        found.append({"model": model, "data": name, **scores.to_dict()})
+        if not arguments.json:
+            width = max(5, len(model))
+            without = sum(not read for read in passages)
+            remark = f" ({without:,} without passages)" if without else ""
+            recall = "-" if scores.answer_recall is None else f"{scores.answer_recall:.3f}"
+            print(f"{name}: {counted(scores.questions, 'question')}, {counted(scores.k, 'passage')} each{remark}")
+            print(f"{'model':<{width}}     EM      F1  Recall@{scores.k}")
+            print(f"{model:<{width}}  {scores.exact_match:.3f}   {scores.f1:.3f}  {recall:>9}")
     if arguments.json:
-        print(json_format.dumps([{"model": model, "data": data, **scores.to_dict()}], indent=2))
-        return
-    width = max(5, len(model))
-    without = sum(not read for read in passages)
-    remark = f" ({without:,} without passages)" if without else ""
-    recall = "-" if scores.answer_recall is None else f"{scores.answer_recall:.3f}"
-    print(f"{data}: {counted(scores.questions, 'question')}, {counted(scores.k, 'passage')} each{remark}")
-    print(f"{'model':<{width}}     EM      F1  Recall@{scores.k}")
-    print(f"{model:<{width}}  {scores.exact_match:.3f}   {scores.f1:.3f}  {recall:>9}")
+        print(json_format.dumps(found, indent=2))
+    elif len(found) > 1:
+        print(
+            f"mean exact match of {len(found)} data sets: {sum(row['exact_match'] for row in found) / len(found):.3f}"
+        )
 
 
-def _answers(answerer: Any, questions: "Dataset", arguments: Arguments) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the answer of each question: first of those that read passages, then of the others."""
+def _answers(answerer: Any, questions: "Dataset", arguments: Arguments) -> list[Any]:
+    """Return the answer to each question; those that do not retrieve are answered without passages, after the others."""
+    from tqdm.auto import tqdm
+
+    found: dict[int, Any] = {}
     for retrieve, collection in ((True, answerer.collection), (False, None)):
         answerer.collection = collection
         if rows := [row for row, value in enumerate(questions["retrieve"]) if value == retrieve]:
             part = questions.select(rows)
             options = {"max_new_tokens": arguments.max_new_tokens, "batch_size": arguments.batch_size}
+            options |= {"queries": list(part[arguments.query_text])} if arguments.retriever else {}
             answers = answerer.answer(list(part["prompt"]), places=list(part["where"]), **options)
-            yield from zip(rows, answers, strict=True)
+            bar = tqdm(answers, total=len(rows), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())
+            found |= zip(rows, bar, strict=True)
+    return [found[row] for row in range(len(questions))]
