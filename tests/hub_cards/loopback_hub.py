@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -86,6 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         ("POST", r"/api/repos/create", "create"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)(/revision/(?P<revision>[^/]+))?", "info"),
         ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)(?P<path>/.*)?", "tree"),
+        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/paths-info/(?P<revision>[^/]+)", "paths"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/(?P<revision>[^/]+)", "preupload"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)", "commit"),
         ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/branch/(?P<revision>[^/]+)", "branch"),
@@ -232,12 +234,30 @@ class Handler(BaseHTTPRequestHandler):
     def tree(self, repo: str, revision: str, path: str = "") -> None:
         if (repository := self._repository(repo)) is None:
             return
-        files = (repository.files(revision) or {}).items()
-        entries = [
-            {"type": "file", "path": name, "oid": blob_id(content)} | self._metadata(content, name)
-            for name, content in files
-        ]
-        self._answer(200, entries)
+        files, folder = repository.files(revision) or {}, path.strip("/")
+        inside = {name: content for name, content in files.items() if not folder or name.startswith(f"{folder}/")}
+        if folder and not inside:
+            self._answer(404, {}, X_Error_Code="EntryNotFound")
+            return
+        entries = {name: self._entry(name, content) for name, content in inside.items()}
+        if self.query.get("recursive", "False") in ("False", "false"):
+            deep = {name for name in inside if "/" in name.removeprefix(f"{folder}/")}
+            folders = {str(PurePosixPath(folder, Path(name).relative_to(folder).parts[0])) for name in deep}
+            entries = {name: entry for name, entry in entries.items() if name not in deep}
+            entries |= {name: {"type": "directory", "path": name, "oid": "0" * 40, "size": 0} for name in folders}
+        self._answer(200, list(entries.values()))
+
+    def _entry(self, name: str, content: bytes) -> dict[str, Any]:
+        return {"type": "file", "path": name, "oid": blob_id(content)} | self._metadata(content, name)
+
+    def paths(self, repo: str, revision: str) -> None:
+        if (repository := self._repository(repo)) is None:
+            return
+        files = repository.files(revision) or {}
+        wanted = (
+            parse_qs(self.body.decode()).get("paths", []) if self.body[:1] != b"{" else json.loads(self.body)["paths"]
+        )
+        self._answer(200, [self._entry(name, files[name]) for name in wanted if name in files])
 
     def preupload(self, repo: str, revision: str) -> None:
         if (repository := self._repository(repo)) is None or not self._may(repo.rpartition("/")[0]):
@@ -319,4 +339,7 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X_Repo_Commit": sha, "ETag": f'"{blob_id(content)}"', "Accept_Ranges": "bytes"}
         if is_lfs(path, len(content)):
             headers |= {"X_Linked_Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X_Linked_Size": str(len(content))}
+        if part := re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or ""):
+            self._answer(206, content[int(part[1]) : int(part[2]) + 1], **headers)
+            return
         self._answer(200, content, **headers)

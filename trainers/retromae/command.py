@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from revela_hub.options import option, required
+from revela_hub.output import command_line
 from revela_hub.ranges import Layers, NonNegativeFloat
 from revela_hub.trainers.base.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.base.run import open_run
@@ -59,7 +60,7 @@ def run(arguments: Arguments) -> None:
     folder = train(arguments)
     if arguments.should_save:
         print(f"\nencoder: {folder / 'encoder'}\nwith its decoder, to pre-train further: {folder}")
-        print("next: fine-tune the encoder with sentence-transformers, as examples/retromae does")
+        print("next: ", command_line("train", "pairs", "--retriever", folder / "encoder", "--pairs", "FILE"))
 
 
 def train(arguments: Arguments, **trainer_options: Any) -> Path:

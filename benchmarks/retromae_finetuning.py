@@ -1,25 +1,14 @@
-"""Fine-tunes an encoder as a retriever in three steps, with sentence-transformers' own trainers and losses.
+"""The fine-tuning of benchmarks/retromae.py: sentence-transformers' trainer, with in-batch and hard negatives, on a data folder.
 
-    dpr     in-batch negatives and BM25 hard negatives, from the encoder
-    ance    the same from the original encoder, with negatives mined by dpr
-    distil  KL to a cross-encoder (trained here, from the same encoder) over ance's negatives, from ance
-
-    python examples/retromae/finetune.py outputs/retromae/encoder --data ../shared/data/medquad --output outputs/finetuned
-
-ENCODER is a folder or a Hub id. The first token's state is the embedding, regardless of the pooling it was saved with.
-The data folder contains passages.jsonl, train.jsonl and dev.jsonl, each plain or .gz: passages {"_id", "text"} and
-questions {"question", "passage_id"}. Each step writes a sentence-transformers folder and adds a row to the table of
-scores on the dev questions.
+The folder contains passages.jsonl, train.jsonl and dev.jsonl, each plain or .gz: passages {"_id", "text"} and questions
+{"question", "passage_id"}. The embedding is the state of the first token.
 """
 
-import argparse
 import gzip
 import json
-import os
 import random
-import sys
 from collections import defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,21 +16,16 @@ from typing import Any
 import torch
 from datasets import Dataset
 from sentence_transformers import (
-    CrossEncoder,
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
-from sentence_transformers.cross_encoder.losses import MultipleNegativesRankingLoss as CrossEncoderRankingLoss
-from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from sentence_transformers.util import pairwise_cos_sim
-from torch import Tensor, nn
+from torch import nn
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.evaluation import RetrievalScores, evaluate_retrieval
 from revela_hub.loading import bf16_is_fast
 from revela_hub.retrieval.mining import MiningSettings, Model, mine_negatives
 
@@ -189,96 +173,9 @@ def train_with_negatives(
     return train_retriever(model, negatives, MultipleNegativesRankingLoss(model, scale=SCALE), settings, folder)
 
 
-def train_teacher(encoder: str | Path, negatives: Dataset, settings: Settings, folder: Path) -> CrossEncoder:
-    """Train a cross-encoder to pick the positive among the row's passages and one passage of another row."""
-    teacher = CrossEncoder(str(encoder), num_labels=1, max_length=settings.max_length)
-    loss = CrossEncoderRankingLoss(teacher, num_negatives=1, scale=1.0, activation_fn=nn.Identity())
-    arguments = CrossEncoderTrainingArguments(**common_arguments(settings, folder))
-    CrossEncoderTrainer(model=teacher, args=arguments, train_dataset=negatives, loss=loss).train()
-    teacher.save_pretrained(str(folder), create_model_card=False)
-    return teacher
-
-
-def with_teacher_scores(negatives: Dataset, teacher: CrossEncoder, batch_size: int) -> Dataset:
-    """Add the column `label`: the teacher's logits for the positive and each negative."""
-    passages = [column for column in negatives.column_names if column != "anchor"]
-    pairs = [(row["anchor"], row[column]) for row in negatives for column in passages]
-    with autocast():
-        logits = teacher.predict(pairs, batch_size=batch_size, activation_fn=nn.Identity())
-    return negatives.add_column("label", logits.reshape(len(negatives), len(passages)).tolist())
-
-
-def scaled_cosine(queries_BD: Tensor, passages_BD: Tensor) -> Tensor:
-    """Return scaled cosines (B,) of a batch of pairs."""
-    return SCALE * pairwise_cos_sim(queries_BD, passages_BD)
-
-
-def distil(
-    retriever: Path, teacher: CrossEncoder, negatives: Dataset, settings: Settings, folder: Path
-) -> SentenceTransformer:
-    """Train the retriever further to match the teacher's probabilities over each row's passages."""
-    model = load_retriever(retriever, settings.max_length)
-    labelled = with_teacher_scores(negatives, teacher, settings.batch_size)
-    return train_retriever(model, labelled, DistillKLDivLoss(model, similarity_fct=scaled_cosine), settings, folder)
-
-
 def mine(questions: Questions, anchors: list[str], positives: list[str], ranker: Model, settings: Settings) -> Dataset:
     """Return rows (anchor, positive, negative_1, ...) with negatives from all passages."""
     mining = MiningSettings(
         settings.negatives, relative_margin=None, range_max=DEPTH, sampling="random", seed=settings.seed
     )
     return mine_negatives(anchors, positives, questions.corpus, ranker, mining).dataset
-
-
-def run(encoder: str | Path, questions: Questions, settings: Settings, output: Path) -> dict[str, SentenceTransformer]:
-    """Run the three steps in order and return their models by name."""
-    anchors, positives = sample_questions(questions, settings.steps * settings.batch_size, settings.seed)
-    negatives = mine(questions, anchors, positives, "bm25", settings)
-    dpr = train_with_negatives(encoder, negatives, settings, output / "dpr")
-    negatives = mine(questions, anchors, positives, Autocast(dpr), settings)
-    ance = train_with_negatives(encoder, negatives, settings, output / "ance")
-    teacher = train_teacher(encoder, negatives, settings, output / "teacher")
-    student = distil(output / "ance", teacher, negatives, settings, output / "distil")
-    return {"dpr": dpr, "ance": ance, "distil": student}
-
-
-def table(scores: dict[str, RetrievalScores]) -> str:
-    """Return the scores as a Markdown table."""
-    rows = [f"| {name} | {score.ndcg_at_10:.3f} | {score.mrr_at_10:.3f} |" for name, score in scores.items()]
-    return "\n".join(["| model | nDCG@10 | MRR@10 |", "|---|---|---|", *rows])
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the command line's arguments."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("encoder", help="folder or Hub id of the encoder to start from")
-    parser.add_argument("--data", type=Path, help="data folder (default: medquad in the folder REVELA_HUB_DATA)")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write the models to")
-    parser.add_argument("--steps", type=int, default=Settings.steps, help="steps of each training")
-    parser.add_argument("--batch-size", type=int, default=Settings.batch_size, help="questions per step")
-    parser.add_argument("--negatives", type=int, default=Settings.negatives, help="hard negatives per question")
-    parser.add_argument("--max-length", type=int, default=Settings.max_length, help="maximum tokens per text")
-    parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
-    parser.add_argument("--seed", type=int, default=Settings.seed)
-    args = parser.parse_args(arguments)
-    if args.data is None:
-        if "REVELA_HUB_DATA" not in os.environ:
-            parser.error("no data: give --data, or set REVELA_HUB_DATA to the folder that holds medquad")
-        args.data = Path(os.environ["REVELA_HUB_DATA"]) / "medquad"
-    return args
-
-
-def main() -> None:
-    args = parse_arguments()
-    settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
-    try:
-        questions = read_questions(args.data)
-        models = run(args.encoder, questions, settings, args.output)
-        scores = {name: evaluate_retrieval(Autocast(model), questions.dev) for name, model in models.items()}
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    print(f"\n{args.encoder} fine-tuned on {args.data}, {questions.dev.name}:\n\n{table(scores)}")
-
-
-if __name__ == "__main__":
-    main()

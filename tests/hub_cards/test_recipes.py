@@ -1,0 +1,111 @@
+"""The recipes of RetroMAE and CoT-MoTE start as they are, from data sets and models of the Hub with the same columns and files, tiny."""
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from loopback_hub import LoopbackHub, Repository
+from test_pickles import pickle_weights
+from transformers import BertTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from revela_hub.cli.main import main
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TINY = "--max_steps 2 --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --max_length 32 --bf16 false"
+TINY += " --report_to none --save_strategy no --dataloader_num_workers 0 --cache_dir cache --quiet"
+
+
+def parquet(**columns: list[str]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def place(
+    hub: LoopbackHub,
+    tmp_path: Path,
+    texts: list[str],
+    mlm_folder: Path,
+    wordpiece_tokenizer: BertTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """A folder with the files that the recipes read, and the Hub with what they download."""
+    wiki = b"---\nconfigs:\n- config_name: 20231101.en\n  data_files:\n  - split: train\n    path: 20231101.en/train-*\n---\n"
+    files = {
+        "google-bert/bert-base-uncased": {path.name: path.read_bytes() for path in mlm_folder.iterdir()},
+        "datasets/wikimedia/wikipedia": {
+            "README.md": wiki,
+            "20231101.en/train-00000-of-00001.parquet": parquet(
+                id=["1"], url=["u"], title=["T"], text=[" ".join(texts)]
+            ),
+        },
+        "datasets/bookcorpus/bookcorpus": {
+            "plain_text/train/0000.parquet": parquet(text=[text.lower() for text in texts])
+        },
+        "datasets/Tevatron/msmarco-passage-corpus": {
+            "default/train/0000.parquet": parquet(docid=list("0123"), title=["", "a", "b", "c"], text=texts[:4])
+        },
+    }
+    files["Shitao/RetroMAE"] = {path.name: path.read_bytes() for path in pickle_weights(mlm_folder).iterdir()}
+    config = T5Config(
+        vocab_size=len(wordpiece_tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=3,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    wordpiece_tokenizer.save_pretrained(tmp_path / "t5")
+    files["doc2query/msmarco-t5-base-v1"] = {path.name: path.read_bytes() for path in (tmp_path / "t5").iterdir()}
+    for name, content in files.items():
+        repository = hub.repositories[name] = Repository()
+        repository.commit("refs/convert/parquet", content, "converted")
+        repository.commit("main", content, "files")
+    monkeypatch.chdir(tmp_path)
+    beir = tmp_path / "data" / "beir" / "msmarco"
+    (beir / "qrels").mkdir(parents=True)
+    passages = [f"{text} Another fox, number {n}." for n in range(5) for text in texts[:4]]
+    lines = {"corpus": [{"_id": str(n), "text": text} for n, text in enumerate(passages)]}
+    lines["queries"] = [{"_id": str(n), "text": f"Another fox {text[:20]}"} for n, text in enumerate(passages)]
+    for name, rows in lines.items():
+        (beir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = "".join(f"{n}\t{n}\t1\n" for n in range(8))
+    (beir / "qrels" / "train.tsv").write_text(f"query-id\tcorpus-id\tscore\n{rows}")
+    (tmp_path / "data" / "msmarco-docs.jsonl").write_text(json.dumps({"title": "T", "text": " ".join(texts)}) + "\n")
+    return tmp_path
+
+
+def run(command: str, recipe: str = "", more: str = TINY) -> None:
+    config = ["--config", str(EXAMPLES / recipe)] if recipe else []
+    assert main([*command.split(), *config, *more.split()]) == 0
+
+
+@pytest.mark.parametrize("recipe", ["pretrain", "pretrain_msmarco"])
+def test_retromae_is_pre_trained(recipe: str, place: Path) -> None:
+    run("train retromae", f"retromae/{recipe}.yaml", f"{TINY} --probe none --output_dir out")
+    assert (place / "out" / "encoder" / "modules.json").is_file()
+
+
+MINE = "mine bm25 --beir data/beir/msmarco --num_negatives {} --range_max 19 --sampling random --positive_aware false --output mined.jsonl"
+
+
+@pytest.mark.parametrize(("recipe", "negatives"), [("msmarco", 15), ("nq", 1), ("beir", 1)])
+def test_retromae_is_fine_tuned(recipe: str, negatives: int, place: Path) -> None:
+    run(MINE.format(negatives), more="--cache_dir mining --quiet")
+    more = TINY.replace("--max_length 32", "--max_length 32 --query_max_length 16").replace("--cache_dir cache", "")
+    run("train pairs --pairs mined.jsonl", f"retromae/{recipe}.yaml", f"{more} --output_dir out")
+    settings = json.loads((place / "out" / "retriever" / "config_sentence_transformers.json").read_text())
+    assert settings["similarity_fn_name"] == "dot"
+    [pooling] = (place / "out" / "retriever").glob("1_Pooling/config.json")
+    assert '"cls"' in pooling.read_text()
+
+
+def test_cot_mote_is_trained_from_its_own_queries(place: Path) -> None:
+    run("pseudo-queries", "cot-mote/queries.yaml", "--max_length 32 --max_new_tokens 6 --quiet")
+    run("train cot-mote", "cot-mote/pretrain.yaml", f"{TINY} --output_dir outputs/cot-mote-pretrained")
+    run(MINE.format(15), more="--cache_dir mining --quiet")
+    run(
+        "train cot-mote --pairs mined.jsonl", "cot-mote/finetune.yaml", f"{TINY} --query_max_length 16 --output_dir out"
+    )
+    assert (place / "out" / "sparse" / "modules.json").is_file()
