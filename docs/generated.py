@@ -159,7 +159,9 @@ def _entry(name: str, file: Path, members: str | None) -> str:
     if isinstance(found, type):
         kind = "exception" if issubclass(found, Exception) else "class"
     options = f"\n   :members: {members.replace('`', '')}" if members else ""
-    return f"\n```{{eval-rst}}\n.. auto{kind}:: {home}.{name}{options}\n```\n"
+    # The pages with source code link to all names of a module as if they were imported from the same one.
+    anchors = "".join(f'<span id="{other}.{name}"></span>' for other in homes if other != home)
+    return f"\n```{{eval-rst}}\n.. raw:: html\n\n   {anchors}\n\n.. auto{kind}:: {home}.{name}{options}\n```\n"
 
 
 def _docstring(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
