@@ -85,9 +85,7 @@ def _code_span(text: str) -> str:
     >>> print(_code_span("Query:\n"))
     `"Query:\n"`
     """
-    shown = json.dumps(text, ensure_ascii=False)
-    fence = "`" * (max(map(len, re.findall("`+", shown)), default=0) + 1)
-    return f"{fence}{shown}{fence}"
+    return f"`{json.dumps(text, ensure_ascii=False)}`"
 
 
 def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescription) -> ModelCardData:

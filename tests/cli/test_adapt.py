@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from revela_hub.data.sources.beir import read_queries
 from revela_hub.data.sources.source import parse_sources
 from revela_hub.errors import UserError
 from revela_hub.interrupts import Interrupted
-from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.trainers.pair_tuning.data import build_text_pairs
 
 VERDICT = re.compile(
@@ -207,29 +205,10 @@ def test_no_training_asks_the_labelled_queries_of_the_verdict(
     assert "held-out labelled queries (test half)" in card and "raw text, and labelled pairs" in card
 
 
-def test_the_language_of_bm25_is_delivered_and_used(
-    code: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[BM25Settings] = []
-    made = BM25.__init__
-
-    def noted(self: BM25, texts: Any, settings: BM25Settings | None = None, **options: Any) -> None:
-        used.append(settings or BM25Settings())
-        made(self, texts, settings, **options)
-
-    monkeypatch.setattr(BM25, "__init__", noted)
-    monkeypatch.setattr(candidates, "CANDIDATES", {"distillation": candidates.distillation})
+def test_the_language_of_bm25_is_delivered(output: Path, run: Run, no_candidates: None) -> None:
     run("--bm25_stemmer", "german", "--bm25_stopwords", "de")
-    settings = BM25Settings(stemmer="german", stopwords="de")
-    split = replace(settings, split_identifiers=True)
-    # Checked, measured without and with split identifiers, and the teacher; the training reports its own probe.
-    assert used.count(settings) + used.count(split) == 4 and used.index(split) == 2
-    search = ["search", str(output), "area", "--corpus", str(code)]
-    assert main(search) == 0
-    delivered = BM25Settings(**json.loads((output / "adapt.json").read_text())["bm25"])
-    assert delivered == used[-1] and delivered in (settings, split)
-    assert main([*search, "--bm25_stemmer", "none"]) == 0
-    assert used[-1] == replace(delivered, stemmer="none")
+    delivered = json.loads((output / "retriever" / "hybrid.json").read_text())["bm25"]
+    assert (delivered["stemmer"], delivered["stopwords"]) == ("german", "de")
 
 
 def test_split_identifiers_are_delivered_if_they_help(
@@ -260,7 +239,7 @@ def test_split_identifiers_are_delivered_if_they_help(
     names = (
         r"\*\*retriever\*\*",
         r"this model, with BM25 \(weight [\d.]+ and split identifiers\)",
-        "base retriever, alone",
+        "base retriever",
     )
     own, hybrid, base = (re.findall(rf"\| {name} \| ([\d.]+) \|", card)[0] for name in names)
     assert own == base < hybrid

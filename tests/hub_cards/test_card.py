@@ -11,7 +11,6 @@ from huggingface_hub import ModelCard
 
 from revela_hub.errors import UserError
 from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, describe, write_card
-from revela_hub.hub_cards.contents import contents
 from revela_hub.trainers.methods import METHODS
 from revela_hub.trainers.revela import REVELA
 
@@ -149,21 +148,6 @@ def test_a_card_never_asks_to_run_code(folder: Path) -> None:
         text = write_card(folder, ModelCardMetadata(method=method), repo_id="org/name").read_text()
         calls = re.findall(r"from_pretrained\(.*?\)", text)
         assert calls and all("trust_remote_code=True" in call for call in calls)
-
-
-def test_figures_with_the_same_name(folder: Path, tmp_path: Path) -> None:
-    figures = []
-    for name in ("a/loss.png", "b/loss.png", "b/Loss.png", "b/training curve (1).png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(name.encode())
-        figures.append(Figure(str(tmp_path / name), name))
-    for given in (figures, [*figures[:1], Figure(str(folder / "figures" / "2_loss.png"), "b/loss.png"), *figures[2:]]):
-        text = write_card(folder, ModelCardMetadata(figures=given)).read_text()
-        shown = {match[1]: match[2] for match in re.finditer(r"!\[(.*)\]\((\S+)\)", text)}
-        assert list(shown) == [figure.caption for figure in figures]
-        for caption, path in shown.items():
-            assert (folder / path).read_bytes() == caption.encode()
-            assert path in contents(folder).included
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from loopback_hub import READER, LoopbackHub, Repository
+from loopback_hub import LoopbackHub
 
 from revela_hub.cli.main import main
 
@@ -134,23 +134,3 @@ def test_a_published_index_does_not_choose_a_server(
     monkeypatch.setattr("revela_hub.retrieval.milvus.connect", None)
     message = error(capsys, "search", str(retriever_folder), "x", "--index", f"hf:{NAME}", "--device", "cpu")
     assert "Milvus" in message
-
-
-def test_what_cannot_be_pushed_is_reported_before_the_index_is_built(
-    hub: LoopbackHub,
-    index: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    push = [*index, "--push_to_hub"]
-    assert "no name" in error(capsys, *push, "no name")
-    assert "namespace" in error(capsys, *push, "index")
-    hub.repositories["datasets/org/card"] = Repository()
-    hub.repositories["datasets/org/card"].commit("main", {"README.md": b"my own words"}, "initial commit")
-    assert "org/card holds files already" in error(capsys, *push, "org/card")
-    assert "org/card is public" in error(capsys, *push, "org/card", "--private")
-    assert hub.repositories["datasets/org/card"].files("main") == {"README.md": b"my own words"}
-    assert not (tmp_path / "index").exists()
-    monkeypatch.setenv("HF_TOKEN", READER)
-    error(capsys, *push, "org/new")

@@ -159,12 +159,19 @@ def test_the_same_command_resumes_an_upload_that_stopped(kind: str, adapted: Pat
 
 
 def test_an_unchanged_base_model_is_published_if_its_settings_bring_a_gain(
-    adapted: Path, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
+    adapted: Path, text: str, hub: LoopbackHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for verdict, status in (("NO DIFFERENCE", 2), ("BETTER", 0)):
         (adapted / "retriever" / "hybrid.json").write_text(json.dumps(adapt_report(verdict, trained=False)))
         assert cli.main(["publish", str(adapted), "org/x", "--dry_run"]) == status
     assert "the base model, unchanged" in capsys.readouterr().err and not hub.repositories
+    assert cli.main(["publish", str(adapted), "org/x"]) == 0
+    capsys.readouterr()
+    found = []
+    for words in ([str(adapted)], ["org/x"], ["org/x", "--mode", "dense"]):  # the settings travel
+        assert cli.main(["search", *words, "the sea", "--corpus", text, "--cache_dir", str(tmp_path / "cache")]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize(

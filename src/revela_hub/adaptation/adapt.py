@@ -197,7 +197,7 @@ class Adaptation:
         """Add a system to the others, and print its scores on the dev half."""
         gain = f", {interval(compare(self.systems[0], system, self.dev))}" if self.systems else ""
         self.systems.append(system)  # only now: Ctrl-C may end the measuring
-        self.log(f"{system.name}, {with_what(system)}: nDCG@10 {system.mean(self.dev):.3f}{gain} on the dev half")
+        self.log(f"{system.name} ({with_what(system)}): nDCG@10 {system.mean(self.dev):.3f}{gain} on the dev half")
 
     def _system(self, title: str, name: str, folder: str) -> System:
         dense = self._rankings(name, lambda: retrieval_run(self._load(folder), self.task))

@@ -177,7 +177,7 @@ class Verdict:
         # The scores of the Hub are those of the model alone.
         means: list[tuple[str | None, float]] = [(None, self.chosen.mean(self.test, 0.0))]
         means += [(f"this model, {with_what(self.chosen)}", self.chosen.mean(self.test)), *self.bm25().items()]
-        means += [(f"{each.name}, {with_what(each)}", each.mean(self.test)) for each in self.systems]
+        means += [(each.name, each.mean(self.test)) for each in self.systems]
         return ModelCardMetadata(
             description=(
                 f"A retriever adapted to a text {'and labelled pairs' if options.labels else 'without labels'} by `revela-hub adapt`."
