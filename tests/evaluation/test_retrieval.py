@@ -1,6 +1,7 @@
 """Scores against sums done manually, and exact search against a plain loop."""
 
 import math
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.evaluation import evaluate_bm25, evaluate_ranking, evaluate_retrieval, score_run
 from revela_hub.evaluation.hybrid_weight import fuse_runs
+from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.evaluation.retrieval import ranking_run, read_run, write_run
 from revela_hub.retrieval.dense import best_hits
 from revela_hub.retrieval.ranking import RankerSettings
@@ -175,3 +177,18 @@ def test_runs_are_fused_as_rankers_are() -> None:
     assert max(map(len, bm25.values())) > 0
     for query in task.queries:
         assert found[query] == pytest.approx(expected[query], abs=1e-6)
+
+
+def test_an_answer_is_found_by_the_tokens_of_dpr() -> None:
+    regex = pytest.importorskip("regex", reason="transformers needs it")
+    token = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+
+    def tokens(text: str) -> list[str]:
+        return [word.lower() for word in token.findall(unicodedata.normalize("NFD", text))]
+
+    text = "The U.S.-led \u201cCoalition\u201d of 1991\u200b, not_it: 3.5% of Gr\u00f6\u00dfe\tand \u0939\u093f\u0928\u094d\u0926\u0940"
+    answers = "the u.s. -|coalition|of 1991 ,|1991|199|it|_|3|3.5 %|gro\u0308\u00dfe|grosse|\u0939\u093f\u0928\u094d\u0926\u0940|\u0939|led coalition"
+    for answer in answers.split("|"):
+        wanted, found = tokens(answer), tokens(text)
+        expected = any(found[at : at + len(wanted)] == wanted for at in range(len(found)))
+        assert holds_answer([text], [answer]) is expected, answer

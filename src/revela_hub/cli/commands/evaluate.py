@@ -70,7 +70,7 @@ LABELS = {"ndcg": "nDCG", "mrr": "MRR"}
 class Arguments(RankOptions):
     """Arguments of `revela-hub evaluate`."""
 
-    models: list[str] = required("Sentence-transformers folders or Hub ids, or bm25.")
+    models: list[str] = required("Sentence-transformers folders or Hub ids, bm25, or rankings in TREC format.")
     corpus: str | None = option(None, "BEIR folder to evaluate on.")
     tasks: list[str] = option(
         [],
