@@ -70,8 +70,9 @@ class ExactIndex:
 
         k = min(k, len(self.vectors))
         found = [Hits.none(0, k)]
-        for start in range(0, len(vectors_QD) if k else 0, QUERY_BLOCK):
-            queries_QD = torch.from_numpy(vectors_QD[start : start + QUERY_BLOCK]).to(self._device)
+        size = QUERY_BLOCK if str(self._device) == "cpu" else 8 * QUERY_BLOCK  # each block of queries reads all vectors
+        for start in range(0, len(vectors_QD) if k else 0, size):
+            queries_QD = torch.from_numpy(vectors_QD[start : start + size]).to(self._device)
             found.append(best_hits(self._scores(queries_QD), k))
         return Hits(*map(np.concatenate, zip(*found, strict=True))) if k else Hits.none(len(vectors_QD))
 

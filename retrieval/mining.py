@@ -33,7 +33,7 @@ from revela_hub.retrieval.rerank import Reranker
 if TYPE_CHECKING:
     from datasets import Dataset
 
-ANCHOR_BLOCK = 4096
+ANCHOR_BLOCK = 16_384
 """Anchors searched together; an interruption loses the hits of at most one block."""
 
 Model: TypeAlias = Encoder | Literal["bm25"]

@@ -30,7 +30,6 @@ from revela_hub.retrieval.ranking import RankerSettings
 
 INSTRUCTION = "{instruction}"
 """Stands for the task's instruction in prompts."""
-_KEPT = ("name", "instruction", "max_samples")
 
 
 def mine_mixture(
@@ -79,7 +78,7 @@ def mine_mixture(
                     lines.write(json.dumps(row, ensure_ascii=False) + "\n")
             log(f"{task.name}: {report}")
         mined = {"type": "retrieval", "source": str(file.resolve()), "stages": [*task.in_stages]}
-        kept = {name: entry[name] for name in _KEPT if name in entry}
+        kept = {name: entry[name] for name in ("name", "instruction", "max_samples") if name in entry}
         entries.append(kept | mined | {"symmetric": task.is_symmetric})
     path = output / "mixture.yaml"
     write_text(path, yaml.safe_dump(content | {"tasks": entries}, sort_keys=False, allow_unicode=True))

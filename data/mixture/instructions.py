@@ -5,17 +5,9 @@ tasks (classification, clustering, semantic similarity) both sides have the inst
 instruction's tokens, which are excluded from pooling.
 """
 
-TASK_TEMPLATE = "Instruct: {instruction}\nQuery: "
-
 
 def query_prompt(instruction: str) -> str:
-    r"""Return the prompt for queries, which symmetric tasks also use for documents.
-
-    Args:
-        instruction: The task in one sentence; surrounding white space is removed.
-
-    Returns:
-        The prompt, or `""` for an empty instruction.
+    r"""Return the prompt for queries, which symmetric tasks also use for documents; empty for an empty instruction.
 
     >>> query_prompt("Given a question, retrieve passages that answer the question")
     'Instruct: Given a question, retrieve passages that answer the question\nQuery: '
@@ -23,4 +15,4 @@ def query_prompt(instruction: str) -> str:
     ''
     """
     instruction = instruction.strip()
-    return TASK_TEMPLATE.format(instruction=instruction) if instruction else ""
+    return f"Instruct: {instruction}\nQuery: " if instruction else ""

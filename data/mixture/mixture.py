@@ -102,7 +102,7 @@ def load_mixture(
     seed: int = 0,
     stage: int | None = None,
     classes: PairMode = "example",
-    without: Sequence[str] = (),
+    without_tasks: Sequence[str] = (),
     root: str | Path | None = None,
     cache_dir: str | Path | None = None,
 ) -> Mixture:
@@ -115,7 +115,7 @@ def load_mixture(
             depend on the other tasks.
         stage: 1 or 2 selects the tasks of that stage; None selects all.
         classes: How classification and clustering make pairs, if their tasks set no `mode`.
-        without: Names or patterns (`synthetic*`) of tasks to leave out.
+        without_tasks: Names or patterns (`synthetic*`) of tasks to leave out.
         root: The base folder of relative paths; overrides the file.
         cache_dir: The cache folder; default: the cache of `datasets`.
 
@@ -130,7 +130,7 @@ def load_mixture(
     every = [
         with_beir_parts(replace(task, mode=task.mode or classes))
         for task in parse_mixture(mixture, root)
-        if not any(fnmatch(task.name, pattern) for pattern in without)
+        if not any(fnmatch(task.name, pattern) for pattern in without_tasks)
     ]
     tasks = tuple(task for task in every if stage is None or stage in task.in_stages)
     if not tasks:
@@ -178,15 +178,8 @@ def _rows(
     """Make the pairs of a task: checked, sampled, and with negatives."""
     seed = task_seed(task, seed)
     pairs, pool, known = task_pairs(task, seed, report.dropped, cache_dir)
-    filled = fill_negatives(
-        pairs,
-        pool,
-        known,
-        num_negatives=num_negatives,
-        seed=seed,
-        dropped=report.dropped,
-        counts=report.negatives,
-    )
+    counts = {"dropped": report.dropped, "counts": report.negatives}
+    filled = fill_negatives(pairs, pool, known, num_negatives=num_negatives, seed=seed, **counts)
     for pair in islice(filled, task.max_samples):
         report.rows += 1
         yield _row(task, pair)

@@ -49,7 +49,7 @@ def with_beir_parts(task: Task) -> Task:
 
 
 class Corpus(Sequence[str]):
-    """The texts of a corpus, memory-mapped from the cache; memory holds the ids, and the texts that were found by them.
+    """The texts of a corpus, memory-mapped from the cache; memory holds the ids.
 
     Title and text are joined by a space, as in BEIR and in the evaluation.
     """
@@ -60,7 +60,6 @@ class Corpus(Sequence[str]):
         self._texts = rows.data.column("text")  # not rows["text"], where reading a text takes 20 times as long
         ids = rows.data.column("id").to_pylist()
         self._rows = dict(zip(reversed(ids), reversed(range(len(ids))), strict=True))  # the first row of an id counts
-        self._found: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -70,9 +69,7 @@ class Corpus(Sequence[str]):
 
     def find(self, id_: str) -> str | None:
         """Return the text with this id."""
-        if id_ in self._rows and id_ not in self._found:
-            self._found[id_] = self[self._rows[id_]]
-        return self._found.get(id_)
+        return self[self._rows[id_]] if id_ in self._rows else None
 
 
 def _texts_of(source: Source) -> Iterator[dict[str, str]]:

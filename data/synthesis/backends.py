@@ -58,12 +58,7 @@ class LocalModel:
 
     The same seed gives the same replies on the same machine with the same batch size, because a batch is sampled together.
 
-    Args:
-        name: Hub id or folder with weights in safetensors.
-        sampling: Sampling settings.
-        batch_size: Prompts per batch.
-        device: `cpu`, `cuda`, ...; None: the fastest available.
-        trust_remote_code: Whether to run the model's own Python code.
+    `name` is a Hub id or folder with weights in safetensors; `device` is `cpu`, `cuda`, ..., or None for the fastest one.
     """
 
     def __init__(
@@ -124,7 +119,6 @@ class Endpoint:
         api_key: Sent as a bearer token and never printed.
         sampling: Sampling settings.
         concurrency: Number of concurrent requests.
-        timeout: Seconds without data from the server after which a request fails.
         retries: Number of retries of a failed request.
         extra_body: More fields of the request, or replacements of ours; None removes a field.
     """
@@ -134,13 +128,12 @@ class Endpoint:
     api_key: str | None = field(default=None, repr=False)
     sampling: Sampling = field(default_factory=Sampling)
     concurrency: int = 8
-    timeout: float = 120.0
     retries: int = 5
     extra_body: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Makes the client, which sends nothing yet."""
-        self._client = openai_client(self.url, self.api_key, timeout=self.timeout, retries=self.retries)
+        self._client = openai_client(self.url, self.api_key, retries=self.retries)
         self._answered = False
 
     def replies(self, requests: Iterable[RequestT]) -> Iterator[tuple[RequestT, Reply]]:

@@ -73,8 +73,6 @@ class SynthesisReport:
 
     pairs: Counter[str] = field(default_factory=Counter)
     """Examples in the file, by form."""
-    earlier: int = 0
-    """Examples from earlier runs."""
     tasks: Counter[str] = field(default_factory=Counter)
     """Tasks of the examples, by form."""
     rejected: Counter[str] = field(default_factory=Counter)
@@ -84,7 +82,6 @@ class SynthesisReport:
         """For example `30 pairs (20 short-long, 10 short-short) of 16 tasks; rejected: 4 not JSON`."""
         forms = ", ".join(f"{number:,} {form}" for form, number in self.pairs.items())
         parts = [f"{counted(self.pairs.total(), 'pair')} ({forms}) of {counted(self.tasks.total(), 'task')}"]
-        parts += [f"{self.earlier:,} from earlier runs"] if self.earlier else []
         parts += [f"rejected: {skips(self.rejected)}"] if self.rejected else []
         return "; ".join(parts)
 
@@ -123,7 +120,6 @@ def synthesize(
     run = _Synthesis(backend, file, settings, excluded, show_progress_bar, NearDuplicates())
     for row in [] if overwrite else earlier:
         run.remember(row)
-    run.report.earlier = sum(map(len, run.rows.values()))
     for form in settings.forms:
         run.make_examples(form)
     return run.report

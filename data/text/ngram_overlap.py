@@ -126,13 +126,12 @@ def _any_in(values: Hashes, ordered: Hashes) -> bool:
     return bool((ordered[places] == values).any())
 
 
-def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = True) -> tuple[ExcludedTexts, str]:
+def read_excluded(sources: Sequence[SourceLike], n: int = 13) -> tuple[ExcludedTexts, str]:
     """Read evaluation sets.
 
     Args:
         sources: BEIR folders (the queries of all splits, and the corpus), or any source of `revela_hub.data.read_documents`.
         n: See `ExcludedTexts`.
-        corpus: Whether to read the corpora of BEIR folders, in addition to the queries.
 
     Returns:
         The texts, and a line with their numbers.
@@ -143,8 +142,8 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13, *, corpus: bool = 
     for source in parsed:
         parts = [source]
         if is_beir(source.path):
-            files = ("queries.jsonl", "corpus.jsonl") if corpus else ("queries.jsonl",)
-            parts = [replace(source, path=str(find_file(source.path, name))) for name in files]
+            files = (find_file(source.path, name) for name in ("queries.jsonl", "corpus.jsonl"))
+            parts = [replace(source, path=str(file)) for file in files]
         name = local_path(source.path).resolve().name
         name = name if names[name] == 1 else source.path  # a/queries.jsonl and b/queries.jsonl
         number = excluded.add(name, (document.text for document in read_documents(parts)))

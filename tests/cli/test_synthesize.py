@@ -110,7 +110,7 @@ def test_the_command_makes_what_was_asked_for(
     # again: there is nothing to do; and with a higher count, three more; with other settings, none
     again = command(server, tmp_path / "out", *options[2:], "--extra_body", extra)
     assert main([*again, "--count", "12"]) == 0
-    assert len(server.bodies) == 15 and "12 from earlier runs" in capsys.readouterr().out
+    assert len(server.bodies) == 15
     assert main([*again, "--count", "15"]) == 0
     assert len(pairs(tmp_path / "out")) == 15
     assert main([*again, "--count", "20", "--model", "other"]) == 2

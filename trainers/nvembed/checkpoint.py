@@ -221,11 +221,8 @@ def export_nvembed(
     """
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them first (merge_and_unload)")
-    prompts, tokenizer, folder = (
-        {"query": "", "document": ""} | prompts,
-        nvembed_tokenizer(tokenizer),
-        local_path(folder),
-    )
+    prompts, tokenizer = {"query": "", "document": ""} | prompts, nvembed_tokenizer(tokenizer)
+    folder = local_path(folder)
     pooling: Any = "last" if model.config.pooling == "eos" else "mean"
     settings = RetrieverSettings(pooling, prompts, max_length, include_prompt=False, similarity_fn_name="cosine")
     save_backbone(model, folder, dtype=dtype)

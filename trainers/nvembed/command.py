@@ -19,13 +19,14 @@ Examples:
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from revela_hub.data.mixture.instructions import query_prompt
-from revela_hub.data.mixture.mixture import Mixture, load_mixture
+from revela_hub.data.mixture.mixture import load_mixture
 from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Latents, Negatives, TextLength
@@ -37,9 +38,6 @@ from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
 from revela_hub.trainers.nvembed.checkpoint import BACKBONE_OPTIONS, NVEmbedStart, load_nvembed, nvembed_encoder
 from revela_hub.trainers.nvembed.data import QUERY_INSTRUCTION, NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
-
-LEARNING_RATES = {1: 2e-5, 2: 1.5e-5, None: 2e-5}
-IN_BATCH_NEGATIVES = {1: True, 2: False}
 
 
 @dataclass(kw_only=True)
@@ -86,9 +84,9 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
         if self.in_batch_negatives is None:
             if self.stage is None:
                 raise ValueError("without --stage, set --in_batch_negatives true or false")
-            self.in_batch_negatives = IN_BATCH_NEGATIVES[self.stage]
+            self.in_batch_negatives = self.stage == 1
         if self.learning_rate is None:
-            self.learning_rate = LEARNING_RATES[self.stage]
+            self.learning_rate = 1.5e-5 if self.stage == 2 else 2e-5
         if self.stage == 2:
             self.export = self.export or "last"  # it also trains tasks that the probe does not ask
         if self.dtype != "float32" and not self.lora_rank:
@@ -112,7 +110,10 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     with open_run(NVEMBED, arguments) as run:
         if run.finished:
             return run.output
-        mixture, report = run.read("reading the mixture", lambda: _read(arguments))
+        names = ("num_negatives", "seed", "stage", "classes", "without_tasks", "cache_dir")
+        options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+        read = partial(load_mixture, arguments.mixture, **options)
+        mixture, report = run.read("reading the mixture", lambda: (made := read(), made))
         rows, task = hold_out_rows(arguments, mixture.dataset, mixture.retrieval)
         if len(rows) < len(mixture.dataset):
             report = f"{len(rows):,} of {report}"
@@ -130,13 +131,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         run.train(trainer)
         run.export(trainer, summary=report, sources=[task.source.path for task in mixture.tasks])
         return run.output
-
-
-def _read(arguments: Arguments) -> tuple[Mixture, Mixture]:
-    names = ("num_negatives", "seed", "stage", "classes", "cache_dir")
-    options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    mixture = load_mixture(arguments.mixture, without=arguments.without_tasks, **options)
-    return mixture, mixture
 
 
 def _load(arguments: Arguments) -> NVEmbedStart:

@@ -9,10 +9,10 @@ of the first.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -148,25 +148,18 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             train_dataset = DatasetDict(
                 {task: train_dataset.select(np.flatnonzero(tasks == task)) for task in map(str, np.unique(tasks))}
             )
-        loss = NVEmbedLoss(
-            model,
-            temperature=args.temperature,
-            in_batch_negatives=args.in_batch_negatives,
-            mini_batch_size=args.mini_batch_size,
-        )
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=train_dataset,
-            loss=loss,
-            data_collator=collator,
-            **kwargs,
-        )
+        names = ("temperature", "in_batch_negatives", "mini_batch_size")
+        loss = NVEmbedLoss(model, **{name: getattr(args, name) for name in names})
+        given = {"args": args, "train_dataset": train_dataset, "loss": loss, "data_collator": collator}
+        super().__init__(model=model, **given, **kwargs)
 
     @property
     def retriever(self) -> Encoder:
         """Return the current model, which encodes under the autocast of training, because dtypes may be mixed."""
-        return _EncoderInTraining(self.accelerator.unwrap_model(self.model), self.accelerator.autocast)
+        model: SentenceTransformer = self.accelerator.unwrap_model(self.model)
+        autocast: Any = self.accelerator.autocast()  # as a decorator
+        encode = {name: autocast(getattr(model, name)) for name in ("encode_query", "encode_document")}
+        return SimpleNamespace(model=model, similarity_fn_name=model.similarity_fn_name, **encode)
 
     def exportable(self) -> NVEmbedStart:
         """Return the model with adapters merged, in the decoder's type, as `load_nvembed` does."""
@@ -186,10 +179,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Return the sampler of the base class; `--batch_sampler no_duplicates` compares texts without task and instruction."""
-        sampler: BatchSampler | None = super().get_batch_sampler(
-            dataset.select_columns(in_order(dataset.column_names)), *args, **kwargs
-        )
-        return sampler
+        texts = dataset.select_columns(in_order(dataset.column_names))
+        return super().get_batch_sampler(texts, *args, **kwargs)  # type: ignore[no-any-return]
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the trained weights (adapters and pooling, or all), the configuration and the tokenizer."""
@@ -235,19 +226,3 @@ def _with_prompts(rows: Dataset | IterableDataset, prompts: Mapping[str, str | N
     for name, value in columns.items():
         rows = rows.add_column(name, [value or ""] * len(rows))
     return rows
-
-
-class _EncoderInTraining:
-    """Sentence-transformers model that encodes under autocast."""
-
-    def __init__(self, model: SentenceTransformer, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
-        self.model, self.autocast = model, autocast
-        self.similarity_fn_name = model.similarity_fn_name
-        self.encode_query, self.encode_document = map(self._wrapped, (model.encode_query, model.encode_document))
-
-    def _wrapped(self, encode: Callable[..., Any]) -> Callable[..., Any]:
-        def encode_under_autocast(texts: list[str], **kwargs: Any) -> Any:
-            with self.autocast():
-                return encode(texts, **kwargs)
-
-        return encode_under_autocast

@@ -304,7 +304,10 @@ def test_stages(folder: Path) -> None:
     assert [task.name for task in load(folder, *tasks, stage=1).tasks] == ["questions", "only one"]
     assert [task.name for task in load(folder, *tasks, stage=2).tasks] == ["questions", "colours", "sts"]
     assert len(load(folder, *tasks).tasks) == 4
-    assert [task.name for task in load(folder, *tasks, without=["only*", "sts"]).tasks] == ["questions", "colours"]
+    assert [task.name for task in load(folder, *tasks, without_tasks=["only*", "sts"]).tasks] == [
+        "questions",
+        "colours",
+    ]
     with pytest.raises(UserError, match=r"no task is for stage 1 \(the tasks are sts\); add stages: \[1\]"):
         load(folder, STS, stage=1)
 

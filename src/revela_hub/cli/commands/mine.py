@@ -20,8 +20,6 @@ Examples:
   revela-hub mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl.gz --num_negatives 4 --output mined.jsonl
   revela-hub mine my-retriever --pairs hf:sentence-transformers/natural-questions --anchor_column query \
       --positive_column answer --range_min 10 --range_max 100 --sampling random --output mined.jsonl
-  revela-hub mine org/embedder --trust_remote_code --pairs pairs.jsonl --output mined.jsonl \
-      --query_prompt $'Instruct: Retrieve passages that answer the question\nQuery: '
   revela-hub mine bm25 --pairs pairs.jsonl --positive_aware false --output mined.jsonl
   revela-hub mine my-retriever --mixture mixture.yaml --num_negatives 7 --output outputs/mined
 """
@@ -96,20 +94,20 @@ def run(arguments: Arguments) -> None:
     folder = claim(local_path(arguments.cache_dir or cache_folder("mining")))
     if arguments.mixture:
         claim(output)
-        models = load_models(arguments, arguments.model, arguments.mode, rerank=arguments.rerank is not None)
-        loaded = {"ranker": models.dense, "sparse": models.sparse, "reranker": models.reranker}
+    else:
+        _check_output(arguments, output)
+    models = load_models(arguments, arguments.model, arguments.mode, rerank=arguments.rerank is not None)
+    loaded = {"ranker": models.dense, "sparse": models.sparse, "reranker": models.reranker}
+    if arguments.mixture:
         print(mine_mixture(arguments.mixture, output, settings, models.settings, print, folder=folder, **loaded))
         return
-    _check_output(arguments, output)
     if arguments.beir:
         pairs = read_beir_pairs(arguments.beir, arguments.split)
     else:
         pairs = read_pairs(arguments.pairs or "", arguments.anchor_column, arguments.positive_column)
     source = arguments.corpus or arguments.beir
     corpus = read_corpus(source, arguments.text_column) if source else None
-    models = load_models(arguments, arguments.model, arguments.mode, rerank=arguments.rerank is not None)
-    loaded = {"sparse": models.sparse, "reranker": models.reranker}
-    rows = mine(pairs, corpus, models.dense, settings, models.settings, report, folder=folder, **loaded)
+    rows = mine(pairs, corpus, settings=settings, ranking=models.settings, report=report, folder=folder, **loaded)
     with atomic(output) as temporary, temporary.open("wb") as stream:
         with gzip.open(stream, "wb") if output.suffix == ".gz" else nullcontext(stream) as lines:
             for row in rows:

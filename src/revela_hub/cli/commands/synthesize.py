@@ -10,12 +10,7 @@ Appends to pairs.jsonl in --output_dir. Run the same command again to resume, or
 start over with --overwrite. Examples that overlap with the evaluation sets in --exclude are rejected.
 
 pairs.jsonl can be used in the mixture of `revela-hub train nvembed`. The positives of examples of kind "other" are
-labels, which are not suitable as in-batch negatives, so use them in stage 2 only:
-
-  - {name: synthetic, type: retrieval, source: outputs/synthetic/pairs.jsonl, where: {kind: retrieval},
-     columns: {instruction: instruction}}
-  - {name: synthetic-labels, type: retrieval, source: outputs/synthetic/pairs.jsonl, where: {kind: other}, stages: [2],
-     columns: {instruction: instruction}}
+labels, which are not suitable as in-batch negatives, so use them in stage 2 only (docs/guides/training-data.md).
 
 Examples:
   revela-hub synthesize --endpoint http://localhost:8000/v1 --model Qwen/Qwen3-30B-A3B --count 3000 --output_dir outputs/synthetic
@@ -33,7 +28,7 @@ from annotated_types import Interval
 from revela_hub.data.synthesis.synthesis import SynthesisSettings
 from revela_hub.options import option, required, values_of
 from revela_hub.output import note, shows_progress
-from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     from revela_hub.data.synthesis.backends import Backend
@@ -60,12 +55,10 @@ class Arguments(SynthesisSettings):
     exclude_ngram: PositiveInt = option(
         13, "Number of consecutive words that an example and an evaluation text may not share."
     )
-    exclude_corpus: bool = option(True, "Also compare with the documents of BEIR folders, not only with the queries.")
     temperature: NonNegativeFloat = option(1.0, "Sampling temperature.")
     top_p: Annotated[float, Interval(gt=0, le=1)] = option(1.0, "Nucleus sampling threshold.")
     max_new_tokens: PositiveInt = option(2048, "Maximum number of tokens per reply, including thinking.")
     concurrency: PositiveInt = option(8, "Number of concurrent requests to the endpoint.")
-    timeout: PositiveFloat = option(120.0, "Number of seconds without a reply after which a request fails.")
     retries: NonNegativeInt = option(5, "Number of times that a failed request is repeated.")
     extra_body: dict[str, Any] | str | None = option(
         None, "JSON object of additional request fields; null removes a field that the server does not accept."
@@ -82,7 +75,7 @@ def run(arguments: Arguments) -> None:
 
     excluded = None
     if arguments.exclude:
-        excluded, summary = read_excluded(arguments.exclude, arguments.exclude_ngram, corpus=arguments.exclude_corpus)
+        excluded, summary = read_excluded(arguments.exclude, arguments.exclude_ngram)
         note(summary)
     report = synthesize(
         _backend(arguments),
@@ -106,5 +99,5 @@ def _backend(arguments: Arguments) -> "Backend":
         return LocalModel(arguments.model, sampling, **options)
     body, key = arguments.extra_body, api_key(arguments.api_key_env)
     body = json.loads(body) if isinstance(body, str) else body or {}
-    options = {name: getattr(arguments, name) for name in ("model", "concurrency", "timeout", "retries")}
+    options = {name: getattr(arguments, name) for name in ("model", "concurrency", "retries")}
     return Endpoint(arguments.endpoint, api_key=key, sampling=sampling, extra_body=body, **options)
