@@ -18,7 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from revela_hub.errors import UserError, loading
 from revela_hub.files import atomic, local_path
 from revela_hub.hub_cards.assemble import keep_other_files
+from revela_hub.hub_cards.card import write_card
 from revela_hub.hub_cards.export import make_readable
+from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token, with_eos
 from revela_hub.loading import encoder
 from revela_hub.output import command_line
@@ -203,10 +205,13 @@ class RetrieverTrainer(MethodTrainer):
         return output / RETRIEVER
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the retriever with adapters merged and a card; checkpoints of a run with adapters have the adapters only."""
-        if self.adapters is not None and self.args.should_save and not _internal_call:
-            self.write_retriever(Path(output_dir or self.args.output_dir or "."))
-        super().save_model(output_dir, _internal_call)
+        """Save a checkpoint; a call by a user saves the retriever, also with adapters, which are merged, and its card."""
+        super().save_model(output_dir, _internal_call=True)
+        if self.args.should_save and not _internal_call:
+            folder = Path(output_dir or self.args.output_dir or ".")
+            if self.adapters is not None:
+                self.write_retriever(folder)
+            write_card(folder, ModelCardMetadata(method=self.method))
 
     def write_retriever(self, folder: Path) -> None:
         """Write the exported folder."""

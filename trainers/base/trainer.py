@@ -266,10 +266,11 @@ class MethodTrainer(Trainer):
             model.__class__ = kind
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, with a card unless it is a checkpoint of the run."""
+        """Save a checkpoint; a call by a user also writes the exported models, with cards."""
         super().save_model(output_dir, _internal_call)
-        if self.args.should_save and not _internal_call:
-            write_card(output_dir or self.args.output_dir or ".", ModelCardMetadata(method=self.method))
+        if self.method.assembler and not _internal_call:
+            for folder in self._export(local_path(output_dir or self.args.output_dir or ".")):
+                write_card(folder, ModelCardMetadata(method=self.method))
 
     def write_models(self, output: str | Path) -> list[Path]:
         """Save the model to the output folder and write the exported models; must be called by all processes.
@@ -277,9 +278,11 @@ class MethodTrainer(Trainer):
         Returns:
             The folders that get a model card; empty except on the main process.
         """
+        self.save_model(str(local_path(output)), _internal_call=True)
+        return self._export(local_path(output))
+
+    def _export(self, output: Path) -> list[Path]:
         model: Any = self.model
-        output = local_path(output)
-        self.save_model(str(output), _internal_call=True)
         if not self.args.should_save:
             return []
         # A sharded model is loaded from the saved folder.

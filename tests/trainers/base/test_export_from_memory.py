@@ -113,7 +113,8 @@ def test_the_export_from_memory_is_that_of_the_checkpoint(
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()) and model.training
 
     trainer.save_model(str(tmp_path / "saved"))
-    assert trainer.method.paper.title in (tmp_path / "saved" / "README.md").read_text()
+    for part in trainer.method.folders:
+        assert trainer.method.paper.title in (tmp_path / "saved" / part / "README.md").read_text()
     assert resolve_name(trainer.method.loader)(str(tmp_path / "saved"))
 
     parts = trainer.folders
