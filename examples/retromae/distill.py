@@ -30,7 +30,8 @@ from revela_hub.loading import bf16_is_fast
 
 
 def common(options: argparse.Namespace) -> dict[str, Any]:
-    return {"output_dir": options.output, "max_steps": options.max_steps, "bf16": bf16_is_fast(), "report_to": "none"}
+    run = {"output_dir": options.output, "max_steps": options.max_steps, "report_to": "none"}
+    return run | {"bf16": bf16_is_fast(), "use_cpu": not torch.accelerator.is_available()}
 
 
 def teacher(rows: Dataset, options: argparse.Namespace) -> None:

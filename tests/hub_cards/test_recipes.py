@@ -1,7 +1,9 @@
 """The recipes of RetroMAE and CoT-MoTE start as they are, from data sets and models of the Hub with the same columns and files, tiny."""
 
+import importlib.util
 import io
 import json
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -109,3 +111,21 @@ def test_cot_mote_is_trained_from_its_own_queries(place: Path) -> None:
         "train cot-mote --pairs mined.jsonl", "cot-mote/finetune.yaml", f"{TINY} --query_max_length 16 --output_dir out"
     )
     assert (place / "out" / "sparse" / "modules.json").is_file()
+
+
+def test_a_cross_encoder_is_distilled(place: Path, monkeypatch: pytest.MonkeyPatch, retriever_folder: Path) -> None:
+    spec = importlib.util.spec_from_file_location("distill", EXAMPLES / "retromae" / "distill.py")
+    assert spec is not None and spec.loader is not None
+    distill = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(distill)
+    run(MINE.format(2), more="--cache_dir mining --quiet")
+    for words in (
+        "teacher google-bert/bert-base-uncased --pairs mined.jsonl --output teacher --max_steps 1",
+        "score teacher --pairs mined.jsonl --output scored.jsonl",
+        f"student {retriever_folder} --pairs scored.jsonl --output out --max_steps 1",
+    ):
+        monkeypatch.setattr(sys, "argv", ["distill.py", *words.split()])
+        distill.main()
+    rows = [json.loads(line) for line in (place / "scored.jsonl").read_text().splitlines()]
+    assert all(len(row["label"]) == 3 for row in rows) and max(row["label"][0] for row in rows) != min(rows[0]["label"])
+    assert (place / "out" / "retriever" / "modules.json").is_file()
