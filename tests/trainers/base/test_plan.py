@@ -1,0 +1,74 @@
+"""`train METHOD --plan`: what a run needs, without a GPU and without weights."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import commands
+from transformers import MistralConfig
+
+from revela_hub.cli.main import COMMANDS, main, parser_of
+from revela_hub.trainers.base.fake_gpu import Meter
+from revela_hub.trainers.base.plan import Needs, Recorder, measure
+
+GIB = 2**30
+
+
+def needs_of(words: list[str]) -> Needs:
+    name = " ".join(words[:2])
+    values = parser_of(name).read(words[2:])
+    assert values is not None
+    return measure(importlib.import_module(COMMANDS[name].module), values)
+
+
+def test_weights_gradients_and_states_are_those_of_the_run(tmp_path: Path) -> None:
+    words = commands(tmp_path)["retromae"]
+    planned = needs_of(words)
+    module = importlib.import_module(COMMANDS["train retromae"].module)
+    recorder = Recorder(Meter())
+    values = parser_of("train retromae").read([*words[2:], "--output_dir", str(tmp_path / "run"), "--probe", "none"])
+    arguments = module.Arguments(**(values or {}), max_steps=1)
+    module.train(arguments, callbacks=[recorder])
+    for name in ("parameters", "trained", "weights", "gradients", "states"):
+        assert getattr(planned, name) == getattr(recorder.needs, name), name
+    assert planned.peak > planned.weights + planned.gradients + planned.states
+
+
+def test_the_command_prints_it_with_the_configuration_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = commands(tmp_path)["pair_tuning"]
+    for file in (tmp_path / "bert").iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    assert main([*words, "--plan", "--output_dir", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"\| 8 \| 32 \| 3 \|", printed)  # 32 pairs, 3 epochs, 8 GPUs of 4 pairs
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_cannot_be_reached_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word if word != str(tmp_path / "bert") else "nobody/nothing" for word in commands(tmp_path)["retromae"]]
+    assert main([*words, "--plan"]) == 2
+    assert "config.json of nobody/nothing" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", ["revela", "nvembed", "cot_mote", "imprag", "contriever", "replug", "ra_it", "ra_dit"]
+)
+def test_every_method_can_be_planned(method: str, tmp_path: Path) -> None:
+    needs = needs_of(commands(tmp_path)[method])
+    assert needs.peak > needs.weights + needs.gradients + needs.states
+    assert needs.flops
+
+
+@pytest.mark.slow
+def test_nv_embed_7b_fits_on_48_gb(tmp_path: Path) -> None:
+    MistralConfig(architectures=["MistralForCausalLM"], dtype=torch.bfloat16).save_pretrained(tmp_path)
+    recipe = Path(__file__).parents[3] / "examples" / "nvembed" / "stage_one.yaml"
+    needs = needs_of(["train", "nvembed", "--config", str(recipe), "--backbone", str(tmp_path)])
+    together = needs.weights + needs.gradients + needs.states
+    assert needs.weights / GIB == pytest.approx(16.2, rel=0.05)
+    assert together / GIB == pytest.approx(25.2, rel=0.05)
+    assert 37.5 * 0.95 < needs.peak / GIB < 44  # an earlier computation on fake tensors: 37.5
