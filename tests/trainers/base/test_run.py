@@ -20,7 +20,7 @@ from revela_hub.errors import UserError
 from revela_hub.files import is_ours
 from revela_hub.interrupts import Interrupted
 from revela_hub.trainers.base.checkpoints import RunRecord, last_checkpoint
-from revela_hub.trainers.base.run import LOCK, TRAINING_CURVE
+from revela_hub.trainers.base.run import LOCK
 from revela_hub.trainers.retromae import command as train_retromae
 
 SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Paris is the capital of France. "
@@ -236,4 +236,3 @@ def test_a_run_logs_its_length_and_loss(
     assert "step 3/6  loss " in captured.out
     card = (tmp_path / "out" / "encoder" / "README.md").read_text()
     assert re.search(r"Trained for 6 steps in \d+ s on CPU \(", card)
-    assert (tmp_path / "out" / TRAINING_CURVE).read_bytes().startswith(b"\x89PNG")
