@@ -55,6 +55,9 @@ def test_the_recipe_of_the_paper(
 ) -> None:
     recipe = repository / "examples" / "imprag" / "paper-3b.yaml"
     sources = yaml.safe_load(recipe.read_text())["data"]
+    assert (
+        yaml.safe_load(recipe.with_name("paper-ra-it.yaml").read_text())["data"] == sources
+    )  # the baseline's are the same
     names = ("message_id", "parent_id", "text", "role", "lang")
     messages = [dict(zip(names, turn, strict=True)) for turn in TURNS]
     for source in sources:
