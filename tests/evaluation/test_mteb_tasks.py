@@ -28,6 +28,7 @@ def test_names_of_tasks_of_benchmarks_and_of_the_sets_of_revelas_paper() -> None
     rows = "ArguAna ClimateFEVER DBPedia FEVER FiQA2018 HotpotQA NFCorpus NQ QuoraRetrieval SCIDOCS SciFact TRECCOVID"
     assert sorted(beir) == sorted([*rows.split(), "Touche2020"])
     assert len(bright) == 12 and "BrightPonyRetrieval" in bright
+    assert len(resolve_tasks(["MTEB56"])) == 56
 
 
 def test_same_scores_as_mteb(retriever_folder: Path, tmp_path: Path, texts: list[str]) -> None:

@@ -13,7 +13,7 @@ Each row after the first is compared with the first, query by query: difference,
 Questions with answers instead of judgements (--data FILE.jsonl) are asked of an --index; answer_recall@K is the fraction
 of questions for which one of the first K passages contains an answer.
 
---tasks takes all types of mteb tasks, e.g. "MTEB(eng, v1)", and prints means by type. --instructions puts an instruction
+--tasks takes all types of mteb tasks, e.g. MTEB56, and prints means by type. --instructions puts an instruction
 for each task before the queries, for models such as NV-Embed.
 
 --dims measures shorter vectors: their first components.
@@ -30,7 +30,7 @@ Examples:
   revela-hub evaluate run.trec --corpus data/msmarco --split dev --metrics mrr@100
   revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96
   revela-hub evaluate my-retriever --tasks SciFact NFCorpus
-  revela-hub evaluate my-retriever --tasks "MTEB(eng, v1)" --instructions instructions.json
+  revela-hub evaluate my-retriever --tasks MTEB56 --instructions instructions.json
   revela-hub evaluate my-retriever --data nq-test.jsonl --index my-index --metrics answer_recall@20 answer_recall@100
   revela-hub evaluate outputs/reader/model --task qa --data dev.jsonl --index my-index --retriever my-retriever
 """
@@ -74,7 +74,7 @@ class Arguments(RankOptions):
     corpus: str | None = option(None, "BEIR folder to evaluate on.")
     tasks: list[str] = option(
         [],
-        "Names of mteb tasks or benchmarks, e.g. SciFact, CoIR, MTEB(eng, v1), or BEIR13 and BRIGHT12 of Revela's paper.",
+        "Names of mteb tasks or benchmarks, e.g. SciFact or CoIR, or BEIR13, BRIGHT12 and MTEB56 of the papers.",
     )
     instructions: str | None = option(
         None,
