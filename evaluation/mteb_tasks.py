@@ -60,7 +60,7 @@ def evaluate_mteb(
     instructions: Instructions | None = None,
     show_progress_bar: bool = True,
 ) -> list[TaskScores]:
-    r"""Evaluate a model on tasks of mteb.
+    """Evaluate a model on tasks of mteb.
 
     Args:
         model: A SentenceTransformer, or "bm25" for mteb's own BM25.
@@ -68,9 +68,9 @@ def evaluate_mteb(
             paper and "MTEB56" of NV-Embed's, or task objects of mteb.
         batch_size: Texts per forward pass.
         metrics: The metrics of retrieval tasks; other tasks have their main score.
-        instructions: For models that follow instructions: the instruction of each task, which is put before its texts as
-            `Instruct: {instruction}\nQuery: ` (before the queries only, if there are queries and documents). Tasks that are
-            missing get mteb's own instruction. None: the prompts of the model, which other than retrieval tasks do not use.
+        instructions: For models that follow instructions: the instruction of each task, which is put before its texts (before
+            the queries only, if there are queries and documents) as `Instruct: {instruction}`, a new line and `Query:`. Tasks that
+            are missing get mteb's own instruction. None: the prompts of the model, which other than retrieval tasks do not use.
         show_progress_bar: Whether to show progress bars on standard error.
 
     Returns:
