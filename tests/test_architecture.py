@@ -31,11 +31,12 @@ LAYERS = {
     "trainers": {*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards"},
     "adaptation": {*BASE, "data", "retrieval", "evaluation", "hub_cards", "trainers"},
     "checkpoints": {*BASE, "data", "retrieval", "modeling", "trainers", "hub_cards"},
+    "planning": {*BASE, "data", "trainers"},
     "search": {*BASE, "data", "retrieval", "hub_cards", "adaptation", "checkpoints"},
     "demo": {*BASE, "data", "retrieval", "hub_cards", "adaptation"},
     "cli": {
         *(*BASE, "data", "retrieval", "modeling", "evaluation", "hub_cards", "trainers"),
-        *("adaptation", "checkpoints", "search", "demo"),
+        *("adaptation", "checkpoints", "planning", "search", "demo"),
     },
     "__main__": {"cli"},
 }
@@ -212,7 +213,7 @@ def test_the_shipped_code_of_inference_does_not_reach_training() -> None:
 
 # Lines of Python. They go down with each simplification (product 26,000, tests 22,000, frame 1,700 is the aim); to raise one needs a
 # reason in the message of its commit.
-BUDGETS = {"product": 31_200, "tests": 26_000, "frame": 2_850}
+BUDGETS = {"product": 31_700, "tests": 26_000, "frame": 2_850}
 
 
 def lines_of(*folders: str) -> int:

@@ -43,6 +43,9 @@ class RunArguments(TrainingArguments):
     )
     overwrite: bool = option(False, "Start over in a non-empty --output_dir, deleting its checkpoints.")
     quiet: bool = option(False, "Print only the final result.")
+    plan: bool = option(
+        False, "Only print steps, memory, disk and hours; needs no GPU, and of the models only config.json."
+    )
 
     def __post_init__(self) -> None:
         """Set defaults that depend on the hardware and the terminal; raise a `ValueError` for a value out of range."""

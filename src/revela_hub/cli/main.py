@@ -119,7 +119,12 @@ def _dispatch(argv: list[str]) -> None:
     accept_any_text()
     with quiet(parser.quiet):
         command = importlib.import_module(COMMANDS[name].module)
-        command.run(build_arguments(command.Arguments, values))
+        if values.get("plan"):
+            from revela_hub.planning.plan import plan
+
+            sys.stdout.write(f"{plan(name, command, values)}\n")
+        else:
+            command.run(build_arguments(command.Arguments, values))
 
 
 def parser_of(name: str) -> "CommandParser":

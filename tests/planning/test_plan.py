@@ -1,8 +1,7 @@
-"""`benchmarks/capacity.py`: what a run needs, without a GPU and without weights."""
+"""`train METHOD --plan`: what a run needs, without a GPU and without weights."""
 
 import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,9 @@ import torch
 from tiny_runs import commands
 from transformers import MistralConfig
 
-from revela_hub.cli.main import COMMANDS, parser_of
-from revela_hub.errors import UserError
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-from capacity import Needs, Recorder, measure, plan
-from fake_gpu import Meter
+from revela_hub.cli.main import COMMANDS, main, parser_of
+from revela_hub.planning.fake_gpu import Meter
+from revela_hub.planning.plan import Needs, Recorder, measure
 
 GIB = 2**30
 
@@ -40,20 +36,21 @@ def test_weights_gradients_and_states_are_those_of_the_run(tmp_path: Path) -> No
     assert planned.peak > planned.weights + planned.gradients + planned.states
 
 
-def test_the_plan_needs_the_configuration_only(tmp_path: Path) -> None:
+def test_the_command_prints_it_with_the_configuration_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = commands(tmp_path)["pair_tuning"]
     for file in (tmp_path / "bert").iterdir():
         if file.name != "config.json":
             file.unlink()
-    printed = plan([*words, "--output_dir", str(tmp_path / "run")])
+    assert main([*words, "--plan", "--output_dir", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
     assert re.search(r"\| 8 \| 32 \| 3 \|", printed)  # 32 pairs, 3 epochs, 8 GPUs of 4 pairs
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_reached_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word if word != str(tmp_path / "bert") else "nobody/nothing" for word in commands(tmp_path)["retromae"]]
-    with pytest.raises(UserError, match=r"config.json of nobody/nothing"):
-        plan(words)
+    assert main([*words, "--plan"]) == 2
+    assert "config.json of nobody/nothing" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -69,7 +66,7 @@ def test_every_method_can_be_planned(method: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nv_embed_7b_fits_on_48_gb(tmp_path: Path) -> None:
     MistralConfig(architectures=["MistralForCausalLM"], dtype=torch.bfloat16).save_pretrained(tmp_path)
-    recipe = Path(__file__).parents[3] / "examples" / "nvembed" / "stage_one.yaml"
+    recipe = Path(__file__).parents[2] / "examples" / "nvembed" / "stage_one.yaml"
     needs = needs_of(["train", "nvembed", "--config", str(recipe), "--backbone", str(tmp_path)])
     together = needs.weights + needs.gradients + needs.states
     assert needs.weights / GIB == pytest.approx(16.2, rel=0.05)

@@ -1,19 +1,14 @@
-"""What a training run needs, before a GPU is rented: memory of a step, checkpoints, prepared data, steps and hours.
+"""What a run needs, before a GPU is rented: `revela-hub train METHOD --plan`.
 
-    python benchmarks/capacity.py train nvembed --config examples/nvembed/stage_one.yaml
-
-The words are those of `revela-hub`. No GPU and no weights are needed, only the config.json of the models.
 The command's own code runs on made-up text of the maximum length: its data pipeline, collator, models, trainer, optimizer, and two
 steps of one batch each, on a GPU that need not exist (`fake_gpu`).
 """
 
 import gc
-import importlib
 import json
 import math
 import random
 import string
-import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -24,17 +19,16 @@ from unittest import mock
 import torch
 import yaml
 from datasets import Dataset, load_dataset_builder
-from fake_gpu import Meter, fake_gpu
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import TrainerCallback
 
-from revela_hub.cli.main import COMMANDS, parser_of
 from revela_hub.data.sources.files import local_files
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.source import Source
 from revela_hub.errors import UserError
 from revela_hub.loading import model_json
+from revela_hub.planning.fake_gpu import Meter, fake_gpu
 from revela_hub.trainers.methods import METHODS
 
 
@@ -120,7 +114,7 @@ class Recorder(TrainerCallback):
 # Options that do not matter for a step, or that make it read other data.
 SETTINGS: dict[str, Any] = {
     "max_steps": 2, "gradient_accumulation_steps": 1, "total_groups_per_step": None, "save_strategy": "no", "logging_strategy": "no", "report_to": "none",
-    "resume_from_checkpoint": None, "probe": "none", "eval_corpus": None, "eval_strategy": "no", "export": "last", "quiet": True,
+    "resume_from_checkpoint": None, "plan": False, "probe": "none", "eval_corpus": None, "eval_strategy": "no", "export": "last", "quiet": True,
     "disable_tqdm": True, "dataloader_num_workers": 0, "optim": "adamw_torch", "use_cpu": True, "streaming": False,
     "exclude": [], "max_documents": None, "groups_column": None, "weights": None, "max_groups": None, "max_spans": None,
     "without_tasks": [], "query_generator": "extractive", "plain_text": [], "pseudo_labels": "bm25", "retrieval_warmup_epochs": 1e-6, "retriever_start_step": 0,
@@ -187,11 +181,8 @@ CHARACTERS = 4.5
 """Characters of English text per token."""
 
 
-def plan(words: list[str]) -> str:
-    """Return what the run of `revela-hub WORDS` needs, on 1, 4 and 8 GPUs."""
-    name = " ".join(words[:2])
-    values = parser_of(name).read(words[2:]) or {}
-    command = importlib.import_module(COMMANDS[name].module)
+def plan(name: str, command: Any, values: dict[str, Any]) -> str:
+    """Return what `revela-hub NAME` with these options needs, on 1, 4 and 8 GPUs."""
     method = next(method for method in METHODS.values() if name in method.commands)
     for option in method.models:
         if model := values.get(option):
@@ -239,7 +230,7 @@ def _check_config(option: str, model: str) -> None:
         found = None
     if found is None:
         raise UserError(
-            f"the plan reads the config.json of {model}, which cannot be reached: download it, and give its folder as --{option}"
+            f"--plan reads the config.json of {model}, which cannot be reached: download it, and give its folder as --{option}"
         )
 
 
@@ -266,7 +257,3 @@ def _bytes(source: Source) -> int | None:
         info = load_dataset_builder(source.path.removeprefix("hf:"), source.name).info
         return int(info.splits[source.split or "train"].num_bytes)
     return None
-
-
-if __name__ == "__main__":
-    print(plan(sys.argv[1:]))
