@@ -239,10 +239,8 @@ def score_run(run: Rankings, task: RetrievalTask, metrics: Sequence[str] = METRI
     )
     per_query: dict[str, dict[str, float]] = {}
     for kind, k, name in wanted:
-        key, least = (
-            (name, 1 / (k + 0.5)) if kind == "mrr" else (f"{name}_{k}", 0.0)
-        )  # its reciprocal rank has no cut-off
-        # trec_eval ignores queries without hits, which would raise the mean.
+        # trec_eval's reciprocal rank has no cut-off, and it ignores queries without hits, which would raise the mean.
+        key, least = (name, 1 / (k + 0.5)) if kind == "mrr" else (f"{name}_{k}", 0.0)
         scores = {query: found.get(query, {}).get(key, 0.0) for query in task.queries}
         per_query[f"{kind}_at_{k}"] = {query: score if score > least else 0.0 for query, score in scores.items()}
     unanswered = sum(not run.get(query) for query in task.queries)
@@ -262,16 +260,23 @@ def write_run(run: Rankings, file: str | Path, tag: str) -> None:
 
 
 def read_run(file: str | Path, task: RetrievalTask, depth: int) -> Rankings:
-    """Read the hits of a task's queries that `write_run` or another program wrote, with a warning if they are less deep than `depth`."""
+    """Read the hits of a task's queries that `write_run` or another program wrote, with a warning if they are less deep than `depth`.
+
+    As in `run_of`, a document with the id of the query is left out unless it is judged relevant.
+    """
     run: Rankings = {query: {} for query in task.queries}
     with local_path(file).open(encoding="utf-8") as lines:
         for line in lines:
             query, _, document, _, score, _ = line.split()
-            run.setdefault(query, {})[document] = float(score)
-    deepest = max(map(len, run.values()))
+            if document not in task.corpus:
+                raise UserError(f"{file} is not a ranking of {task.name}, which has no document {document}")
+            if query in run and (query != document or task.qrels[query].get(query, 0) > 0):
+                run[query][document] = float(score)
+    if not (deepest := max(map(len, run.values()))):
+        raise UserError(f"{file} is not a ranking of {task.name}: it has none of its queries")
     if deepest < min(depth, len(task.corpus)):
         logger.warning("%s has at most %d hits per query, fewer than the metrics' cut-off %d", file, deepest, depth)
-    return {query: run[query] for query in task.queries}
+    return run
 
 
 def _check_judgements(task: RetrievalTask) -> None:

@@ -46,7 +46,7 @@ class Encoder(Protocol):
 def load_encoder(
     name: str, *, device: str | None = None, trust_remote_code: bool = False, max_seq_length: int | None = None
 ) -> "SentenceTransformer":
-    """Load a sentence-transformers model from a folder or the Hub; safetensors weights only.
+    """Load a sentence-transformers model from a folder or the Hub.
 
     Args:
         name: A sentence-transformers folder, or a Hub id.

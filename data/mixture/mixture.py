@@ -157,9 +157,7 @@ def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path 
     report = TaskReport(task.name, task.type)
     negatives = [f"negative_{number}" for number in range(1, num_negatives + 1)]
     names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
-    settings = asdict(replace(task, stages=None)) | {
-        "kind": task.is_retrieval
-    }  # which is all that depends on the stages
+    settings = asdict(replace(task, stages=None)) | {"kind": task.is_retrieval}  # all that depends on the stages
     made_with = {"same_text": 1, "num_negatives": num_negatives, "seed": seed, **settings}
     sources = [source for source in (task.source, task.corpus, task.queries, *task.exclude) if source]
     rows, counts = cached_rows(

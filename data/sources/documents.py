@@ -159,13 +159,8 @@ def _document(row: Row, text: str, source: Source) -> Document:
         title = title if isinstance(title, str) else ""
     else:
         title = row.text(source.title_column) if source.title_column else ""
-    name = (
-        row.columns.get("_id")
-        if source.id_column is None
-        else row.value(source.id_column)
-        if source.id_column
-        else None
-    )
+    name = row.columns.get("_id") if source.id_column is None else None
+    name = row.value(source.id_column) if source.id_column else name
     # An empty line, so that the title does not become part of the first sentence.
     has_title = re.match(f"{re.escape(title)}(?!{LETTER})", text)  # "Go" is not the title of "Google"
     text = f"{title}\n\n{text}" if title and text and not has_title else text

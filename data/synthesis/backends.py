@@ -58,7 +58,7 @@ class LocalModel:
 
     The same seed gives the same replies on the same machine with the same batch size, because a batch is sampled together.
 
-    `name` is a Hub id or folder with weights in safetensors; `device` is `cpu`, `cuda`, ..., or None for the fastest one.
+    `name` is a Hub id or folder; `device` is `cpu`, `cuda`, ..., or None for the fastest one.
     """
 
     def __init__(

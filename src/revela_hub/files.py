@@ -132,10 +132,6 @@ def content_digest(path: Path) -> str:
 
 def _is_content(file: Path, folder: Path) -> bool:
     parts = file.relative_to(folder).parts
-    ignored = parts[0] in ("onnx", "openvino") or file.name in (
-        "README.md",
-        "LICENSE",
-        "training_args.bin",
-        "hybrid.json",
-    )
+    described = file.name in ("README.md", "LICENSE", "training_args.bin", "hybrid.json")
+    ignored = described or parts[0] in ("onnx", "openvino")
     return file.is_file() and not ignored and not any(part.startswith(".") for part in parts)

@@ -231,6 +231,9 @@ def test_an_adapted_retriever_is_searched_with_its_own_bm25(
         ["plain", *weights],
     ):
         assert search(*words, "--query", "width height", "--corpus", "docs") != found
+    older = hybrid.rename(folder / "hybrid.json")  # where earlier versions of adapt wrote it
+    assert search("adapted", "--query", "width height", "--corpus", "docs") == found
+    older.rename(hybrid)
     for wrong in (-0.1, 1.5, float("nan")):
         hybrid.write_text(json.dumps({"bm25_weight": wrong}))
         assert main(["search", "adapted", "width", "--corpus", "docs"]) == 2

@@ -75,6 +75,9 @@ def test_metrics_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     write_run(run, tmp_path / "run.trec", "a model")
     again = read_run(tmp_path / "run.trec", task, 50)
     assert again == run and score_run(again, task, [*expected]) == scores
+    for other in (replace(task, corpus={"d00": ""}), replace(task, queries={"other": ""}, qrels={"other": {"d00": 1}})):
+        with pytest.raises(UserError, match="not a ranking of loop"):
+            read_run(tmp_path / "run.trec", other, 50)
 
 
 def test_the_deepest_metric_sets_the_depth() -> None:

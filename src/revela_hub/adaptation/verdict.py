@@ -64,7 +64,7 @@ class Verdict:
         return (
             f"nDCG@10 on held-out queries: {before:.3f} with the base retriever alone, {after:.3f} with the exported system"
             f" ({retriever}, {with_what(self.chosen)}). The difference is {d.difference:+.3f} (95% interval {d.low:+.3f} to"
-            f" {d.high:+.3f}, {d.queries} queries)."
+            f" {d.high:+.3f}, {d.queries} queries, which also decide what is exported)."
         )
 
     def cost(self) -> str:
@@ -89,11 +89,8 @@ class Verdict:
                 tokens = f"{system.token_weight:.1f}" if system.tokens else "-"
                 row += f"  {system.mean(self.test):8.3f}  {system.bm25_weight:11.1f}  {tokens:>12}"
                 row += f"  {interval(compare(base, system, self.test))}"
-            row += (
-                "  (not better on the dev half: base retriever)"
-                if system.trained and system.dense == base.dense
-                else ""
-            )
+            if system.trained and system.dense == base.dense:
+                row += "  (not better on the dev half: base retriever)"
             lines.append(row + ("  <- exported" if system is self.chosen else ""))
         return "\n".join(lines)
 

@@ -6,8 +6,10 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from revela_hub.adaptation import REPORT
 from revela_hub.errors import UserError
-from revela_hub.hub_cards.contents import HYBRID
+from revela_hub.files import local_path
+from revela_hub.hub_cards.contents import HYBRID, read_json
 from revela_hub.output import note, shows_progress
 from revela_hub.search.options import NO_RERANKING, SELF, EndpointOptions, RankOptions
 
@@ -34,9 +36,13 @@ def fitted_settings(model: str) -> dict[str, Any]:
     from revela_hub.loading import model_json
     from revela_hub.retrieval.encoder import model_in
 
-    with suppress(OSError, ValueError):  # loading the model reports it
-        return dict(model_json(model_in(model), HYBRID) or {}) if model != "bm25" else {}
-    return {}
+    folder, found = local_path(model), None
+    with suppress(OSError):  # loading the model reports it
+        found = model_json(model_in(model), HYBRID) if model != "bm25" else {}
+    # Earlier versions of adapt wrote it beside the model.
+    if found is None and (found := read_json(folder / HYBRID, {})):
+        found = {"trained": read_json(folder / REPORT, {}).get("trained")} | found
+    return dict(found or {})
 
 
 def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: bool = True) -> Models:

@@ -6,7 +6,7 @@ titles or sentences with their passages), on the hybrid's scores (distillation),
 and with --lm by Revela. One half of the queries (dev half) selects the best candidate; the other half (test half)
 confirms it and gives the verdict. If no candidate is significantly better, the base retriever is exported.
 
-Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card; hybrid.json, the settings of BM25
+Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model card and hybrid.json, the settings of BM25
 and the weights of BM25 and late interaction, which `revela-hub search OUTPUT_DIR` uses; adapt.json, all results; work/.
 Ctrl-C ends the command with a verdict on what has finished; the same command resumes where it was stopped.
 

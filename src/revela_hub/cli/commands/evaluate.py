@@ -159,6 +159,8 @@ def _check(arguments: Arguments) -> None:
         )
     if {cutoff(metric)[0] == "answer_recall" for metric in arguments.metrics} != {bool(arguments.data)}:
         raise UserError("--data measures --metrics answer_recall@K ..., and only --data has answers")
+    if arguments.data and arguments.dims:
+        raise UserError("an index has vectors of one length: --dims requires --corpus")
     if arguments.tasks and (reranks or arguments.mode or arguments.endpoint or arguments.dims):
         raise UserError("mteb evaluates dense retrieval or its own BM25: the options of ranking require --corpus")
     if arguments.endpoint and len({*arguments.models} - {"bm25"}) != 1:
@@ -269,8 +271,7 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
             lines.append("  ".join([f"{model:<{width}}", *numbers]))
         for model, scores, _ in of_task:
             if scores.unanswered:
-                without = "of the queries (no document contains a term of the query); they score 0"
-                lines.append(f"{model} found nothing for {scores.unanswered:,} {without}")
+                lines.append(f"{model} found nothing for {scores.unanswered:,} of the queries; they score 0")
         yield "\n".join(lines)
     labels = max((len(_label(metric)) for pair in compared for metric in pair), default=0)
     lines = [
