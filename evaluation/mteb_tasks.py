@@ -28,10 +28,10 @@ PAPERS_TASKS = {
     "BRIGHT12": ("BRIGHT(v1.1)", ("Long",)),
     "MTEB56": ("MTEB(eng, v1)", ()),
 }
-"""Sets of Revela's and NV-Embed's papers: a benchmark of mteb, and parts of the names of the tasks that they leave out."""
+"""Sets of papers (arXiv 2506.16552, 2405.17428): a benchmark of mteb, and parts of the names of the tasks that they leave out."""
 
 Instructions: TypeAlias = Mapping[str, str | Mapping[str, str]]
-"""Task to its instruction, or to those of `query` and `corpus`, as in `instructions.json` of nvidia/NV-Embed-v2."""
+"""Task to its instruction, or to those of `query` and `corpus`, as in the `instructions.json` of arXiv 2405.17428's official model."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def evaluate_mteb(
 
     Args:
         model: A SentenceTransformer, or "bm25" for mteb's own BM25.
-        tasks: Names of tasks ("SciFact") or of benchmarks ("BEIR", "CoIR"), of the sets "BEIR13" and "BRIGHT12" of Revela's
-            paper and "MTEB56" of NV-Embed's, or task objects of mteb.
+        tasks: Names of tasks ("SciFact") or of benchmarks ("BEIR", "CoIR"), of the papers' sets "BEIR13", "BRIGHT12" and
+            "MTEB56", or task objects of mteb.
         batch_size: Texts per forward pass.
         metrics: The metrics of retrieval tasks; other tasks have their main score.
         instructions: For models that follow instructions: the instruction of each task, which is put before its texts (before

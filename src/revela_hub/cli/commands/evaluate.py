@@ -14,7 +14,7 @@ Questions with answers instead of judgements (--data FILE.jsonl) are asked of an
 of questions for which one of the first K passages contains an answer.
 
 --tasks takes all types of mteb tasks, e.g. MTEB56, and prints means by type. --instructions puts an instruction
-for each task before the queries, for models such as NV-Embed.
+for each task before the queries, for models that follow instructions.
 
 --dims measures shorter vectors: their first components.
 
@@ -78,8 +78,7 @@ class Arguments(RankOptions):
     )
     instructions: str | None = option(
         None,
-        "--tasks: JSON file with the instruction of each task (as of nvidia/NV-Embed-v2), or mteb for those of mteb (default:"
-        " the model's own prompts).",
+        "--tasks: JSON file with the instruction of each task, or mteb for those of mteb (default: the model's own prompts).",
         metavar="FILE",
     )
     metrics: list[str] = option(
