@@ -43,7 +43,8 @@ class Arm:
 
     `paper` is added reading at the paper's temperature, `both` adds Contriever's loss to `joint`. `_query` compares the first half of
     each chunk with the whole others, the other Revela arms whole chunks with each other. `contriever_paper` is the baseline of Revela's
-    paper: LoRA, the last token (EOS), prompts, crops and inverse cloze, temperature 0.01.
+    paper: LoRA, the last token (EOS), prompts, crops and inverse cloze, temperature 0.01; `revela_paper` is Revela in its authors'
+    form: the same, with the query side, temperature 1e-4 and cosines in bf16.
     """
 
     method: str
@@ -74,6 +75,7 @@ ARMS = {
         Arm("joint_query", 1e-4),
         Arm("added_query", 1e-4),
         Arm("contriever_paper", 1e-4),
+        Arm("revela_paper", 1e-4),
     )
 }
 
@@ -261,6 +263,8 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
     }
     if arm.method == "contriever_paper":
         return contriever_paper(common, folder, str(lm), rows, given)
+    if arm.method == "revela_paper":
+        return revela_paper(common, folder, str(lm), rows, given)
     if arm.method not in ("contriever", "replug"):
         return revela(arm, common, str(start), str(lm), rows, given.tokens)
     retriever = SentenceTransformer(str(start), device=given.device, model_kwargs={"dtype": torch.float32})
@@ -281,6 +285,29 @@ def trainer_of(arm: Arm, given: argparse.Namespace, folder: Path) -> tuple[Any, 
     return trainer, lambda: trainer.retriever[0].auto_model.state_dict()
 
 
+PROMPTS = {"query": "Query: ", "document": "Passage: "}
+LORA = {"lora_rank": 256, "lora_alpha": 64, "lora_dropout": 0.1}
+
+
+def revela_paper(
+    common: dict[str, Any], folder: Path, lm: str, rows: Dataset, given: argparse.Namespace
+) -> tuple[Any, Callable[[], Weights | Path]]:
+    """Return the trainer of Revela in its authors' form, and a function that exports the retriever."""
+    from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments
+
+    config = {"temperature": 1e-4, "similarity_dtype": "bfloat16", "v_normalization": True, "prompts": PROMPTS}
+    config |= {"similarity_sides": "query_passage", "similarity_span": "first_half", "pooling": "last"}
+    trainer: Any = RevelaTrainer(
+        lm,
+        RevelaTrainingArguments(**common, **LORA),
+        lm=lm,
+        max_length=given.tokens,
+        model_init_kwargs=config,
+        train_dataset=rows,
+    )
+    return trainer, lambda: trainer.write_models(folder / "exported")[0]
+
+
 def contriever_paper(
     common: dict[str, Any], folder: Path, lm: str, rows: Dataset, given: argparse.Namespace
 ) -> tuple[Any, Callable[[], Weights | Path]]:
@@ -288,16 +315,10 @@ def contriever_paper(
     from revela_hub.trainers.base.retriever import load_retriever
     from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 
-    prompts = {"query": "Query: ", "document": "Passage: "}
-    retriever = load_retriever(lm, max_length=given.tokens, pooling="last", prompts=prompts)
+    retriever = load_retriever(lm, max_length=given.tokens, pooling="last", prompts=PROMPTS)
+    batch = given.batch
     arguments = ContrieverTrainingArguments(
-        **common,
-        per_device_train_batch_size=given.batch,
-        temperature=0.01,
-        views="both",
-        lora_rank=256,
-        lora_alpha=64,
-        lora_dropout=0.1,
+        **common, **LORA, per_device_train_batch_size=batch, temperature=0.01, views="both"
     )
     trainer: Any = ContrieverTrainer(retriever, arguments, train_dataset=rows)
     return trainer, lambda: trainer.write_models(folder / "exported")[0]
