@@ -82,7 +82,7 @@ def pairs(folder: Path) -> list[dict[str, Any]]:
 
 
 def command(server: Server, output: Path, *options: str) -> list[str]:
-    return ["synthesize", "--endpoint", server.url, "--model", "m", "--output_dir", str(output), *options]
+    return ["synthesize", "--endpoint", server.url, "--model", "vendor/m@1", "--output_dir", str(output), *options]
 
 
 # --- the command
@@ -102,7 +102,10 @@ def test_the_command_makes_what_was_asked_for(
     assert {sent.path for sent in server.posts} == {"/v1/chat/completions"} and len(server.bodies) == 15
     body = server.bodies[-1]
     assert (
-        body["model"] == "m" and body["temperature"] == 0.7 and body["top_p"] == 1.0 and isinstance(body["seed"], int)
+        body["model"] == "vendor/m@1"
+        and body["temperature"] == 0.7
+        and body["top_p"] == 1.0
+        and isinstance(body["seed"], int)
     )
     assert body["max_completion_tokens"] == 99 and body["reasoning_effort"] == "low" and "max_tokens" not in body
     assert {sent.headers["authorization"] for sent in server.posts} == {f"Bearer {KEY}"}
@@ -114,7 +117,7 @@ def test_the_command_makes_what_was_asked_for(
     assert main([*again, "--count", "15"]) == 0
     assert len(pairs(tmp_path / "out")) == 15
     assert main([*again, "--count", "20", "--model", "other"]) == 2
-    assert "has examples of m" in capsys.readouterr().err and len(server.bodies) == 21
+    assert "has examples of vendor/m@1" in capsys.readouterr().err and len(server.bodies) == 21
     assert main([*again, "--count", "3", "--model", "other", "--overwrite"]) == 0
     assert [row["model"] for row in pairs(tmp_path / "out")] == ["other"] * 3
 

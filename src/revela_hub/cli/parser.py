@@ -30,7 +30,7 @@ METAVARS = {
     "FOLDER": "output_dir cache_dir models_dir checkpoint index eval_corpus",
     "MODEL": "model models sparse_model rerank retriever lm backbone encoder query_encoder reader base",
     "PATH": "data corpus plain_text labels",
-    "FILE": "output mixture pairs card config example_queries report",
+    "FILE": "output mixture pairs card config example_queries",
 }
 
 
@@ -126,7 +126,8 @@ class CommandParser(argparse.ArgumentParser):
         for name in self.required:
             if name not in values:
                 self.error(f"{name.upper() if name in self.positionals else f'--{name}'} is missing")
-        values |= {name: self.types[name].placed(value) for name, value in values.items() if name in self.options}
+        if not values.get("endpoint"):  # a server has its own names of models
+            values |= {name: self.types[name].placed(value) for name, value in values.items() if name in self.options}
         self.quiet = bool(values.get("quiet"))
         return {name: value for name, value in values.items() if name in self.options}
 
