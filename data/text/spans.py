@@ -121,7 +121,7 @@ class DocumentTokens(NamedTuple):
     def span(self, start: int, end: int) -> tuple[Tokens, NDArray[np.uint8]]:
         """Return the tokens and word starts of a span."""
         word_starts = self.word_starts[start:end].astype(np.uint8)
-        word_starts[0] = 1  # even inside a word that was split
+        word_starts[:1] = 1  # even inside a word that was split
         return self.tokens[start:end], word_starts
 
     def span_text(self, start: int, end: int) -> str:

@@ -50,7 +50,8 @@ def test_shards_hold_the_spans_of_the_whole_and_resume(words: list[str], tmp_pat
     assert all(len(row["queries"]) <= 2 for row in read(whole)) and any(row["queries"] for row in read(whole))
     [file] = whole.glob("*.jsonl")
     lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:3]) + lines[3][:9])  # a killed process
+    file.unlink()
+    file.with_suffix(".jsonl.part").write_bytes(b"".join(lines[:3]) + lines[3][:9])  # a killed process
     assert main([*words, "--output_dir", str(whole)]) == 0
     assert [{**row, "queries": None} for row in read(whole)] == spans
     assert file.read_bytes().splitlines(keepends=True)[:3] == lines[:3]
@@ -59,6 +60,9 @@ def test_shards_hold_the_spans_of_the_whole_and_resume(words: list[str], tmp_pat
 def test_other_settings_need_another_folder(words: list[str], tmp_path: Path) -> None:
     assert main([*words, "--output_dir", str(tmp_path / "out")]) == 0
     assert main([*words, "--output_dir", str(tmp_path / "out"), "--seed", "1"]) == 2
+    with (tmp_path / "documents.jsonl").open("a") as documents:
+        documents.write('{"text": "Another document."}\n')
+    assert main([*words, "--output_dir", str(tmp_path / "out")]) == 2
 
 
 def test_pre_training_reads_the_files(words: list[str], tmp_path: Path, mlm_folder: Path, capsys: Any) -> None:
@@ -69,6 +73,8 @@ def test_pre_training_reads_the_files(words: list[str], tmp_path: Path, mlm_fold
     assert main([str(word) for word in train]) == 0
     assert "generated queries" in capsys.readouterr().out
     assert (tmp_path / "run" / "dense" / "modules.json").is_file()
+    (tmp_path / "queries" / "00000-of-00001.jsonl").rename(tmp_path / "queries" / "00000-of-00002.jsonl")
+    assert main([*map(str, train), "--output_dir", str(tmp_path / "incomplete")]) == 2
 
 
 def test_each_epoch_draws_a_query_and_a_direction(wordpiece_tokenizer: BertTokenizerFast, texts: list[str]) -> None:
@@ -82,6 +88,7 @@ def test_each_epoch_draws_a_query_and_a_direction(wordpiece_tokenizer: BertToken
             wordpiece_tokenizer.decode(each, skip_special_tokens=True) for each in (ids, batch["decoder_input_ids"][0])
         )
         seen.add((int(batch["expert"]), read, decoded))
+    assert collator([{"text": texts[0], "queries": ["\u200b"]}])["expert"].shape == (1,)  # a query without tokens
     text, *queries = (
         wordpiece_tokenizer.decode(wordpiece_tokenizer(each)["input_ids"], skip_special_tokens=True)
         for each in texts[:3]

@@ -1,5 +1,6 @@
 """Arguments, rows and collator of CoT-MoTE, with the paper's defaults for both stages (arXiv 2304.10195, section 4; masks as in CoT-MAE, 2208.07670)."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +22,7 @@ from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.data.text.same_text import text_hash
 from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings, tokenized_runs
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.options import option, values_of
 from revela_hub.ranges import NonNegativeInt, PositiveInt, Share
 from revela_hub.trainers.base.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
@@ -263,6 +265,13 @@ def load_contexts(
 def _load_queries(arguments: CoTMoTEDataArguments) -> tuple[Dataset, str]:
     """Read the spans with their queries."""
     sources = parse_sources(arguments.pseudo_queries)
+    for source in sources:
+        names = [file.name for file in local_path(source.path).glob("*-of-*.jsonl*")]
+        shards = [found for name in names if (found := re.fullmatch(r"\d{5}-of-(\d{5})\.jsonl(\.part)?", name))]
+        if shards and (complete := sum(not shard[2] for shard in shards)) < int(shards[0][1]):
+            raise UserError(
+                f"{source.path}: {complete} of {int(shards[0][1])} shards are complete: generate the others"
+            )
     counts = {"queries": 0, "without": 0}
 
     def read() -> Iterator[dict[str, Any]]:

@@ -3,8 +3,8 @@
 The text is packed into spans of whole sentences, as in `revela-hub train cot-mote`, with the tokenizer of --encoder. Spans
 of similar length are generated together, in bf16 on a GPU. Run the same command again to resume.
 
-Appends to one file per shard in --output_dir: JSON lines with the columns document, text and queries, which
-`revela-hub train cot-mote --pseudo_queries FOLDER` reads. Under `accelerate launch`, each process generates one shard.
+Writes one file per shard to --output_dir (.part until it is complete): JSON lines with the columns document, text and
+queries, which `revela-hub train cot-mote --pseudo_queries FOLDER` reads when all shards are complete. Under `accelerate launch`, each process generates one shard.
 
 Examples:
   revela-hub pseudo-queries doc2query/msmarco-t5-base-v1 --data path/to/texts --output_dir outputs/queries
@@ -21,6 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from revela_hub.data.sources.files import local_files
+from revela_hub.data.sources.source import check_apart, parse_sources
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path, write_text
 from revela_hub.options import option, required
@@ -65,19 +67,26 @@ def run(arguments: Arguments) -> None:
     from tqdm.auto import tqdm
 
     process = f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}"  # of `accelerate launch`
+    if arguments.shard and not process.endswith("/1"):
+        raise UserError("--shard is for one process: under `accelerate launch`, each process generates its own shard")
     shard, shards = map(int, (arguments.shard or process).split("/"))
     if shard not in range(shards):
         raise UserError(f"--shard {arguments.shard} must be I/N with I from 0 to N - 1, e.g. 0/64 to 63/64")
     folder = local_path(arguments.output_dir)
+    check_apart(parse_sources(arguments.data), folder)
     folder.mkdir(parents=True, exist_ok=True)
     _check_settings(folder / ".settings.json", arguments, shards)
     file = folder / f"{shard:05}-of-{shards:05}.jsonl"
-    last, done, total = _written(file)
+    if file.exists():
+        print(f"{file} is complete")
+        return
+    part = file.with_suffix(".jsonl.part")
+    last, done, total = _written(part)
     spans = islice(_spans(arguments, shard, shards, last), done, None)
     generator = _Generator(arguments)
     every = 0.1 if sys.stderr.isatty() else 60
     bar = tqdm(desc="Generating queries", initial=total, unit=" spans", mininterval=every, disable=is_quiet())
-    with file.open("ab") as lines, bar:
+    with part.open("ab") as lines, bar:
         while batch := list(islice(spans, SPANS_AT_ONCE)):
             written = generator([text for _, text in batch])
             for (document, text), queries in zip(batch, written, strict=True):
@@ -86,12 +95,15 @@ def run(arguments: Arguments) -> None:
             lines.flush()
             bar.update(len(batch))
             total += len(batch)
+    part.rename(file)
     print(f"{total:,} spans in {file}")
 
 
 def _check_settings(file: Path, arguments: Arguments, shards: int) -> None:
     """Raise a `UserError` if the folder holds queries that were generated with other settings."""
     settings = {name: value for name, value in vars(arguments).items() if name not in ANY_RUN} | {"shards": shards}
+    files = (each for source in parse_sources(arguments.data) for each in local_files(source))
+    settings["bytes_of_data"] = sum(each.stat().st_size for each in files)
     if not file.exists():
         write_text(file, json.dumps(settings))
     before = json.loads(file.read_text(encoding="utf-8"))
@@ -131,7 +143,7 @@ def _spans(arguments: Arguments, shard: int, shards: int, first: int) -> Iterato
     with loading(f"cannot load the tokenizer of {arguments.encoder!r}", arguments.encoder):
         tokenizer = AutoTokenizer.from_pretrained(local_path(arguments.encoder))
     given = {"text_column": arguments.text_column, "max_documents": arguments.max_documents}
-    for number, document in enumerate(read_documents(arguments.data, report=report, **given)):
+    for number, document in enumerate(read_documents(arguments.data, **given)):  # it warns of what is skipped
         if number % shards == shard and number >= first:
             for run in tokenized_documents([document], tokenizer, settings, report):
                 for start, end in packed_spans(run, settings, report):
