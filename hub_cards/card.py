@@ -33,13 +33,14 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     Args:
         folder: any model folder, such as one written by `export_retriever`.
         metadata: what cannot be read from the folder. A base model that is a path is not written.
-        repo_id: id of the model on the Hub; by default the code loads it from the folder.
+        repo_id: id of the model on the Hub; by default the code loads it from the folder, if that is a relative path.
 
     Returns:
         The path of README.md.
     """
     folder = local_path(folder)
-    model, name = describe(folder), repo_id or folder.as_posix()
+    # The code loads a relative path; an absolute one is private.
+    model, name = describe(folder), repo_id or (folder.name if folder.is_absolute() else folder.as_posix())
     title = name.rpartition("/")[2]
     metadata = replace(metadata, base_model=hub_model_id(metadata.base_model))
     figures = _write_figures(folder, metadata.figures)

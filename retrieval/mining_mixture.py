@@ -66,7 +66,8 @@ def mine_mixture(
         own = ranking
         if INSTRUCTION in (ranking.query_prompt or ""):
             prompt = (ranking.query_prompt or "").replace(INSTRUCTION, task.instruction)
-            own = replace(ranking, query_prompt=prompt, document_prompt=prompt if task.is_symmetric else None)
+            on_documents = prompt if task.is_symmetric else ranking.document_prompt
+            own = replace(ranking, query_prompt=prompt, document_prompt=on_documents)
         name = re.sub(r"[^\w.-]", "-", task.name)
         file = output / f"{name}-{_key(task, settings, own, models)}.jsonl"
         if file.is_file():

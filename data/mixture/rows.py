@@ -21,7 +21,7 @@ from revela_hub.data.row_cache import cached_rows, rows_fingerprint
 from revela_hub.data.sources.beir import beir_files, beir_splits, titled
 from revela_hub.data.sources.rows import Row, id_text, read_rows
 from revela_hub.data.sources.source import Source
-from revela_hub.data.text.ngram_overlap import ExcludedTexts
+from revela_hub.data.text.ngram_overlap import ExcludedTexts, evaluation_files
 from revela_hub.errors import UserError
 
 EXCLUDED_BY_WHERE = "excluded by where"
@@ -34,7 +34,8 @@ _NUMBERED = re.compile(r"negatives?(?:_(\d+))?")
 
 
 def with_beir_parts(task: Task) -> Task:
-    """Return a task on a BEIR folder as a task on its three files; others are not changed."""
+    """Return a task on a BEIR folder as a task on its three files, and one that excludes a folder with the files to exclude."""
+    task = replace(task, exclude=tuple(chain.from_iterable(map(evaluation_files, task.exclude))))
     splits = [] if task.source.is_dataset else beir_splits(task.source.path)
     if not splits and task.split is None:
         return task

@@ -61,7 +61,7 @@ class Task:
         where: Use only rows with these values: `{label: 1}`, or one of several: `{score: [1, 2]}`.
         labels: Names of the values in the column of labels, for `mode: label`: `{0: negative, 1: positive}`.
         max_rows: Keep a uniform sample of this many rows while the source is read, so that it need not fit in memory.
-        exclude: Evaluation sets, with texts or lists of texts in their `text_column`. Rows whose text (of pairs: the anchor)
+        exclude: Evaluation sets: BEIR folders, or sources with texts or lists of texts in their `text_column`. Rows whose text (of pairs: the anchor)
             overlaps with one of theirs are dropped; see `revela_hub.data.text.ngram_overlap`.
         corpus: The source of the texts, if positives and negatives are ids (its `id_column`, `text_column` and
             `title_column`, joined by a space as in BEIR). Missing negatives are drawn from the whole corpus.

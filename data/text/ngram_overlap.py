@@ -22,7 +22,7 @@ import numpy.typing as npt
 from revela_hub.data.sources.beir import find_file, is_beir
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import counted
-from revela_hub.data.sources.source import SourceLike, parse_sources
+from revela_hub.data.sources.source import Source, SourceLike, parse_sources
 from revela_hub.data.text.words import characters_per_word, words
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
@@ -126,6 +126,13 @@ def _any_in(values: Hashes, ordered: Hashes) -> bool:
     return bool((ordered[places] == values).any())
 
 
+def evaluation_files(source: Source) -> list[Source]:
+    """Return the queries and the corpus of a BEIR folder; another source as it is."""
+    if not is_beir(source.path):
+        return [source]
+    return [replace(source, path=str(find_file(source.path, name))) for name in ("queries.jsonl", "corpus.jsonl")]
+
+
 def read_excluded(sources: Sequence[SourceLike], n: int = 13) -> tuple[ExcludedTexts, str]:
     """Read evaluation sets.
 
@@ -140,13 +147,9 @@ def read_excluded(sources: Sequence[SourceLike], n: int = 13) -> tuple[ExcludedT
     parsed = parse_sources(sources)
     names = Counter(local_path(source.path).resolve().name for source in parsed)
     for source in parsed:
-        parts = [source]
-        if is_beir(source.path):
-            files = (find_file(source.path, name) for name in ("queries.jsonl", "corpus.jsonl"))
-            parts = [replace(source, path=str(file)) for file in files]
         name = local_path(source.path).resolve().name
         name = name if names[name] == 1 else source.path  # a/queries.jsonl and b/queries.jsonl
-        number = excluded.add(name, (document.text for document in read_documents(parts)))
+        number = excluded.add(name, (document.text for document in read_documents(evaluation_files(source))))
         counts.append(f"{counted(number, 'text')} of {name}")
     return excluded, f"excluded: {', '.join(counts)}"
 

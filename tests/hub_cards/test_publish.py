@@ -133,7 +133,7 @@ def test_our_card_is_written_again_and_that_of_the_author_is_kept(
         return (tmp_path / name / "model" / "README.md").read_text()
 
     write_card(folder, ModelCardMetadata(method=REVELA, base_model="/home/ada/base"))
-    assert f'SentenceTransformer("{folder}"' in (folder / "README.md").read_text()
+    assert f'SentenceTransformer("{folder.name}"' in (folder / "README.md").read_text()
     card = published("ours")
     assert 'SentenceTransformer("org/x"' in card and "2506.16552" in card and "ada" not in card
     (folder / "README.md").write_text("# My own words\n")

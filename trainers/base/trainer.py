@@ -268,7 +268,7 @@ class MethodTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save a checkpoint; a call by a user also writes the exported models, with cards."""
         super().save_model(output_dir, _internal_call)
-        if self.method.assembler and not _internal_call:
+        if not _internal_call:
             for folder in self._export(local_path(output_dir or self.args.output_dir or ".")):
                 write_card(folder, ModelCardMetadata(method=self.method))
 

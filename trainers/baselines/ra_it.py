@@ -31,7 +31,7 @@ from transformers import (
     set_seed,
 )
 
-from revela_hub.files import atomic, local_path
+from revela_hub.files import atomic
 from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
 from revela_hub.hub_cards.hub_index import open_store
@@ -178,19 +178,19 @@ class RAITTrainer(MethodTrainer):
         model: Any = self.accelerator.unwrap_model(self.model)
         return merged_copy(model.get_base_model(), model) if isinstance(model, PeftModel) else model
 
-    def write_models(self, output: str | Path) -> list[Path]:
-        """Write `model/`, a plain decoder with adapters merged; must be called by all processes."""
-        output, target = local_path(output), local_path(output) / READER_FOLDER
-        self.save_model(str(output), _internal_call=True)  # gathers sharded weights
+    def _export(self, output: Path) -> list[Path]:
+        """Write `model/`, a plain decoder with adapters merged."""
         if not self.args.should_save:
             return []
-        tokenizer: Any = self.processing_class
         model: Any = self.model
-        with atomic(target) as folder:
-            save_backbone(_load_saved(output) if is_sharded(model) else self.exportable(), folder)
-            save_tokenizer(tokenizer, folder)
-            keep_other_files(target, folder)
-        return [target]
+        loaded = _load_saved(output) if is_sharded(model) else self.exportable()
+        for name in ("num_passages", "max_passage_length"):  # which the base of saved adapters does not have
+            setattr(loaded.config, name, getattr(model.config, name))
+        with atomic(output / READER_FOLDER) as folder:
+            save_backbone(loaded, folder)
+            save_tokenizer(self.processing_class, folder)  # type: ignore[arg-type]
+            keep_other_files(output / READER_FOLDER, folder)
+        return [output / READER_FOLDER]
 
 
 def _load_saved(folder: Path) -> PreTrainedModel:

@@ -105,9 +105,11 @@ class Answerer:
         device = self.model.device
         vectors = self.model.embed_queries(ids.to(device), mask.to(device)).float().cpu().numpy()
         read = self.collection.found(self.collection.search(vectors, self.num_passages))
-        flat = [passage.text for found in read for passage in found]
-        tokens, _ = tokenize_passages(self.tokenizer, flat, self.model.config.l_max)
-        passage_ids, passage_mask = (part.view(len(ids), -1, part.shape[1]) for part in padded(tokens))
+        flat, most = [passage.text for found in read for passage in found], max(map(len, read))
+        tokens = iter(tokenize_passages(self.tokenizer, flat, self.model.config.l_max)[0])
+        # An approximate index may find fewer passages for some prompts.
+        filled = padded(next(tokens) if n < len(found) else [] for found in read for n in range(most))
+        passage_ids, passage_mask = (part.view(len(ids), most, -1) for part in filled)
         return read, inputs | {"passage_input_ids": passage_ids, "passage_attention_mask": passage_mask}
 
     def _check(self, rows: list[list[int]], max_new_tokens: int, places: Sequence[str]) -> None:

@@ -216,9 +216,8 @@ class ImpRAGTrainer(MethodTrainer):
         """Return tokens and mask of passages (..., L), where numbers have the shape (...)."""
         texts = self.passages.read(numbers[numbers >= 0].tolist())
         rows = iter(tokenize_passages(self.own_tokenizer, texts, self.imprag.config.l_max)[0])
-        ids, mask = padded(
-            [*(next(rows) if number >= 0 else [] for number in numbers.flat), [0]]
-        )  # at least one column
+        # The last row makes at least one column.
+        ids, mask = padded([*(next(rows) if number >= 0 else [] for number in numbers.flat), [0]])
         return ids[:-1].reshape(*numbers.shape, -1), mask[:-1].reshape(*numbers.shape, -1)
 
     def _retrieval_loss(self, outputs: Any, inputs: dict[str, Tensor], drawn: _Drawn, retrieve_B: Tensor) -> Tensor:

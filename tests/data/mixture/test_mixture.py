@@ -225,6 +225,12 @@ def test_rows_are_a_sample_and_not_those_of_evaluation_sets(folder: Path) -> Non
     samples = [{row["anchor"] for row in load(folder, {**task, "max_rows": 9}, seed=seed).dataset} for seed in range(3)]
     left = load(folder, {**task, "exclude": {"path": "test.jsonl", "text_column": "sentences"}})
 
+    (folder / "dev" / "qrels").mkdir(parents=True)
+    write_lines(folder / "dev" / "corpus.jsonl", [{"_id": "d", "text": given[0]["text"]}])
+    write_lines(folder / "dev" / "queries.jsonl", [{"_id": "q", "text": given[1]["text"]}])
+    (folder / "dev" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t1\n")
+    assert len(load(folder, {**task, "exclude": "dev"}).dataset) == 38
+
     assert [len(sample) for sample in samples] == [9] * 3 and len(set.union(*samples)) > 15
     assert {int(row["anchor"].split()[1]) for row in left.dataset} == {0, 1, 2, *range(30, 40)}
     assert left.reports[0].dropped == {"in an evaluation set": 27}

@@ -86,7 +86,10 @@ def test_ra_it_learns_the_answers_alone(
     trainer.train()
     after = pasted_log_likelihoods(model, bpe_tokenizer, texts["prompt"], answers)
     assert (after > 0.9 * before[:-1]).all()
+    trainer.save_model(str(tmp_path / "saved"))
+    assert "RA-DIT" in (tmp_path / "saved" / "model" / "README.md").read_text()
     plain = AutoModelForCausalLM.from_pretrained(trainer.write_models(tmp_path)[0])
+    assert plain.config.num_passages == 2
     assert torch.equal(pasted_log_likelihoods(plain, bpe_tokenizer, texts["prompt"], answers), after)
 
 

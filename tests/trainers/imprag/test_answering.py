@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_imprag_trainer import PASSAGES, model
 from transformers import PreTrainedTokenizerFast
 
@@ -65,6 +66,22 @@ def test_answers_are_those_of_generate_on_the_best_passages(bpe_tokenizer: PreTr
             do_sample=False,
         )
         assert answer.text == bpe_tokenizer.decode(ended[0, ids.shape[1] :], skip_special_tokens=True).strip()
+
+
+def test_a_prompt_for_which_an_index_finds_less_reads_only_its_own_passages(
+    bpe_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, tokenizer, collection = together(bpe_tokenizer)
+    found = collection.found
+    monkeypatch.setattr(collection, "found", lambda hits: [row[: 1 + n % 2] for n, row in enumerate(found(hits))])
+    answerer = Answerer(built, tokenizer, collection)
+    rows = tokenizer([*PROMPTS, "Where?"])["input_ids"]
+    with torch.no_grad():
+        read, inputs = answerer._read([*PROMPTS, "Where?"], rows, [])
+    ids, mask = inputs["passage_input_ids"], inputs["passage_attention_mask"].bool()
+    assert mask.any(-1).tolist() == 2 * [[True, False], [True, True]]
+    decoded = [tokenizer.decode(ids[row, 0][mask[row, 0]], skip_special_tokens=True) for row in range(4)]
+    assert decoded == [hits[0].text for hits in read]
 
 
 def test_prompts_that_do_not_fit_are_errors(bpe_tokenizer: PreTrainedTokenizerFast) -> None:
