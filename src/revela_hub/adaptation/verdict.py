@@ -16,11 +16,11 @@ from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.adaptation.systems import System, compare, select
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.significance import PairedDifference, too_few_queries
-from revela_hub.files import atomic, write_text
+from revela_hub.files import atomic, local_path, write_text
 from revela_hub.hub_cards import ModelCardMetadata, Result, write_card
 from revela_hub.hub_cards.contents import HYBRID
 from revela_hub.hub_cards.export import make_readable
-from revela_hub.hub_cards.metadata import hub_model_id
+from revela_hub.loading import hub_name
 from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.base.run import for_card, hardware
@@ -233,4 +233,5 @@ def portable(options: AdaptOptions) -> dict[str, Any]:
 
 
 def _on_the_hub(retriever: str) -> str | None:
-    return None if Path(retriever).exists() else hub_model_id(retriever)
+    name = hub_name(retriever)  # of owner/name@revision, not its folder in the cache
+    return None if local_path(name).exists() else name

@@ -181,7 +181,8 @@ def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
     shared, depth = load_reranker(arguments), depth_of(metrics)
     for name in arguments.models:
         if local_path(name).is_file():
-            yield Row(name, score_run(read_run(name, task, depth), task, metrics))
+            run = read_run(name, task, depth)
+            yield Row(name, score_run(run, task, metrics), run)
             continue
         for mode, label in _modes(arguments, name):
             fitted = mode == "hybrid" and not arguments.mode
