@@ -21,13 +21,13 @@ import json
 import platform
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import retromae_finetuning as finetune
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
@@ -40,9 +40,6 @@ from revela_hub.evaluation.significance import paired_bootstrap
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.retrieval.bm25 import BM25
 from revela_hub.trainers import CoTMoTEFinetuner, CoTMoTETrainer, CoTMoTETrainingArguments, hybrid_encoder
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "retromae"))
-import finetune  # noqa: E402
 
 VARIANTS = ("siamese", "separate", "experts")
 FIRST, SWITCHED, MINED = "BM25 negatives", "switched experts", "mined negatives"
