@@ -47,7 +47,8 @@ def teacher(rows: Dataset, options: argparse.Namespace) -> None:
         warmup_steps=1000,
     )
     CrossEncoderTrainer(model=model, args=run, train_dataset=rows, loss=loss).train()
-    model.save_pretrained(options.output)
+    if run.should_save:  # one of the processes
+        model.save_pretrained(options.output)
 
 
 def score(rows: Dataset, options: argparse.Namespace) -> None:

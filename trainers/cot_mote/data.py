@@ -24,7 +24,7 @@ from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings, tokenized_runs
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option, values_of
-from revela_hub.ranges import NonNegativeInt, PositiveInt, Share
+from revela_hub.ranges import NonNegativeInt, PositiveInt, Share, TextLength
 from revela_hub.trainers.base.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
 from revela_hub.trainers.base.masked import SPECIAL_TOKENS, MaskedCollator
 
@@ -232,7 +232,7 @@ class CoTMoTEDataArguments(StreamedTextArguments):
         " sets (hf:owner/name) with the columns text and queries; instead of --data.",
         metavar="PATH",
     )
-    max_length: PositiveInt = option(144, "Maximum number of tokens per span or passage, including [CLS] and [SEP].")
+    max_length: TextLength = option(144, "Maximum number of tokens per span or passage, including [CLS] and [SEP].")
     query_max_length: PositiveInt = option(32, "finetune: Maximum number of tokens per query.")
     min_tokens: PositiveInt = option(MIN_TOKENS, "Skip spans with fewer tokens, such as the ends of documents.")
     encoder_mask_ratio: Share = option(

@@ -14,7 +14,7 @@ from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.text.masking import visibility
 from revela_hub.data.text.spans import MIN_TOKENS, SpanSettings, build_spans
 from revela_hub.options import option, values_of
-from revela_hub.ranges import PositiveInt, Share
+from revela_hub.ranges import PositiveInt, Share, TextLength
 from revela_hub.trainers.base.arguments import WARMUP, WEIGHT_DECAY, RunArguments, StreamedTextArguments, text_rows
 from revela_hub.trainers.base.masked import MaskedCollator
 
@@ -122,7 +122,7 @@ class RetroMAEDataArguments(StreamedTextArguments):
 
     option_group = "data"
 
-    max_length: PositiveInt = option(512, "Maximum number of tokens per span, including [CLS] and [SEP].")
+    max_length: TextLength = option(512, "Maximum number of tokens per span, including [CLS] and [SEP].")
     min_tokens: PositiveInt = option(MIN_TOKENS, "Skip spans with fewer tokens, such as the ends of documents.")
     encoder_mask_ratio: Share = option(
         0.3, "Fraction of tokens that the encoder has to predict, masked as whole words."

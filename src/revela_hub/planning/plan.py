@@ -117,7 +117,7 @@ SETTINGS: dict[str, Any] = {
     "resume_from_checkpoint": None, "plan": False, "probe": "none", "eval_corpus": None, "eval_strategy": "no", "export": "last", "quiet": True,
     "disable_tqdm": True, "dataloader_num_workers": 0, "optim": "adamw_torch", "use_cpu": True, "streaming": False,
     "exclude": [], "max_documents": None, "groups_column": None, "weights": None, "max_groups": None, "max_spans": None,
-    "without_tasks": [], "query_generator": "extractive", "plain_text": [], "pseudo_labels": "bm25", "retrieval_warmup_epochs": 1e-6, "retriever_start_step": 0,
+    "without_tasks": [], "pseudo_queries": [], "plain_text": [], "pseudo_labels": "bm25", "retrieval_warmup_epochs": 1e-6, "retriever_start_step": 0,
 }  # fmt: skip
 
 
