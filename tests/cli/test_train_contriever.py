@@ -47,7 +47,8 @@ def test_the_run_says_what_it_was_worth(
     assert json.loads((output / "outcome.json").read_text())["curve"].keys() == {"0", "1", "2", "3"}
     card = (output / "retriever" / "README.md").read_text()
     assert "Training " in card and "removed from the text" in card and "@article{izacard2021unsupervised,\n" in card
-    assert "base model" in card and "retrieval_curve.png" in card and str(tmp_path) not in card
+    assert "base model" in card and "retrieval_curve.png" in card
+    assert str(tmp_path) not in card.replace(str(output / "retriever"), "")  # the code loads this folder
     assert (output / "retriever" / "figures" / "retrieval_curve.png").is_file()
     model = SentenceTransformer(str(output / "retriever"), device="cpu")
     assert model.encode_query(["a river"]).shape == (1, 32)

@@ -177,6 +177,8 @@ def test_readers_and_their_retrievers(
     args = RAITTrainingArguments(**settings)
     names = RAITTrainer(model=str(llama_folder), args=args, passages=texts, num_passages=2, **both)
     by_names = run(names)
+    names.save_model(str(tmp_path / "reader"))
+    assert names.method.paper.title in (tmp_path / "reader" / "model" / "README.md").read_text()
     ranking = rank_passages("bm25", [f"Where is {place}?" for place in ("Paris", "Tokyo")] * 4, texts, 2)
     model, data = AutoModelForCausalLM.from_pretrained(llama_folder), Dataset.from_dict({"text": texts})
     given: dict[str, Any] = {"passages": data, "pseudo_labels": ranking, "num_passages": 2}

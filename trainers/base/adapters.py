@@ -33,8 +33,9 @@ def refuse_frozen(part: str, model: nn.Module) -> None:
         raise UserError(f"all weights of {part} are frozen: call requires_grad_(True) on it, or load it again")
 
 
-def lora_config(args: AdapterArguments) -> LoraConfig | None:
+def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
     """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0."""
+    refuse_adapters(type(model).__name__, model)  # they would be trained, but not merged
     if not args.lora_rank:
         return None
     alpha = args.lora_alpha or args.lora_rank

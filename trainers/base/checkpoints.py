@@ -66,7 +66,7 @@ def checkpoints_in(output: Path) -> list[Path]:
 def last_checkpoint(output: Path) -> Path | None:
     """Return the newest complete checkpoint of an output folder, if any."""
     complete = [path for path in checkpoints_in(output) if is_complete(path)]
-    return max(complete, key=lambda path: ((path / TRAINER_STATE_NAME).stat().st_mtime_ns, path.name), default=None)
+    return max(complete, key=lambda at: ((at / TRAINER_STATE_NAME).stat().st_mtime_ns, int(at.name[11:])), default=None)
 
 
 def is_complete(checkpoint: Path) -> bool:

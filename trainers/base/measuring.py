@@ -173,13 +173,16 @@ class BestWeights(TrainerCallback):
         self.last = getattr(trainer.args, "export", "best") == "last"
         self.dev, self.test = halves(self.task.queries)
         self.scores: dict[int, RetrievalScores] = {}
+        self.other_task_until = 0  # step of the last evaluation in the log that is of another task
         self.rankings: dict[int, Rankings] = {}  # of the base model and the best step, if evaluated by this process
 
     # --- during training
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Read the scores of the best step of a run that resumes, unless it resumes from an earlier step."""
-        self.scores |= from_main(lambda: self._stored(state.global_step))
+        stored = from_main(lambda: self._stored(state.global_step))
+        self.scores |= {step: scores for step, scores in stored.items() if step <= state.global_step}
+        self.other_task_until = 0 if stored else state.global_step
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Record an evaluation, and stop the run if it no longer improves."""
@@ -190,7 +193,8 @@ class BestWeights(TrainerCallback):
         self.rankings = {kept: found for kept, found in self.rankings.items() if kept in (0, self.best_step)}
         if step in (0, self.best_step):
             self.store(step)
-        later = [known for known in self.scores if known > max(self.scores, key=self._dev_mean)]
+        best = max(self.scores, key=self._dev_mean)
+        later = [known for known in self._curve(state) if known > best]
         if len(later) >= PATIENCE and step < state.max_steps and not self.last:
             self.trainer.args.log(f"stopped at step {step}: the last {PATIENCE} evaluations are not above the best one")
             control.should_training_stop = True
@@ -204,6 +208,12 @@ class BestWeights(TrainerCallback):
     def _dev_mean(self, step: int) -> float:
         scores = self.scores[step].per_query[METRIC]
         return sum(scores[query] for query in sorted(self.dev)) / len(self.dev)
+
+    def _curve(self, state: TrainerState) -> dict[int, float]:
+        """Return step -> nDCG@10 of all evaluations, also of those before a resume, which only the log has."""
+        key, first = f"eval_{METRIC}", self.other_task_until + 1
+        logged = {entry["step"]: entry[key] for entry in state.log_history if key in entry and entry["step"] >= first}
+        return dict(sorted((logged | {step: scores.ndcg_at_10 for step, scores in self.scores.items()}).items()))
 
     # --- after training
 
@@ -228,21 +238,23 @@ class BestWeights(TrainerCallback):
             difference=difference,
             bm25=score_run(bm25, self.task),
             hybrid=fit_hybrid(dense, bm25, self.task),
-            curve={known: self.scores[known].ndcg_at_10 for known in sorted(self.scores)},
+            curve=self._curve(self.trainer.state),
         )
 
     # --- files
 
     def _stored(self, last: int) -> dict[int, RetrievalScores]:
-        """Return the scores of the stored weights of steps up to the last, if they were evaluated on the same queries."""
+        """Return the scores of stored weights that were evaluated on the same queries, and delete the weights of later steps."""
         found: dict[int, RetrievalScores] = {}
         for file in self.folder.glob("step-*.safetensors"):
             with safe_open(file, framework="pt") as weights:
                 metadata: Any = weights.metadata()
             scores = RetrievalScores(**json.loads(metadata["scores"]))
-            step, asked = int(file.stem.removeprefix("step-")), scores.per_query[METRIC].keys()
-            if 0 < step <= last and scores.name == self.task.name and asked == self.task.queries.keys():
+            step, asked = int(file.stem.removeprefix("step-")), json.loads(metadata.get("queries", "{}"))
+            if step and scores.name == self.task.name and asked == self.task.queries:
                 found[step] = scores
+            if step > last:
+                file.unlink()
         return found
 
     def _file(self, step: int) -> Path:
@@ -259,7 +271,7 @@ class BestWeights(TrainerCallback):
         weights: Any = get_model_state_dict(self._model, options=options)  # empty except on the main process
         if self.main:
             trained = [key for key, weight in self._model.named_parameters() if weight.requires_grad]  # ties once
-            metadata = {"scores": json.dumps(asdict(self.scores[step]))}
+            metadata = {"scores": json.dumps(asdict(self.scores[step])), "queries": json.dumps(self.task.queries)}
             with atomic(self._file(step)) as part:
                 save_file({key: weights[key].contiguous().clone() for key in trained}, part, metadata)
             for other in self.folder.glob("step-*.safetensors") if step else ():

@@ -122,7 +122,7 @@ def with_adapters(
     Without a configuration, they are those of the arguments; return None if there are none. `query_only`: only the query route
     of a retriever is trained.
     """
-    config = config or (None if args is None else lora_config(args))
+    config = config or (None if args is None else lora_config(args, model))
     if config is None:
         return None
     backbone: Any = model

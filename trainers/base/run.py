@@ -157,13 +157,15 @@ def _refuse_foreign(output: Path, method: Method) -> None:
 def _opened(arguments: RunArguments, output: Path) -> tuple[RunRecord, Path | None, bool]:
     """Return the record, the checkpoint to resume from, if any, and whether there is nothing to do."""
     record, before = RunRecord(run_settings(arguments)), RunRecord.read(output)
+    old = {} if before is None else before.settings
+    changed = {name: value for name, value in record.settings.items() if old.get(name, value) != value}
     wanted = arguments.resume_from_checkpoint
     checkpoint = last_checkpoint(output) if wanted in ("last", "true", "True") else Path(wanted) if wanted else None
     if checkpoint is not None and not is_complete(checkpoint):
         raise UserError(f"--resume_from_checkpoint {wanted} is not a complete checkpoint")
     if not wanted:
         _start_from_scratch(arguments, output, before)
-    elif before is not None and before.finished and before.settings == record.settings:
+    elif before is not None and before.finished and not changed:
         arguments.log(f"nothing to do: the run in {output} finished")
         return before, None, True
     else:
@@ -172,9 +174,8 @@ def _opened(arguments: RunArguments, output: Path) -> tuple[RunRecord, Path | No
     if checkpoint is not None and before is not None:
         since = checkpoint.name.replace("checkpoint-", "step ")
         changes = [
-            f"from {since} on: {name} {for_card(name, value)} (before: {for_card(name, before.settings[name])})"
-            for name, value in record.settings.items()
-            if name in before.settings and before.settings[name] != value
+            f"from {since} on: {name} {for_card(name, value)} (before: {for_card(name, old[name])})"
+            for name, value in changed.items()
         ]
         record.changes = before.changes + changes
         if changes:

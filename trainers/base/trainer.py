@@ -236,9 +236,10 @@ class MethodTrainer(Trainer):
             self.control.should_training_stop = True
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Warn of missing weights, but not of tied ones, which a checkpoint has under their first names."""
-        tied = getattr(self.model, "all_tied_weights_keys", {})
-        missing = [name for name in load_result.missing_keys if name not in tied]
+        """Warn of missing weights, but not of frozen ones, and of tied ones, which a checkpoint has under their first names."""
+        model: Any = self.model
+        known = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+        missing = sorted({*load_result.missing_keys} - {*known, *getattr(model, "all_tied_weights_keys", {})})
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

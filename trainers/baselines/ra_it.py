@@ -168,7 +168,7 @@ class RAITTrainer(MethodTrainer):
         check_room(decoder, max(map(len, data["input_ids"])))
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or lora_config(args)
+        adapters = peft_config or lora_config(args, decoder)
         trained = decoder if adapters is None else add_adapters(decoder, adapters)
         shared = {"processing_class": tokenizer, "data_collator": DataCollatorForSeq2Seq(tokenizer)}
         super().__init__(model=trained, args=args, train_dataset=data, **shared, **kwargs)

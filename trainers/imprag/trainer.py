@@ -146,7 +146,7 @@ class ImpRAGTrainer(MethodTrainer):
         self.ranking: NDArray[np.int32] | None = None  # the best passages of each row, from the index
         self.built_at = -1
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or lora_config(args)
+        adapters = peft_config or lora_config(args, model)
         super().__init__(
             model=model if adapters is None else add_adapters(model, adapters),
             args=args,

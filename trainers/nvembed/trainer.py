@@ -28,7 +28,6 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
-from revela_hub.hub_cards.assemble import export_parts
 from revela_hub.hub_cards.export import save_config
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
@@ -37,7 +36,6 @@ from revela_hub.trainers.base.adapters import (
     add_adapters,
     lora_config,
     merged_copy,
-    refuse_adapters,
     refuse_frozen,
     saving_merged,
 )
@@ -130,10 +128,9 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         if args.world_size > 1 and Version(version("sentence-transformers")) < Version("6.2"):
             # It synchronises processes at every mini-batch, whose number may differ between them, so training would hang.
             raise UserError("NV-Embed on several processes needs sentence-transformers 6.2 or newer")
-        refuse_adapters("the decoder", self.nvembed.embedding_model)
         refuse_frozen("the decoder", self.nvembed.embedding_model)
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or lora_config(args)
+        adapters = peft_config or lora_config(args, self.nvembed.embedding_model)
         if adapters is not None:
             self.adapters = add_adapters(self.nvembed.embedding_model, adapters)
             saving_merged(self.nvembed, self.adapters)  # `model` saves this, not the decoder in it
@@ -172,10 +169,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
 
     def write_models(self, output: str | Path) -> list[Path]:
         """Write `embedder/` only; checkpoints are for resuming."""
-        output = local_path(output)
-        if not self.args.should_save:
-            return []
-        return export_parts(self.method, output, output, self.folders, loaded=self.exportable())
+        return self._export(local_path(output))
 
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Return the sampler of the base class; `--batch_sampler no_duplicates` compares texts without task and instruction."""

@@ -1,13 +1,16 @@
 """Load the models and tokenizers that a Revela run starts from, or that it saved, and export them."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import is_sentence_transformer_model
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
@@ -24,8 +27,9 @@ from revela_hub.hub_cards.tokenizers import (
 from revela_hub.hub_cards.verify import LONGEST_PROBE
 from revela_hub.loading import encoder as open_encoder
 from revela_hub.modeling import RevelaConfig, RevelaForCausalLM
+from revela_hub.modeling.backbones import load_backbone
 from revela_hub.retrieval.encoder import refuse_other_kind, similarity_of
-from revela_hub.trainers.base.adapters import merge, refuse_adapters
+from revela_hub.trainers.base.adapters import merge
 from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import (
     check_fields,
@@ -34,6 +38,7 @@ from revela_hub.trainers.base.weights import (
     is_encoder,
     load_adapters,
     load_whole,
+    raise_for_names,
     refuse_remote_code,
 )
 from revela_hub.trainers.revela import REVELA
@@ -79,9 +84,6 @@ def load_backbones(
     code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     retriever = retriever_in(retriever)
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
-    for place in (retriever, lm):
-        if not isinstance(place, str | Path):
-            refuse_adapters(type(place).__name__, place)
     if isinstance(retriever, str | Path):
         refuse_other_kind(name)
         if is_sentence_transformer_model(name):
@@ -143,7 +145,7 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
     """Load a checkpoint that `RevelaTrainer` saved, with all weights or with adapters, which are merged.
 
     Args:
-        folder: checkpoint folder; one with adapters also needs the base models, which its config.json names.
+        folder: checkpoint folder; one with adapters or a frozen language model also needs the base models that config.json names.
         trust_remote_code: whether to run tokenizer code from the repositories; models that need remote code are rejected.
 
     Raises:
@@ -155,9 +157,24 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
         if (folder / "adapter_model.safetensors").is_file():
             model = _load_adapters(folder, trust_remote_code)
         else:
-            model = load_whole(RevelaForCausalLM, folder, dtype=torch.float32)
+            model = _load_weights(folder, trust_remote_code)
         tokenizers = [AutoTokenizer.from_pretrained(folder / part) for part in ("retriever_tokenizer", "lm_tokenizer")]
     return RevelaBackbones(model.eval(), *tokenizers)
+
+
+def _load_weights(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
+    """Load all weights. A checkpoint has none of a frozen language model, which is loaded from where the run loaded it."""
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files or any(name.startswith("lm.") for file in files for name in safe_open(file, "pt").keys()):
+        return load_whole(RevelaForCausalLM, folder, dtype=torch.float32)
+    config: Any = RevelaConfig.from_pretrained(folder)
+    lm = load_backbone(AutoModelForCausalLM, config.lm.name_or_path, trust_remote_code=trust_remote_code)
+    model: RevelaForCausalLM = RevelaForCausalLM(config, lm=lm).float()
+    weights = {name: weight for file in files for name, weight in load_file(file).items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    raise_for_names(folder, "missing weight", [name for name in missing if not re.match(r"lm\.|.*\bpooler\.", name)])
+    raise_for_names(folder, "the model has no weight", unexpected)
+    return model
 
 
 def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
@@ -174,7 +191,7 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
 
 
 def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Write a part of a checkpoint, with adapters merged, or only the retriever's adapter.
+    """Write a part of a checkpoint, with adapters merged.
 
     Raises:
         UserError: the checkpoint does not have this part, or `max_length` has no effect on it.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
-from peft import PeftConfig
+from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
@@ -131,7 +131,7 @@ class RevelaTrainer(MethodTrainer):
         kwargs["train_dataset"] = rows
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, GROUP_COLUMNS, args, build))
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = _with_biases(peft_config or lora_config(args), model)
+        adapters = _with_biases(peft_config or lora_config(args, model), model)
         trained = model if adapters is None else add_adapters(model, adapters)
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
         if self.lm_trained:
@@ -219,7 +219,11 @@ class RevelaTrainer(MethodTrainer):
         return scheduler
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Save weights or adapters, the configuration and both tokenizers."""
+        """Save weights or adapters, the configuration and both tokenizers; not a frozen language model that can be loaded again."""
+        frozen = not self.lm_trained and not isinstance(self.model, PeftModel)
+        if frozen and self.revela.lm.config.name_or_path:
+            weights = self.revela.state_dict() if state_dict is None else state_dict
+            state_dict = {name: weight for name, weight in weights.items() if not name.startswith("lm.")}
         super()._save(output_dir, state_dict)
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir or ".")

@@ -60,6 +60,7 @@ def measuring(
         args=SimpleNamespace(should_save=rank() == 0, log=log),
         accelerator=SimpleNamespace(unwrap_model=lambda model: model),
         retriever=model,
+        state=SimpleNamespace(global_step=0, max_steps=90, log_history=[]),
     )
     return BestWeights(trainer, folder)
 
@@ -70,14 +71,17 @@ def evaluate(measured: BestWeights, step: int) -> bool:
     run = from_main(lambda: retrieval_run(trainer.model, measured.task))  # as `rank_together`
     trainer.measurement = score_run(run, measured.task), run
     control: Any = SimpleNamespace(should_training_stop=False)
-    state: Any = SimpleNamespace(global_step=step, max_steps=90)
+    state = trainer.state
+    state.global_step = step
     measured.on_evaluate(None, state, control, metrics={"eval_loss": 1.0})  # type: ignore[arg-type]
     measured.on_evaluate(None, state, control, metrics={"eval_ndcg_at_10": 1.0})  # type: ignore[arg-type]
     return bool(control.should_training_stop)
 
 
-def resume_at(measured: BestWeights, step: int) -> None:
-    measured.on_train_begin(None, SimpleNamespace(global_step=step), None)  # type: ignore[arg-type]
+def resume_at(measured: BestWeights, step: int, evaluated: tuple[int, ...] = ()) -> None:
+    state: Any = measured.trainer.state
+    state.global_step, state.log_history = step, [{"step": at, "eval_ndcg_at_10": 0.5} for at in evaluated]
+    measured.on_train_begin(None, state, None)  # type: ignore[arg-type]
 
 
 def run(
@@ -167,6 +171,10 @@ def test_a_run_that_no_longer_improves_ends(task: RetrievalTask, tmp_path: Path)
     lines: list[str] = []
     model, outcome, step = run(skills, task, tmp_path / "a", log=lines.append)
     assert step == 40 and float(model.skill) == 55 and outcome.step == 10 and len(lines) == 1
+    resumed = measuring(Model(5), task, tmp_path / "a")  # killed after step 30
+    evaluate(resumed, 0)
+    resume_at(resumed, 30, (10, 20, 30))
+    assert evaluate(resumed, 40) and resumed.best_step == 10
     model, outcome, step = run(skills, task, tmp_path / "c", last=True)
     assert step == 90 and float(model.skill) == 1 and outcome.step == 90
     assert run({0: 50, 20: 40, 40: 45, 60: 47, 80: 60, 90: 65}, task, tmp_path / "b", every=30)[2] == 90
@@ -185,6 +193,7 @@ def test_a_resumed_run_knows_its_best_step(task: RetrievalTask, tmp_path: Path, 
     evaluate(resumed, 0)
     resume_at(resumed, at)
     assert sorted(resumed.scores) == known
+    assert list(tmp_path.rglob("step-10.*")) == [tmp_path / "measured" / "step-10.safetensors"] * (at >= 10)
     for step, skill in ((10, 45), (15, 30), (20, 25)):
         if step > at:
             model.skill.data.fill_(skill)
@@ -202,21 +211,22 @@ def test_a_run_that_exported_the_last_step_may_be_resumed_to_export_the_best(
     model = Model(20)
     resumed = measuring(model, task, tmp_path)
     evaluate(resumed, 0)
-    resume_at(resumed, 20)
+    resume_at(resumed, 20, (10, 20))
     model.skill.data.fill_(50)
     evaluate(resumed, 30)
     outcome = resumed.finish()
-    assert outcome.step == 30 and float(model.skill) == 50 and list(outcome.curve) == [0, 20, 30]
+    assert outcome.step == 30 and float(model.skill) == 50 and list(outcome.curve) == [0, 10, 20, 30]
 
 
 def test_scores_of_another_task_are_not_compared(task: RetrievalTask, tmp_path: Path) -> None:
     run({0: 20, 10: 60}, task, tmp_path)
     fewer = RetrievalTask(task.corpus, dict(list(task.queries.items())[:40]), task.qrels, task.name)
     renamed = RetrievalTask(task.corpus, task.queries, task.qrels, "other texts")
-    for other, known in ((task, [10]), (fewer, []), (renamed, [])):
+    asked = RetrievalTask(task.corpus, {name: f"{text}?" for name, text in task.queries.items()}, task.qrels, task.name)
+    for other, known in ((task, [10]), (fewer, []), (renamed, []), (asked, [])):
         resumed = measuring(Model(20), other, tmp_path)
-        resume_at(resumed, 10)
-        assert sorted(resumed.scores) == known
+        resume_at(resumed, 10, (10,))
+        assert sorted(resumed.scores) == list(resumed._curve(resumed.trainer.state)) == known
 
 
 def test_the_weight_of_a_hybrid_is_chosen_without_the_query(task: RetrievalTask) -> None:

@@ -40,11 +40,11 @@ run.retrieval_task = RetrievalTask(texts, queries, {{f"q{{n}}": {{f"d{{n}}": 1}}
 best = BestWeights(run, Path({out!r}))
 best.last = True
 run.add_callback(best)
-run.eval_dataset = {{}}
+run.eval_dataset, run.args.eval_strategy, run.args.eval_steps = {{}}, "steps", 2
 run.evaluate()
 run.train()
 run.evaluate()
-assert sorted(best.scores) == [0, run.state.global_step]
+assert sorted(best.scores) == [0, 2, 4] and run.state.global_step == 4
 assert {{type(p.data).__name__ for p in run.model_wrapped.parameters()}} == {{"DTensor"}}
 run.save_model({out!r})
 outcome = best.finish()
