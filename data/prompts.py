@@ -37,7 +37,7 @@ T = TypeVar("T")
 COLUMNS = ("id", "task", "prompt", "input", "answers", "retrieve", "where")
 """The columns of a data set of prompts: `input` is the prompt without its template, for use as a query; `answers` are the
 accepted ones, of which the first is used for training; `where` is file and line."""
-TYPES: dict[str, str | list[str]] = dict.fromkeys(COLUMNS, "string") | {"answers": ["string"], "retrieve": "bool"}
+TYPES: dict[str, str | list[str]] = {**dict.fromkeys(COLUMNS, "string"), "answers": ["string"], "retrieve": "bool"}
 ROLES = ("id", "task", "prompt", "input", "context", "answers", "retrieve", "choice", "parent")
 KINDS = ("phrase_denoising", "next_sentence", "previous_sentence", "plain_text")
 # KILT's verdicts on a claim, as they are in the templates.

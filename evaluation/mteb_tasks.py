@@ -86,7 +86,7 @@ def evaluate_mteb(
         assert model == "bm25"
         evaluated: Any = mteb.get_model(BM25_BASELINE)
         return [_evaluate(evaluated, task, batch_size, metrics, show_progress_bar) for task in resolved]
-    own = model.prompts
+    own: dict[str, Any] = model.prompts
     try:
         if instructions is not None:
             model.prompts = own | task_prompts(resolved, instructions)
@@ -168,7 +168,9 @@ def _evaluate(
         task.unload_data()
     scores = [subset for split in result.task_results[0].scores.values() for subset in split]
     *means, main = (float(sum(score[key] for score in scores) / len(scores)) for key in (*wanted, "main_score"))
-    return TaskScores(name, dict(zip(wanted, means, strict=True)), *sizes, category=category, main_score=main)
+    return TaskScores(
+        name, dict(zip(wanted, means, strict=True)), sizes[0], sizes[1], category=category, main_score=main
+    )
 
 
 def means_of(scores: Sequence[TaskScores]) -> list[TaskScores]:

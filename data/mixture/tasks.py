@@ -140,13 +140,13 @@ def read_mixture(mixture: str | Path | Mapping[str, Any] | Sequence[Any]) -> dic
             given = yaml.safe_load(os.path.expandvars(local_path(mixture).read_text(encoding="utf-8")))
         except yaml.YAMLError as error:  # with the line
             raise UserError(f"{mixture}: {error}") from error
-    given = dict(given) if isinstance(given, Mapping) else {"tasks": given}
-    tasks = given.get("tasks")
-    if given.keys() - {"tasks", "root"} or not isinstance(tasks, list | tuple) or not tasks:
+    content: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"tasks": given}
+    tasks = content.get("tasks")
+    if content.keys() - {"tasks", "root"} or not isinstance(tasks, list | tuple) or not tasks:
         raise UserError(
             f"{mixture}: a mixture has tasks (a list of mappings with name, type and source), and may have a root"
         )
-    return given
+    return content
 
 
 def parse_mixture(

@@ -20,7 +20,7 @@ class TextOptions:
     exclude: list[str] = option([], "Names of files and folders to skip, e.g. '*.min.js' or tests.")
     max_documents: PositiveInt | None = option(None, "Maximum number of documents to read from each source.")
 
-    def reading(self) -> dict[str, Any]:
+    def text_options(self) -> dict[str, Any]:
         """Return these options as defaults for `parse_sources` and `read_documents`."""
         return {
             "kind": None if self.kind == "auto" else self.kind,

@@ -118,7 +118,7 @@ class DocumentTokens(NamedTuple):
     word_starts: Bools
     lengths: Tokens
 
-    def span(self, start: int, end: int) -> tuple[Tokens, NDArray[np.uint8]]:
+    def span(self, start: int, end: int | None) -> tuple[Tokens, NDArray[np.uint8]]:
         """Return the tokens and word starts of a span."""
         word_starts = self.word_starts[start:end].astype(np.uint8)
         word_starts[:1] = 1  # even inside a word that was split

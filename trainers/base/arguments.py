@@ -142,7 +142,7 @@ class TextArguments(TextOptions):
 
         `held_out` is the folder of a probe, whose queries are excluded from the text.
         """
-        own = TextOptions.reading(self)  # a method may have an option of this name
+        own = self.text_options()
         return parse_sources(self.data, **own, held_out=held_out and str(held_out)) if self.data else []
 
 

@@ -28,7 +28,7 @@ class EncoderInTraining(SentenceTransformer):
         tokenizer: PreTrainedTokenizerBase,
         prompts: Mapping[str, str],
         max_length: int,
-        similarity: str,
+        similarity: Any,
     ) -> None:
         device = str(next(model.parameters()).device)
         module = _Embedder(model, embed, tokenizer, max_length)

@@ -23,7 +23,10 @@ _Arguments = TypeVar("_Arguments", bound=RunArguments)
 def trained_transformer(retriever: SentenceTransformer) -> Any:
     """Return the module in training that reads texts, a Transformer or static embeddings: of queries, if the model has two routes."""
     first: Any = retriever[0]
-    return first.sub_modules["query"][0] if isinstance(first, Router) else first
+    if not isinstance(first, Router):
+        return first
+    route: Any = first.sub_modules["query"]
+    return route[0]
 
 
 def trained_backbone(retriever: SentenceTransformer) -> PreTrainedModel | None:

@@ -280,7 +280,8 @@ class RADITTrainer(RetrieverTrainer):
             target_BC = self.log_likelihoods[rows].to(scores_BC.device)
             # RA-DIT's exponents are the likelihoods themselves (its equation 4), ImpRAG's their logarithms.
             target_BC = target_BC.exp() if self.args.loss == "ra-dit" else target_BC
-            target_BC = (target_BC / self.args.likelihood_temperature).masked_fill(~present_BC, MASKED_SCORE)
+            temperature: Any = self.args.likelihood_temperature
+            target_BC = (target_BC / temperature).masked_fill(~present_BC, MASKED_SCORE)
             pair = scores_BC, target_BC
             loss = kl_divergence(*(pair if self.args.loss == "ra-dit" else pair[::-1])).mean()
         return (loss, {"scores": scores_BC}) if return_outputs else loss

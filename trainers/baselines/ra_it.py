@@ -170,7 +170,7 @@ class RAITTrainer(MethodTrainer):
         set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = peft_config or lora_config(args, decoder)
         trained = decoder if adapters is None else add_adapters(decoder, adapters)
-        shared = {"processing_class": tokenizer, "data_collator": DataCollatorForSeq2Seq(tokenizer)}
+        shared: dict[str, Any] = {"processing_class": tokenizer, "data_collator": DataCollatorForSeq2Seq(tokenizer)}
         super().__init__(model=trained, args=args, train_dataset=data, **shared, **kwargs)
 
     def exportable(self) -> Any:
@@ -275,7 +275,7 @@ class PastedAnswerer(Answerer):
         num_passages: int | None = None,
     ) -> None:
         self.model, self.tokenizer, self.collection, self.ranker = model, tokenizer, collection, ranker  # type: ignore[assignment]
-        self.num_passages = num_passages or getattr(model.config, "num_passages", 10)
+        self.num_passages: int = num_passages or int(getattr(model.config, "num_passages", 10))
         self.max_passage_length: int = getattr(model.config, "max_passage_length", 160)
         self.positions = text_positions(model.config)
         self.reserved = self.num_passages * (self.max_passage_length + 8)  # `Passage: ` and the end of the line
@@ -304,5 +304,5 @@ def open_reader(
     index_of = store.index if encoder else None
     ranker = build_ranker(store.passages, settings, store.derived, dense=encoder, index=index_of)
     model, tokenizer = load_lm(name)
-    model.generation_config.pad_token_id = tokenizer.eos_token_id  # type: ignore[union-attr]
+    model.generation_config.pad_token_id = tokenizer.eos_token_id
     return PastedAnswerer(on_device(model.eval(), device), tokenizer, store, ranker, num_passages)

@@ -141,5 +141,6 @@ def nearest_passages(
     if processes > 1:
         parts: list[Any] = [None] * processes
         dist.all_gather_object(parts, found)
-        found = sort_hits(*map(np.hstack, zip(*parts, strict=True)), k)
+        scores_QM, rows_QM = map(np.hstack, zip(*parts, strict=True))
+        found = sort_hits(scores_QM, rows_QM, k)
     return found.rows_QK.astype(np.int32)

@@ -174,7 +174,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Return the sampler of the base class; `--batch_sampler no_duplicates` compares texts without task and instruction."""
         texts = dataset.select_columns(in_order(dataset.column_names))
-        return super().get_batch_sampler(texts, *args, **kwargs)  # type: ignore[no-any-return]
+        return super().get_batch_sampler(texts, *args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the trained weights (adapters and pooling, or all), the configuration and the tokenizer."""

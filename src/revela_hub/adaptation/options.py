@@ -70,4 +70,4 @@ class AdaptOptions(TextOptions):
         """Return the sources of the text."""
         from revela_hub.data.sources.source import parse_sources
 
-        return parse_sources(self.data, **self.reading())
+        return parse_sources(self.data, **self.text_options())

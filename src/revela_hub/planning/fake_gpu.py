@@ -134,7 +134,8 @@ class Autocast(ContextDecorator):
     cache = WeakIdKeyDictionary()
 
     def __init__(self, device_type: str = "", dtype: torch.dtype | None = None, enabled: bool = True, **_: Any) -> None:
-        self.wanted, self._before = (enabled, dtype or Autocast.dtype), []
+        self.wanted = enabled, dtype or Autocast.dtype
+        self._before: list[tuple[bool, torch.dtype]] = []
 
     def __enter__(self) -> None:
         self._before.append((Autocast.enabled, Autocast.dtype))
@@ -157,7 +158,8 @@ class Autocast(ContextDecorator):
         if tensor not in Autocast.cache:
             with torch.enable_grad():
                 Autocast.cache[tensor] = tensor.to(Autocast.dtype)
-        return Autocast.cache[tensor]
+        half: Tensor = Autocast.cache[tensor]
+        return half
 
 
 # Names of the functions that autocast computes in half precision, in float32, and with sums in float32.
@@ -213,11 +215,14 @@ def _from_config(cls: Any, name: str, *_: Any, config: Any = None, dtype: Any = 
     config = cls.config_class.from_pretrained(name) if config is None else config
     config.name_or_path = str(name)
     chosen = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
-    attention = (
-        {"attn_implementation": options.get("attn_implementation")} if options.get("attn_implementation") else {}
-    )
+    attention = {key: options[key] for key in ("attn_implementation",) if options.get(key)}
     model = cls._from_config(config, dtype=config.dtype if chosen in (None, "auto") else chosen, **attention).eval()
-    found = {"missing_keys": set(), "mismatched_keys": set(), "unexpected_keys": set(), "error_msgs": []}
+    found: dict[str, Any] = {
+        "missing_keys": set(),
+        "mismatched_keys": set(),
+        "unexpected_keys": set(),
+        "error_msgs": [],
+    }
     return (model, found) if options.get("output_loading_info") else model
 
 
@@ -234,16 +239,9 @@ def _tokenizer(name: str, **options: Any) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     end = " </s>" if is_encoder(str(name)) else ""
     tokenizer.post_processor = processors.TemplateProcessing(f"<s> $A{end}", special_tokens=[("<s>", 1), ("</s>", 2)])
-    names = {
-        "pad_token": "<pad>",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "mask_token": "<mask>",
-        "unk_token": "<unk>",
-    }
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, cls_token="<s>", sep_token="</s>", name_or_path=str(name), **names
-    )
+    names = {f"{name}_token": f"<{name}>" for name in ("pad", "mask", "unk")}
+    names |= {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(name), **names)
 
 
 @contextmanager
@@ -251,7 +249,7 @@ def fake_gpu() -> Iterator[Meter]:
     """Load models from their config.json and compute without values inside the context."""
     meter = Meter()
     stand_ins = {
-        "transformers.PreTrainedModel.from_pretrained": classmethod(_from_config),
+        "transformers.PreTrainedModel.from_pretrained": classmethod(_from_config),  # type: ignore[arg-type]
         "transformers.AutoTokenizer.from_pretrained": staticmethod(_tokenizer),
         "torch.autocast": Autocast,
         "torch.amp.autocast": Autocast,

@@ -150,11 +150,8 @@ def _write_data(folder: Path, arguments: Any, names: set[str]) -> dict[str, Any]
             "data": [_jsonl(folder / "prompts.jsonl", prompts)],
             "corpus": [_jsonl(folder / "passages.jsonl", passages)],
         }
-    if (
-        hasattr(arguments, "mixture")
-        or getattr(arguments, "stage", "") == "finetune"
-        or getattr(arguments, "pairs", None)
-    ):
+    paired = hasattr(arguments, "mixture") or getattr(arguments, "stage", "") == "finetune"
+    if paired or getattr(arguments, "pairs", None):
         columns = ["anchor", "positive", *(f"negative_{n + 1}" for n in range(getattr(arguments, "num_negatives", 0)))]
         texts = [{name: _characters(2 * length, draw) for name in columns} for _ in range(rows)]
         pairs = _jsonl(folder / "pairs.jsonl", texts)
@@ -242,11 +239,12 @@ def _rows(arguments: Any) -> int | None:
     if pairs := getattr(arguments, "pairs", None) or (hasattr(arguments, "corpus") and arguments.data[0]):
         return sum(1 for _ in open(pairs, "rb")) if Path(pairs).is_file() else None
     sizes = [_bytes(source) for source in arguments.sources()] if getattr(arguments, "data", None) else [None]
-    if None in sizes:
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
         return None
     words = getattr(arguments, "max_words", None)
-    length = 6 * words if words else CHARACTERS * arguments.max_length
-    return max(1, round(sum(sizes) / (length * getattr(arguments, "group_size", 1))))
+    length: float = 6 * words if words else CHARACTERS * arguments.max_length
+    return max(1, round(sum(known) / (length * getattr(arguments, "group_size", 1))))
 
 
 def _bytes(source: Source) -> int | None:

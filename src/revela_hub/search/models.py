@@ -40,8 +40,8 @@ def fitted_settings(model: str) -> dict[str, Any]:
     with suppress(OSError):  # loading the model reports it
         found = model_json(model_in(model), HYBRID) if model != "bm25" else {}
     # Earlier versions of adapt wrote it beside the model.
-    if found is None and (found := read_json(folder / HYBRID, {})):
-        found = {"trained": read_json(folder / REPORT, {}).get("trained")} | found
+    if found is None and (old := read_json(folder / HYBRID, {})):
+        found = {"trained": read_json(folder / REPORT, {}).get("trained"), **old}
     return dict(found or {})
 
 

@@ -118,7 +118,7 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
 
     if not options.index:
         report = ReadReport()
-        documents = read_documents(options.corpus, report=report, **options.reading())
+        documents = read_documents(options.corpus, report=report, **options.text_options())
         show = shows_progress()
         passages = read_passages(
             documents, temporary, max_words=options.max_words, report=report, show_progress_bar=show

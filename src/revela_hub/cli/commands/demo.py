@@ -114,7 +114,7 @@ def _collection(
 
     if not arguments.corpus and not (folder / PROBE).is_dir():
         raise UserError("no text to search: give --corpus PATH")
-    sources = parse_sources(arguments.corpus or [str(folder / PROBE / "corpus.jsonl")], **arguments.reading())
+    sources = parse_sources(arguments.corpus or [str(folder / PROBE / "corpus.jsonl")], **arguments.text_options())
     names = ", ".join(Path(source.path).name or source.path for source in sources[:3])
     read = ReadReport()
     collection = Collection(

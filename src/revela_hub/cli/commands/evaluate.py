@@ -37,7 +37,7 @@ Examples:
 
 import json as json_format
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -188,7 +188,8 @@ def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
             fitted = mode == "hybrid" and not arguments.mode
             models = load_models(arguments, name, mode, rerank=shared is None and mode in VECTOR_MODES)
             given = {"dense": models.dense, "sparse": models.sparse, "reranker": shared or models.reranker}
-            for dims in (arguments.dims if models.dense else None) or [None]:
+            sizes: Sequence[int | None] = (arguments.dims if models.dense else None) or [None]
+            for dims in sizes:
                 settings = replace(models.settings, index=IndexOptions(truncate_dim=dims))
                 runs = ranking_runs(task, settings, depth, cache_dir=cache_dir, **given)
                 whole = label if dims is None else f"{label} [{dims} dimensions]"
@@ -342,7 +343,7 @@ def _answers(answerer: Any, questions: "Dataset", arguments: Arguments) -> list[
         answerer.collection = collection
         if rows := [row for row, value in enumerate(questions["retrieve"]) if value == retrieve]:
             part = questions.select(rows)
-            options = {"max_new_tokens": arguments.max_new_tokens, "batch_size": arguments.batch_size}
+            options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, "batch_size": arguments.batch_size}
             options |= {"queries": list(part[arguments.query_text])} if arguments.retriever else {}
             answers = answerer.answer(list(part["prompt"]), places=list(part["where"]), **options)
             bar = tqdm(answers, total=len(rows), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())

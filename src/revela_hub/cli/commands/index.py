@@ -144,7 +144,7 @@ def load(options: PassageOptions, index: IndexOptions) -> Loaded:
     )
 
     def write(folder: Path) -> "Passages":
-        documents = read_documents(options.corpus, report=report, **options.reading())
+        documents = read_documents(options.corpus, report=report, **options.text_options())
         shared: dict[str, Any] = {"max_words": options.max_words, "corpus": options.corpus, "report": report}
         passages = read_passages(documents, folder, show_progress_bar=show, **shared)
         note("; ".join(report.remarks()))  # the index lacks what was not read

@@ -57,7 +57,7 @@ def run(arguments: Arguments) -> None:
     from revela_hub.files import claim
 
     output = local_path(arguments.output_dir)
-    sources = parse_sources(arguments.data, **arguments.reading())
+    sources = parse_sources(arguments.data, **arguments.text_options())
     check_apart(sources, output)
     claim(output)
     examples = list(read_queries(arguments.example_queries).values()) if arguments.example_queries else ()

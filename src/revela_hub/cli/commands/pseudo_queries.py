@@ -142,7 +142,7 @@ def _spans(arguments: Arguments, shard: int, shards: int, first: int) -> Iterato
     settings, report = SpanSettings(arguments.max_length, language=arguments.language), ReadReport()
     with loading(f"cannot load the tokenizer of {arguments.encoder!r}", arguments.encoder):
         tokenizer = AutoTokenizer.from_pretrained(local_path(arguments.encoder))
-    given = {"text_column": arguments.text_column, "max_documents": arguments.max_documents}
+    given: dict[str, Any] = {"text_column": arguments.text_column, "max_documents": arguments.max_documents}
     for number, document in enumerate(read_documents(arguments.data, **given)):  # it warns of what is skipped
         if number % shards == shard and number >= first:
             for run in tokenized_documents([document], tokenizer, settings, report):

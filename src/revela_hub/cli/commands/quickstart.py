@@ -97,5 +97,5 @@ def _train_revela(arguments: Arguments, models: Path, text: dict[str, Any]) -> P
 
     recipe = yaml.safe_load((models / "revela.yaml").read_text(encoding="utf-8"))
     output, lm = Path(arguments.output_dir) / "revela", str(models / "lm")
-    places = {"output_dir": str(output), "resume_from_checkpoint": "last"}
+    places: dict[str, Any] = {"output_dir": str(output), "resume_from_checkpoint": "last"}
     return command.train(command.Arguments(**text, **recipe, **places, retriever=lm, lm=lm, seed=arguments.seed))
