@@ -3,8 +3,8 @@
 The text is packed into spans of whole sentences, as in `revela-hub train cot-mote`, with the tokenizer of --encoder. Spans
 of similar length are generated together, in bf16 on a GPU. Run the same command again to resume.
 
-Writes one file per shard to --output_dir (.part until it is complete): JSON lines with the columns document, text and
-queries, which `revela-hub train cot-mote --pseudo_queries FOLDER` reads when all shards are complete. Under `accelerate launch`, each process generates one shard.
+Writes JSON lines to a file per shard in --output_dir (.part until complete), which `train cot-mote --pseudo_queries FOLDER`
+reads when all are complete. Columns: document, text, queries. Under `accelerate launch`, each process generates one shard.
 
 Examples:
   revela-hub pseudo-queries doc2query/msmarco-t5-base-v1 --data path/to/texts --output_dir outputs/queries
