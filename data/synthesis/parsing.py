@@ -105,7 +105,7 @@ def parse_example(form: Form, reply: str) -> dict[str, str]:
     values: dict[str, Any] = next((value for value in found if {part["key"] for part in expected} <= value.keys()), {})
     parts = {}
     for name, part in zip(("query", "positive", "negative"), expected, strict=True):
-        text = values.get(part["key"], "")
+        text = values.get(part["key"])  # type: ignore[assignment]
         if not isinstance(text, str) or _BROKEN.search(text) or _PLACEHOLDER.match(text):
             raise Rejected("not a text")
         count = len(words(text)) or bool(text.strip())  # symbols only (code, a formula) count as one word

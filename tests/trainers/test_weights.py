@@ -120,24 +120,25 @@ def test_the_retriever_that_ranks_passages_may_have_code_of_its_own(
 ) -> None:
     questions = Dataset.from_dict({"question": ["Where is Paris?"] * 2, "answer": ["France"] * 2})
     given = {"train_dataset": questions, "passages": ["A fox.", "Paris."], "pseudo_labels": str(custom_norm_folder)}
-    settings = {"output_dir": str(tmp_path / "out"), "report_to": [], "bf16": False, "disable_tqdm": True}
-    ra_it = partial(RAITTrainer, str(llama_folder), RAITTrainingArguments(**settings), num_passages=1, **given)
+    settings = {"report_to": [], "bf16": False, "disable_tqdm": True}
+    ours, theirs, third = (str(tmp_path / name) for name in ("ra-it", "ra-dit", "imprag"))  # each keeps its ranking
+    ra_it = partial(RAITTrainer, str(llama_folder), RAITTrainingArguments(ours, **settings), num_passages=1, **given)
     ra_dit = partial(
         RADITTrainer,
         str(retriever_folder),
-        RADITTrainingArguments(**settings, num_candidates=2),
+        RADITTrainingArguments(theirs, **settings, num_candidates=2),
         log_likelihoods=torch.zeros(2, 2),
         **given,
     )
     ranks = {"num_positives": 1, "first_negative_rank": 2, "last_negative_rank": 2, "num_negatives": 1}
     init = {"b": 0, "t": 1, "k": 1, "l_max": 16}
-    args = ImpRAGTrainingArguments(**settings, **ranks, num_candidates=2, retrieval_warmup_epochs=1)
+    args = ImpRAGTrainingArguments(third, **settings, **ranks, num_candidates=2, retrieval_warmup_epochs=1)
     for train in (ra_it, ra_dit):
-        train(model_init_kwargs={"trust_remote_code": True})
         with pytest.raises(UserError) as raised:
             train()
         assert "trust_remote_code" in explain(raised.value)[0]
-    ImpRAGTrainer(str(llama_folder), args, model_init_kwargs=init | {"trust_remote_code": True}, **given)
+        train(model_init_kwargs={"trust_remote_code": True})
     with pytest.raises(UserError) as raised:
         ImpRAGTrainer(str(llama_folder), args, model_init_kwargs=init, **given)
     assert "trust_remote_code" in explain(raised.value)[0]
+    ImpRAGTrainer(str(llama_folder), args, model_init_kwargs=init | {"trust_remote_code": True}, **given)

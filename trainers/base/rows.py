@@ -46,7 +46,10 @@ def training_rows(rows: Any, args: RunArguments) -> Any:
     if not isinstance(rows, IterableDataset) or args.max_steps <= 0:
         return as_dataset(rows)
     if rows.features is None:
-        rows = rows.cast(Dataset.from_list(list(rows.take(1))).features)
+        features = Dataset.from_list(list(rows.take(1))).features
+        if any(getattr(kind, "dtype", None) != "string" for kind in features.values()):
+            raise UserError("train_dataset is a stream without features, and not all of its columns are text")
+        rows = rows.cast(features)
     # Every process reads the whole stream and trains on its own rows. By default, the first process would send batches to the
     # others, which have to be of the same length.
     config: Any = args.accelerator_config
@@ -96,7 +99,11 @@ def pair_columns(rows: Dataset | IterableDataset) -> list[str]:
         raise UserError(
             f"train_dataset: hard negatives are in columns negative_1, negative_2, ...: rename {other[0]!r}"
         )
-    return in_order(rows.column_names)
+    columns = in_order(rows.column_names)
+    for batch in rows.select_columns(columns).iter(batch_size=1024) if isinstance(rows, Dataset) else ():
+        if not all(isinstance(text, str) and text.strip() for texts in batch.values() for text in texts):
+            raise UserError("train_dataset: a text is missing or empty, or is no text")
+    return columns
 
 
 def refuse_single_pair(rows: Dataset | IterableDataset) -> None:

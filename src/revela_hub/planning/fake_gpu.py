@@ -190,10 +190,8 @@ class GpuSemantics(TorchFunctionMode):
         if func is Tensor.numpy and args[0].is_meta:
             return np.zeros(args[0].shape, np.float32)
         if name == "scaled_dot_product_attention":
-            query, key, value, mask = (
-                *args,
-                *(kwargs.get(k) for k in ("query", "key", "value", "attn_mask")[len(args) :]),
-            )[:4]
+            named = [kwargs.get(name) for name in ("query", "key", "value", "attn_mask")[len(args) :]]
+            query, key, value, mask = [*args, *named][:4]
             states = (query, key, value)
             return Attention.apply(self.meter, *(map(Autocast.narrow, states) if Autocast.enabled else states), mask)
         if Autocast.enabled and "out" not in kwargs:

@@ -8,7 +8,6 @@ import gc
 import json
 import math
 import random
-import string
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -33,8 +32,7 @@ from revela_hub.trainers.methods import METHODS
 
 
 def _words(count: int, draw: random.Random) -> str:
-    letters = string.ascii_lowercase[:4]
-    words = ["".join(draw.choices(letters, k=6)) for _ in range(count)]
+    words = ["".join(draw.choices("abcd", k=6)) for _ in range(count)]
     return " ".join(f"{word.capitalize()}." if number % 12 == 11 else word for number, word in enumerate(words))
 
 
@@ -146,10 +144,8 @@ def _write_data(folder: Path, arguments: Any, names: set[str]) -> dict[str, Any]
     if hasattr(arguments, "corpus"):
         prompts = [{"prompt": _characters(length - 16, draw), "answer": _characters(8, draw)} for _ in range(rows)]
         passages = [{"text": _words(arguments.max_words, draw)} for _ in range(4 * rows + 100)]
-        return {
-            "data": [_jsonl(folder / "prompts.jsonl", prompts)],
-            "corpus": [_jsonl(folder / "passages.jsonl", passages)],
-        }
+        files = {"data": prompts, "corpus": passages}
+        return {name: [_jsonl(folder / f"{name}.jsonl", texts)] for name, texts in files.items()}
     paired = hasattr(arguments, "mixture") or getattr(arguments, "stage", "") == "finetune"
     if paired or getattr(arguments, "pairs", None):
         columns = ["anchor", "positive", *(f"negative_{n + 1}" for n in range(getattr(arguments, "num_negatives", 0)))]
@@ -171,9 +167,8 @@ def _jsonl(file: Path, rows: list[dict[str, str]]) -> str:
 
 # --- the report
 
-H100, SHARE = 989e12, 0.3
-"""Peak of an H100 in bf16, and the share of it that a training step of Llama 1B reached (benchmarks/gpu.md)."""
-A100 = 312e12
+H100, A100, SHARE = 989e12, 312e12, 0.3
+"""Peaks of the GPUs in bf16, and the share that a training step of Llama 1B reached (benchmarks/gpu.md)."""
 CHARACTERS = 4.5
 """Characters of English text per token."""
 
