@@ -24,7 +24,8 @@ def test_python_of_the_readme(
     retriever_folder: Path,
 ) -> None:
     text = (repository / "README.md").read_text(encoding="utf-8")
-    search, load = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    search, train, loaded, load = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    ast.parse(train + loaded)  # its training takes a minute
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     (tmp_path / "path" / "to" / "docs").mkdir(parents=True)
