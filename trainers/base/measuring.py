@@ -212,9 +212,8 @@ class BestWeights(TrainerCallback):
     def _curve(self, state: TrainerState) -> dict[int, float]:
         """Return step -> nDCG@10 of all evaluations, also of those before a resume, which only the log has."""
         key, first = f"eval_{METRIC}", self.other_task_until + 1
-        logged = {
-            int(entry["step"]): entry[key] for entry in state.log_history if key in entry and entry["step"] >= first
-        }
+        log = [entry for entry in state.log_history if key in entry and entry["step"] >= first]
+        logged = {int(entry["step"]): entry[key] for entry in log}
         return dict(sorted((logged | {step: scores.ndcg_at_10 for step, scores in self.scores.items()}).items()))
 
     # --- after training
