@@ -195,7 +195,6 @@ def plan(name: str, command: Any, values: dict[str, Any]) -> str:
         f"checkpoints: {needs.checkpoint / 2**30:.1f} GiB each, {arguments.save_total_limit or 'all'} are kept",
     ]
     total = _rows(arguments)
-    epochs = max(1.0, arguments.num_train_epochs)
     if total is None:
         lines.append("data: its size is unknown here")
     elif needs.row:
@@ -206,7 +205,7 @@ def plan(name: str, command: Any, values: dict[str, Any]) -> str:
         batches = max(1, together // (rows * gpus)) if together else arguments.gradient_accumulation_steps
         steps = arguments.max_steps
         if steps <= 0 and total is not None:
-            steps = math.ceil(total * epochs / (rows * gpus * batches))
+            steps = math.ceil(total * arguments.num_train_epochs / (rows * gpus * batches))
         hours = [steps * batches * needs.flops / (SHARE * rate) / 3600 for rate in (H100, A100)]
         known = [f"{steps:,}", *(f"{each:,.1f}" for each in hours)] if steps > 0 else ["?", "?", "?"]
         table.append(f"| {gpus} | {rows * gpus * batches:,} | {' | '.join(known)} |")

@@ -69,9 +69,9 @@ def run(arguments: Arguments) -> None:
     print("1. Improve a search: revela-hub adapt\n", flush=True)
     _adapt(arguments, models, text)
     print("\n2. Train a retriever from a language model: revela-hub train revela\n", flush=True)
-    folder = _train_revela(arguments, models, text)
+    output = _train_revela(arguments, models, text)
     print("\n3. Load it in a process without this package\n", flush=True)
-    subprocess.run([sys.executable, "-c", _READER, str(folder / "retriever"), str(folder / "lm")], check=True)
+    subprocess.run([sys.executable, "-c", _READER, *(str(output / part) for part in ("retriever", "lm"))], check=True)
 
 
 def _adapt(arguments: Arguments, models: Path, text: dict[str, Any]) -> None:
@@ -96,6 +96,6 @@ def _train_revela(arguments: Arguments, models: Path, text: dict[str, Any]) -> P
     from revela_hub.trainers.revela import command
 
     recipe = yaml.safe_load((models / "revela.yaml").read_text(encoding="utf-8"))
-    output, lm = Path(arguments.output_dir) / "revela", str(models / "lm")
-    places: dict[str, Any] = {"output_dir": str(output), "resume_from_checkpoint": "last"}
-    return command.train(command.Arguments(**text, **recipe, **places, retriever=lm, lm=lm, seed=arguments.seed))
+    recipe |= {"output_dir": str(Path(arguments.output_dir) / "revela"), "resume_from_checkpoint": "last"}
+    lm = str(models / "lm")
+    return command.train(command.Arguments(**text, **recipe, retriever=lm, lm=lm, seed=arguments.seed))
