@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 SAMPLES = 10_000
+FEWEST_QUERIES = 50
+"""With fewer queries, no difference is claimed, whatever its interval."""
 USUAL_GAIN = 0.02
 """A gain in nDCG@10 that late interaction or a short training usually brings (benchmarks/adaptation)."""
 
@@ -45,7 +47,9 @@ class PairedDifference:
 
     @property
     def verdict(self) -> str:
-        """Return "better", "worse", or "no significant difference" if the interval contains 0."""
+        """Return "better", "worse", or "no significant difference" if the interval contains 0 or the queries are too few."""
+        if self.queries < FEWEST_QUERIES:
+            return "no significant difference"
         return "better" if self.low > 0 else "worse" if self.high < 0 else "no significant difference"
 
     def __str__(self) -> str:
@@ -114,13 +118,16 @@ def compare_queries(
 
 
 def too_few_queries(differences: Iterable[PairedDifference]) -> str:
-    """Return how many queries would show `USUAL_GAIN`, if the interval of a difference that is not significant is wider; else "".
+    """Return how many queries are needed for a claim, or would show `USUAL_GAIN` if an interval around 0 is wider; else "".
 
     The width of an interval falls with the square root of the number of queries.
 
     >>> too_few_queries([PairedDifference(0.01, -0.03, 0.05, 0.6, 50)])
     '50 queries are too few to show a difference of 0.02: about 200 would suffice.'
     """
+    differences = list(differences)
+    if few := [each.queries for each in differences if each.queries < FEWEST_QUERIES]:
+        return f"{few[0]} queries are too few to claim a difference: at least {FEWEST_QUERIES} are needed."
     unclear = [each for each in differences if each.low <= 0 <= each.high]
     widest = max(unclear, key=lambda each: each.high - each.low, default=None)
     if widest is None or (ratio := (widest.high - widest.low) / 2 / USUAL_GAIN) <= 1:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from revela_hub.evaluation import compare_queries, paired_bootstrap
+from revela_hub.evaluation.significance import too_few_queries
 
 
 def test_equals_a_plain_loop() -> None:
@@ -45,3 +46,10 @@ def test_queries_are_paired_by_their_ids() -> None:
     assert compare_queries(a, b).difference == pytest.approx(0.1)
     with pytest.raises(ValueError, match="2 queries have a score from only one of the models"):
         compare_queries(a, {"q1": 0.1, "q2": 0.9, "q4": 0.5})
+
+
+def test_fewer_than_fifty_queries_support_no_claim() -> None:
+    for queries, verdict in ((49, "no significant difference"), (50, "better")):
+        difference = paired_bootstrap(np.zeros(queries), np.ones(queries))
+        assert difference.verdict == verdict and difference.low == 1
+        assert ("at least 50" in too_few_queries([difference])) == (queries == 49)

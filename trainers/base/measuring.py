@@ -23,7 +23,7 @@ from revela_hub.data.mixture.held_out import HELD_OUT
 from revela_hub.data.sources.report import counted
 from revela_hub.evaluation.hybrid_weight import PROBE, FittedHybrid, fit_hybrid, halves
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
-from revela_hub.evaluation.significance import PairedDifference, compare_queries
+from revela_hub.evaluation.significance import FEWEST_QUERIES, PairedDifference, compare_queries, too_few_queries
 from revela_hub.files import atomic
 from revela_hub.hub_cards.metadata import Figure, Result
 from revela_hub.trainers.base.arguments import METRIC
@@ -75,10 +75,11 @@ class Outcome:
             "worse": f"lowered nDCG@10 by {-d.difference:.3f}",
         }
         change = found.get(d.verdict, f"made no significant difference in nDCG@10: {d.difference:+.3f}")
-        requested = " (--export last)" if self.step and d.verdict == "worse" else ""
+        few = f" {too_few_queries([d])}" if d.queries < FEWEST_QUERIES else ""
+        requested = " (--export last)" if self.step and d.high < 0 else ""
         return (
             f"Training {change} (95% interval {d.low:+.3f} to {d.high:+.3f}, on {self.queries[0]} {queries})."
-            f" Exported: {self._weights()}{requested}."
+            f"{few} Exported: {self._weights()}{requested}."
         )
 
     def advice(self) -> str:
@@ -224,8 +225,8 @@ class BestWeights(TrainerCallback):
         on_test = [{query: scores.per_query[METRIC][query] for query in self.test} for scores in (base, trained)]
         difference = compare_queries(*on_test)
         # If the test half shows no significant difference, the mean over all queries decides.
-        higher = difference.verdict == "no significant difference" and trained.ndcg_at_10 > base.ndcg_at_10
-        step = self.best_step if self.last or higher or difference.verdict == "better" else 0
+        higher = difference.high >= 0 and trained.ndcg_at_10 > base.ndcg_at_10
+        step = self.best_step if self.last or higher or difference.low > 0 else 0
         self.load(step)
         dense = self.rankings.get(step) or rank_together(self.trainer.retriever, self.task, self._model)
         bm25 = bm25_run(self.task)

@@ -15,7 +15,7 @@ from revela_hub.adaptation import REPORT
 from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.adaptation.systems import System, compare, select
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.significance import PairedDifference, too_few_queries
+from revela_hub.evaluation.significance import FEWEST_QUERIES, PairedDifference, too_few_queries
 from revela_hub.files import atomic, local_path, write_text
 from revela_hub.hub_cards import ModelCardMetadata, Result, write_card
 from revela_hub.hub_cards.contents import HYBRID
@@ -61,10 +61,11 @@ class Verdict:
         """Return the verdict as a sentence, for the model card."""
         d, before, after = self.difference, self.systems[0].mean(self.test), self.chosen.mean(self.test)
         retriever = self.chosen.name if self.chosen.trained else "base retriever"
+        few = f" {too_few_queries([d])}" if d.queries < FEWEST_QUERIES else ""
         return (
             f"nDCG@10 on held-out queries: {before:.3f} with the base retriever alone, {after:.3f} with the exported system"
             f" ({retriever}, {with_what(self.chosen)}). The difference is {d.difference:+.3f} (95% interval {d.low:+.3f} to"
-            f" {d.high:+.3f}, {d.queries} queries, which also decide what is exported)."
+            f" {d.high:+.3f}, {d.queries} queries, which also decide what is exported).{few}"
         )
 
     def cost(self) -> str:
@@ -199,7 +200,7 @@ def decide(systems: Sequence[System], untrained: System, dev: RetrievalTask, tes
     selected = select(untrained, [system for system in systems if system.trained], dev)
     kept = without_harm(untrained, systems, test)
     # The whole must be better than the base with BM25, and so must the training's part: the other parts need no training.
-    better = selected is not untrained and compare(systems[1], selected, test).verdict == "better"
+    better = selected is not untrained and compare(systems[1], selected, test).low > 0
     return Verdict(systems, select(kept, [selected], test) if better else kept, dev, test)
 
 
@@ -208,7 +209,7 @@ def without_harm(untrained: System, systems: Sequence[System], test: RetrievalTa
     same = [each for each in systems if not each.trained and not each.tokens]
     with_its_bm25 = [each for each in same[1:] if each.bm25_settings == untrained.bm25_settings]
     for simpler in (*with_its_bm25, *same[1::-1]):
-        if compare(simpler, untrained, test).verdict == "worse":
+        if compare(simpler, untrained, test).high < 0:
             untrained = simpler
     return untrained
 
