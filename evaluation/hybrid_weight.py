@@ -57,7 +57,7 @@ def fit_weight(
 ) -> float:
     """Return the weight of BM25, or of another second part: the prior, one of `WEIGHTS`, unless the queries support another one.
 
-    It must beat the prior by so many standard errors; a larger weight on a probe by at least two.
+    It must beat the prior by this number of standard errors; a larger weight on a probe by at least two.
     """
     return _supported(
         {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}, task, task.queries, prior, errors

@@ -78,13 +78,11 @@ def paired_bootstrap(
         ValueError: Fewer than two queries, different numbers of queries, or a score that is not finite.
     """
     a_Q, b_Q = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if a_Q.shape != b_Q.shape or a_Q.ndim != 1:
-        raise ValueError(f"scores of shape {a_Q.shape} and {b_Q.shape}: both models need one score per query")
-    if len(a_Q) < 2:
-        raise ValueError(f"{len(a_Q)} queries: a paired test needs at least two")
+    if a_Q.shape != b_Q.shape or a_Q.ndim != 1 or len(a_Q) < 2 or not np.isfinite(b_Q - a_Q).all():
+        raise ValueError(
+            f"scores {a_Q.shape} and {b_Q.shape}: a paired test needs a finite one for each of several queries"
+        )
     d_Q = b_Q - a_Q
-    if not np.isfinite(d_Q).all():
-        raise ValueError("a score is not finite")
     result = stats.bootstrap(
         (d_Q,),
         np.mean,

@@ -76,14 +76,10 @@ Assemble = Callable[[Path, Path, Assembly], Assembled]
 def assemble_part(
     method: Method, checkpoint: Path, folder: Path, assembly: Assembly, loaded: object = None
 ) -> Assembled:
-    """Write one part of a checkpoint with the functions of its method.
+    """Write one part of a checkpoint to a new folder, with the functions of its method.
 
-    Args:
-        method: method of the checkpoint.
-        checkpoint: its folder.
-        folder: new folder.
-        assembly: options. If the method has no retriever, its first part takes the place of `retriever`.
-        loaded: the result of `method.loader`, if the checkpoint is already loaded.
+    If the method has no retriever, its first part takes the place of `retriever`. `loaded` is the result of `method.loader`, if the
+    checkpoint is already loaded.
     """
     part = assembly.part
     if part == "retriever" and part not in method.parts:
@@ -165,12 +161,8 @@ def save_reference(
 ) -> Path:
     """Save the vectors of the probe texts, computed by the trained model, which the exported model must reproduce.
 
-    Args:
-        embed: function of the trained model from token ids and mask (n, length), and the prompt they begin with, to the
-            final vectors (n, d).
-        tokenizer: the tokenizer used in training.
-        prompts: prompts of `query` and `document`, or of `text` for a model without prompts.
-        folder: the exported model.
+    `embed` takes token ids and mask (n, length) of the tokenizer of the training, and the prompt they begin with, and returns the
+    final vectors (n, d). The prompts are those of `query` and `document`, or of `text` for a model without prompts.
     """
     settings = read_json(folder / "sentence_bert_config.json", {})
     length = settings.get("max_seq_length", tokenizer.model_max_length)

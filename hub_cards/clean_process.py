@@ -55,18 +55,10 @@ def verify(
     offline: bool = True,
     timeout: float | None = None,
 ) -> list[Check]:
-    """Verify a folder in a clean process.
+    """Verify a folder in a clean process; return the checks in order, up to a fault that makes the following ones pointless.
 
-    Args:
-        folder: a sentence-transformers folder or a transformers folder.
-        trust_remote_code: run the Python files in the folder.
-        reference: a safetensors file with the expected (n_texts, d) vectors of `probe_texts`, named `query` and `document`.
-        vectors: the file in the method's record, see `Method.vectors`.
-        offline: prevent the process from accessing the Hub.
-        timeout: time limit in seconds (default: 300, plus 180 per GB of weights).
-
-    Returns:
-        The checks in order, up to a fault that makes the following ones pointless.
+    `reference` is a safetensors file with the expected (n_texts, d) vectors of `probe_texts`, named `query` and `document`; `vectors`
+    the file in the method's record. `offline` prevents the process from accessing the Hub.
     """
     size = sum(file.stat().st_size for file in Path(folder).rglob("*.safetensors"))
     limit = timeout or _SECONDS + _SECONDS_PER_GB * size / 1e9

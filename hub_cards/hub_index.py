@@ -68,10 +68,9 @@ def push_index(store: PassageStore, repo_id: str, *, private: bool = False, upda
 def open_store(
     index: str, encoder: Encoder | None, fingerprint: str | None, model: str, documents: str | None = None
 ) -> PassageStore:
-    """Open an index in a folder, or `hf:namespace/name[@revision]`, and check that it belongs to the model.
+    """Open an index in a folder, or `hf:namespace/name[@revision]`, and check that it belongs to the model, if vectors are used.
 
-    The encoder is None if no vectors are used; the other arguments are those of `PassageStore`. An index on the Hub may name
-    the same model in another way, for example as a folder: then the vectors of some passages decide.
+    An index on the Hub may name the same model in another way, for example as a folder: then the vectors of some passages decide.
     """
     if not index.startswith(HUB_PREFIX):
         store = PassageStore(index, fingerprint, model, documents=documents)

@@ -52,12 +52,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a method.
-
-    Attributes:
-        module: full name of the module, which defines `Arguments` and `run`.
-        summary: one line for the list of commands.
-    """
+    """A command: the full name of its module, which defines `Arguments` and `run`, and a line for the list of commands."""
 
     module: str
     summary: str

@@ -29,15 +29,10 @@ def export_adapter(
     max_length: int = 2048,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Merge a PEFT adapter into its base model and write a sentence-transformers folder. The defaults are Revela's.
+    """Merge a PEFT adapter (Hub id or folder) into its base model and write a sentence-transformers folder. The defaults are Revela's.
 
-    Args:
-        adapter: Hub id or folder with `adapter_config.json` and `adapter_model.safetensors`.
-        output: folder to write.
-        pooling: how hidden states become one vector; `"last"` is an EOS that the tokenizer is made to append to every text.
-        prompts: texts to prepend to inputs, named `query` and `document`; by default those of Revela.
-        max_length: maximum length in tokens, EOS included.
-        dtype: type of the stored weights; by default float32, in which they are merged.
+    With the pooling "last", the tokenizer ends every text with an EOS, which counts in the maximum length. The weights are merged in
+    float32, and stored in it unless `dtype` is given.
     """
     folder = local_path(adapter)
     if not folder.is_dir():

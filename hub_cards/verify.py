@@ -42,11 +42,7 @@ _NO_LIMIT = 10**9
 
 
 def probe_texts(max_length: int) -> list[str]:
-    """Return a short, a long, an empty, a non-Latin and a code text, and one that is truncated.
-
-    Args:
-        max_length: maximum length of the model in tokens; the last text has more words, up to `LONGEST_PROBE`.
-    """
+    """Return a short, a long, an empty, a non-Latin and a code text, and one with more words than the maximum length in tokens."""
     cut = SENTENCE * (min(max_length, LONGEST_PROBE) // len(SENTENCE.split()) + 1)
     return [SHORT, SENTENCE * 8, "", FOREIGN, CODE, cut]
 
@@ -111,15 +107,8 @@ def _file_faults(folder: Path, names: list[str]) -> Iterator[str]:
 class LoadedModel:
     """A model, loaded as its card says.
 
-    Attributes:
-        kind: `SentenceTransformer`, `SparseEncoder`, or empty for a transformers model.
-        module: the model.
-        how: the call that loaded it.
-        kinds: kinds of inputs: `query` and `document`, or `text`, or none if the inputs are not single texts.
-        tokenizer: a tokenizer of transformers, or None.
-        vectors: the function of the method's record that encodes texts, for a transformers model; see `Method.vectors`.
-        dtype: type of the stored weights.
-        max_length: maximum length in tokens.
+    `kind` is `SentenceTransformer`, `SparseEncoder`, or empty for a transformers model, which `vectors` of the method's record encodes
+    texts with. The `kinds` of inputs are `query` and `document`, or `text`, or none if the inputs are not single texts.
     """
 
     def __init__(self, folder: Path, trust_remote_code: bool, vectors: str | None) -> None:

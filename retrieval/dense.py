@@ -49,7 +49,6 @@ class VectorIndex(Protocol):
 
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
         """Return the `k` vectors with the largest dot product with each of the Q queries."""
-        ...
 
 
 class ExactIndex:
@@ -86,12 +85,10 @@ class ExactIndex:
 
 
 def best_hits(blocks: "Iterable[tuple[int, torch.Tensor]]", k: int) -> Hits:
-    """Return the `k` best of scores given block by block; ties are broken by the lower number.
+    """Return the `k` best of scores given block by block, each with the number of its first text; ties are broken by the lower number.
 
     `torch.topk` does not define which of several equal scores it returns, so with duplicate documents in the corpus, or with a
     model that maps everything to one vector, its result alone is not deterministic.
-
-    A block is the number of its first text and the scores (Q, N), in ascending order. If there are fewer than `k` texts, hits are padded.
     """
     import torch
 

@@ -36,11 +36,9 @@ class Encoder(Protocol):
 
     def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> Any:
         """Return the vectors (N, d) of N queries."""
-        ...
 
     def encode_document(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> Any:
         """Return the vectors (N, d) of N documents."""
-        ...
 
 
 def load_encoder(
@@ -125,13 +123,11 @@ def document_identity(name: str, max_seq_length: int | None = None) -> str | Non
     route = next((path for path in module_types(place) if DOCUMENT_ROUTE.fullmatch(path)), None)
     if route is None or (found := model_json(place, f"{route}/{DOCUMENT_ENCODER}")) is None:
         return None
-    cut = "" if max_seq_length is None else f":{max_seq_length}"
-    return f"{found['identity']}{cut}"
+    return str(found["identity"]) + ("" if max_seq_length is None else f":{max_seq_length}")
 
 
 def _hub_id(name: str) -> str:
-    """Adds the default organisation, as sentence-transformers does."""
-    return name if "/" in name else f"sentence-transformers/{name}"
+    return name if "/" in name else f"sentence-transformers/{name}"  # as sentence-transformers does
 
 
 def as_vectors(encoded: Any, count: int, *, normalize: bool) -> NDArray[np.float32]:
@@ -187,12 +183,9 @@ def model_place(name: str) -> str:
             raise UserError(f"{name} is not a folder; pass a sentence-transformers folder, a Hub id, or bm25")
         return _hub_id(name)
     if not (path / "modules.json").is_file():
-        if several := _exported_in(path):
-            raise UserError(f"{name} contains several models: pass {' or '.join(map(str, several))}")
-        raise UserError(
-            f"{name} is not a sentence-transformers folder (it has no modules.json); "
-            f"turn a training checkpoint into one with `revela-hub export`"
-        )
+        several = " or ".join(map(str, _exported_in(path)))
+        remedy = f"pass {several}" if several else "turn a training checkpoint into one with `revela-hub export`"
+        raise UserError(f"{name} is not a sentence-transformers folder (it has no modules.json): {remedy}")
     return str(path)
 
 

@@ -36,13 +36,11 @@ class Ranker(Protocol):
 
     def search(self, queries: Sequence[str], k: int) -> Hits:
         """Return the best `k` texts for each query, as (Q, K) with padding; of equal scores, the lower number is first."""
-        ...
 
     def pair_scores(
         self, queries: Sequence[str], queries_P: NDArray[np.int64], rows_P: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """Return the scores (P,) of pairs, each a position in `queries` and the number of a text."""
-        ...
 
 
 def sort_hits(scores_QM: NDArray[np.floating], rows_QM: NDArray[np.integer], k: int) -> Hits:

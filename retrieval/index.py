@@ -129,15 +129,8 @@ class PassageStore:
 
         The vectors need not have unit length; if the model compares by cosine, they are normalised. If the index is
         truncated, so are they.
-
-        Raises:
-            UserError: The vectors have the wrong dimension.
         """
         vectors_QD = np.ascontiguousarray(vectors, dtype=np.float32)[..., : self.metadata.options.truncate_dim]
-        if vectors_QD.ndim != 2 or vectors_QD.shape[1] != self.metadata.dimension:
-            raise UserError(
-                f"{self.folder} has vectors of dimension {self.metadata.dimension}, but the queries have the shape {vectors_QD.shape}"
-            )
         return self.index.search(self._comparable(vectors_QD), k)
 
     def check_vectors(self, encoder: Encoder) -> None:

@@ -70,12 +70,9 @@ class MiningSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise a `UserError` for an unknown choice, or a range that leaves nothing."""
+        """Raise a `UserError` for an unknown choice."""
         if self.sampling not in ("top", "random") or self.fewer not in ("drop", "keep"):
             raise UserError(f"sampling is top or random, and fewer is drop or keep, not {self.sampling}, {self.fewer}")
-        if self.range_max is not None and self.range_max < self.range_min + self.num_negatives:
-            needed = f"range_min + num_negatives ({self.range_min + self.num_negatives})"
-            raise UserError(f"range_max must be at least {needed}, not {self.range_max}")
 
     def last_rank(self, max_positives: int = 1) -> int:
         """Return `range_max` or its default, as in `sentence_transformers.util.mine_hard_negatives`."""
@@ -198,10 +195,11 @@ def mine(
     numbered = number_pairs(pairs, corpus, folder, report.skipped)
     report.pairs, report.anchors = len(numbered.anchors_P), len(numbered.anchors)
     report.documents = len(numbered.corpus)
-    if settings.range_min + settings.num_negatives >= report.documents:  # before anything is encoded
+    last = settings.range_min + settings.num_negatives
+    if last >= min(report.documents, (settings.range_max or last) + 1):  # before anything is encoded
         raise UserError(
-            f"the corpus is too small for {counted(settings.num_negatives, 'negative')} per pair: it has"
-            f" {counted(report.documents, 'different document')}"
+            f"the corpus ({counted(report.documents, 'different document')}) or range_max ({settings.range_max}) is too small for"
+            f" {counted(settings.num_negatives, 'negative')} per pair and range_min {settings.range_min}"
         )
     if ranker == "bm25":
         ranking, ranker = replace(ranking, mode="bm25"), None

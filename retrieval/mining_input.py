@@ -23,15 +23,10 @@ from revela_hub.retrieval.texts import TextFile, write_texts
 
 
 class NumberedPairs(NamedTuple):
-    """Pairs, with anchors in memory and the corpus on disk. The pairs are sorted by their anchors' numbers.
+    """Pairs of distinct anchors in memory and of texts of the corpus on disk, sorted by their anchors' numbers.
 
-    Attributes:
-        anchors: The distinct anchors.
-        corpus: All candidates for negatives, including the positives.
-        anchors_P: The number of each pair's anchor.
-        positives_P: The number of each pair's positive in the corpus.
-        same_A: A hash of each anchor's `text_key`.
-        same_N: A hash of the `text_key` of each text of the corpus, without its title.
+    The corpus holds all candidates for negatives, including the positives. `same_A` and `same_N` are hashes of the `text_key` of the
+    anchors, and of the texts without their titles.
     """
 
     anchors: list[str]
@@ -71,10 +66,6 @@ def number_pairs(
 
     Of anchors and of passages that are the same text (`text_key`), the first one stands for all.
     """
-    if isinstance(corpus, str):
-        raise UserError(
-            f"the corpus is the text {corpus[:40]!r}: give a list of texts, such as those of read_documents"
-        )
     anchors: dict[int, str] = {}  # by the hash of their `text_key`
     positives: dict[int, str] = {}
     distinct: dict[tuple[int, int], None] = {}

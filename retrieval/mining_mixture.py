@@ -3,7 +3,7 @@
     mixture.yaml --task_pairs--> pairs, corpus --mine--> TASK-KEY.jsonl (anchor, positive, negative_1, ...) + mixture.yaml
 
 Retrieval tasks are mined in their corpus, or in the positives of all their pairs, sts tasks in all their sentences. Tasks of classes
-have negatives by their labels, and rows with an instruction of their own come with negatives: both are copied as they are.
+have negatives by their labels, and rows that have an instruction come with negatives: both are copied as they are.
 """
 
 import json
@@ -23,13 +23,13 @@ from revela_hub.data.mixture.rows import with_beir_parts
 from revela_hub.data.mixture.tasks import Task, parse_mixture, read_mixture
 from revela_hub.data.row_cache import rows_fingerprint
 from revela_hub.data.text.same_text import text_key
-from revela_hub.files import atomic, write_text
+from revela_hub.files import write_text
 from revela_hub.retrieval.index_options import IndexOptions
 from revela_hub.retrieval.mining import MiningReport, MiningSettings, mine
 from revela_hub.retrieval.ranking import RankerSettings
 
 INSTRUCTION = "{instruction}"
-"""Stands for the task's instruction in prompts."""
+"""Replaced by the task's instruction in prompts."""
 
 
 def mine_mixture(
@@ -42,17 +42,11 @@ def mine_mixture(
     folder: Path,
     **models: Any,
 ) -> Path:
-    """Mine every task of a mixture, and return the file of the mixture with negatives.
+    """Mine every task of a mixture, log the report of each, and return the file of the mixture with negatives.
 
-    Args:
-        mixture: The YAML file.
-        output: The folder for the files; those that exist for the same task and settings are kept.
-        settings: The selection of negatives. Pairs with too few keep those; training draws the others at random.
-        ranking: Settings of the ranker. `{instruction}` in its query prompt is the task's instruction; symmetric tasks have the
-            query prompt on documents, too.
-        log: Gets the report of each task.
-        folder: The cache.
-        **models: `ranker`, `sparse` and `reranker` of `mine`.
+    Files of the output folder that exist for the same task and settings are kept. Pairs with too few negatives keep those; training
+    draws the others at random. `{instruction}` in the query prompt is the task's instruction; symmetric tasks have the query prompt
+    on documents, too. The models are `ranker`, `sparse` and `reranker` of `mine`, `folder` is the cache.
     """
     content = read_mixture(mixture)
     settings = replace(settings, fewer="keep", scores=False)
@@ -74,9 +68,8 @@ def mine_mixture(
             log(f"{task.name}: mined before")
         else:
             report = MiningReport()
-            with atomic(file) as temporary, temporary.open("w", encoding="utf-8") as lines:
-                for row in _mined(task, settings, own, report, folder, models):
-                    lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+            rows = _mined(task, settings, own, report, folder, models)
+            write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             log(f"{task.name}: {report}")
         mined = {"type": "retrieval", "source": str(file.resolve()), "stages": [*task.in_stages]}
         kept = {name: entry[name] for name in ("name", "instruction", "max_samples") if name in entry}

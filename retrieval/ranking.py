@@ -144,15 +144,16 @@ def build_ranker(
         reranker = Reranker(dense, batch_size=settings.batch_size, prompts=prompts)  # type: ignore[arg-type]
     rankers: list[Ranker] = []
     for part in settings.used:
+        identity = {"dense": settings.identity, "sparse": settings.sparse_identity}.get(part)
+        if identity == "":  # the vectors of two models would be mixed
+            raise ValueError("a cache needs the model's identity: RankerSettings(identity=model_identity(name))")
         if part == "bm25":
             rankers.append(BM25(texts, settings.bm25, show_progress_bar=settings.show_progress_bar, folder=folder))
         elif part == "sparse":
-            _check_identity(settings.sparse_identity)
             shared = ("query_prompt", "document_prompt", "batch_size", "show_progress_bar")
             options: dict[str, Any] = {name: getattr(settings, name) for name in shared}
             rankers.append(SparseRanker(sparse, texts, folder, settings.sparse_identity, **options))
         else:
-            _check_identity(settings.identity)
             encoder: Any = dense
             if index is None:
                 vectors = document_vectors(texts, encoder, settings, folder)
@@ -166,11 +167,6 @@ def build_ranker(
     show = settings.show_progress_bar
     depth, weight = settings.rerank_depth, settings.rerank_weight
     return RerankedRanker(ranker, reranker, texts, depth, weight, show_progress_bar=show)
-
-
-def _check_identity(identity: str) -> None:
-    if not identity:  # the vectors of two models would be mixed
-        raise ValueError("a cache needs the model's identity: RankerSettings(identity=model_identity(name))")
 
 
 def document_store(folder: Path, identity: str, prompt: str | None, dtype: str) -> VectorStore:

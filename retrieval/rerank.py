@@ -127,9 +127,8 @@ def has_tokens(retriever: Any) -> bool:
     if not isinstance(retriever, SentenceTransformer):
         return False
     modules = input_modules(retriever)
-    if len(set(map(id, modules))) > 1 and any(isinstance(module, Dense) for module in retriever.modules()):
-        return False
-    transformers = all(isinstance(module, Transformer) for module in modules)
+    own_dense = len(set(map(id, modules))) > 1 and any(isinstance(module, Dense) for module in retriever.modules())
+    transformers = all(isinstance(module, Transformer) for module in modules) and not own_dense
     return transformers and len({module.get_embedding_dimension() for module in modules}) == 1
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,23 +27,8 @@ LINES_PER_BATCH = 1024
 TEXT = pa.schema([("text", pa.large_string())])
 
 
-class TextSource(Protocol):
-    """Numbered texts, from a file (`TextFile`) or a list (`TextList`)."""
-
-    fingerprint: str
-    """Changes with any of the texts and with their order."""
-    digests_N: NDArray[np.uint64]
-    """A hash of each text, the key of its vector."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, rows: Iterable[int]) -> list[str]:
-        """Return the texts with these numbers."""
-        ...
-
-
 class TextList:
-    """A list of texts as a `TextSource`; it may contain duplicates."""
+    """A list of texts; it may contain duplicates."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = texts
@@ -54,7 +39,7 @@ class TextList:
         return len(self.texts)
 
     def read(self, rows: Iterable[int]) -> list[str]:
-        """See `TextSource`."""
+        """Return the texts with these numbers."""
         return [self.texts[row] for row in rows]
 
 
@@ -84,7 +69,7 @@ class TextFile:
         return len(self.digests_N)
 
     def read(self, rows: Iterable[int]) -> list[str]:
-        """See `TextSource`."""
+        """Return the texts with these numbers."""
         return self.column("text", (int(self._first_line_N[row]) for row in rows))
 
     def column(self, name: str, lines: Iterable[int]) -> list[Any]:
@@ -96,10 +81,7 @@ class TextFile:
 def write_texts(texts: Iterable[Mapping[str, Any]], folder: Path, schema: pa.Schema = TEXT) -> Path:
     """Write texts to a folder, and return the path of a `TextFile`, which is named after a hash of the texts.
 
-    Args:
-        texts: Mappings with `text` and the other columns, read once and never held in memory together.
-        folder: The folder.
-        schema: The columns of the file, one of them `text`.
+    The texts are mappings with `text` and the other columns of the schema, read once and never held in memory together.
     """
     source, digests = iter(texts), array("Q")
     unnamed = folder / f"texts-{uuid.uuid4().hex}.arrow"
@@ -119,6 +101,10 @@ def write_texts(texts: Iterable[Mapping[str, Any]], folder: Path, schema: pa.Sch
         np.savez(stream, rows=np.argsort(order_N)[sorted_L], digests=digests_L[first_N[order_N]])
     unnamed.replace(path)
     return path
+
+
+TextSource = TextFile | TextList
+"""Numbered texts. The fingerprint changes with any of them and with their order; `digests_N` are the keys of their vectors."""
 
 
 def _digest(text: str) -> int:

@@ -32,13 +32,10 @@ class HeldOut(NamedTuple):
 
 
 def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500, among: "Dataset | None" = None) -> HeldOut:
-    """Hold out questions of a mixture.
+    """Hold out questions of the rows of a mixture, chosen `among` the rows of `Mixture.retrieval`, or of pairs.
 
-    Args:
-        rows: The rows of `revela_hub.data.Mixture.dataset`, or pairs.
-        queries: Maximum number of questions, further limited to one in ten questions of the retrieval rows.
-        passages: Maximum size of the corpus, unless the questions have more passages.
-        among: The rows to choose the questions from, such as `Mixture.retrieval`. None: `rows`.
+    They are at most so many `queries`, and one in ten of the retrieval rows. The corpus has at most so many `passages`, unless the
+    questions have more.
     """
     among = rows if among is None else among
     asked = {text_hash(anchor) for _, anchor in _of_retrieval(among, "anchor")}

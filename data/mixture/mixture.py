@@ -194,11 +194,7 @@ def task_seed(task: Task, seed: int) -> int:
 def task_pairs(
     task: Task, seed: int, dropped: Counter[str], cache_dir: str | Path | None = None
 ) -> tuple[list[Pair], Sequence[str], KnownPairs | SameLabel]:
-    """Read a task.
-
-    Returns:
-        Its distinct pairs in random order, the texts that negatives are drawn from, and the pairs whose passages are no negatives.
-    """
+    """Return a task's pairs in random order, the texts that negatives are drawn from, and the pairs whose passages are no negatives."""
     excluded = excluded_texts(task)
 
     def allowed(*texts: str) -> bool:

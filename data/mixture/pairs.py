@@ -139,19 +139,8 @@ def fill_negatives(
     """Give each pair `num_negatives` negatives: remove extra ones, draw missing ones from the pool.
 
     A negative must not be empty, the same text as the anchor or the positive, or a known positive of the anchor.
-    The negatives of a pair are distinct, or repeated if there are too few.
-
-    Args:
-        pairs: Pairs with any number of negatives; the first ones are kept.
-        pool: The texts to draw from: the corpus, or the texts of the task.
-        known: All known pairs.
-        num_negatives: Negatives per pair.
-        seed: The seed of the draws.
-        dropped: Counts of skipped items, updated with the pairs that have no possible negative.
-        counts: Counts of negatives, updated here: `given`, `drawn`, and `wrong` (given, but not allowed).
-
-    Yields:
-        The pairs, with `num_negatives` negatives each.
+    The negatives of a pair are distinct, or repeated if there are too few. Pairs without a possible negative are counted in `dropped`,
+    negatives in `counts`: `given`, `drawn`, and `wrong` (given, but not allowed).
     """
     dropped = Counter() if dropped is None else dropped
     counts = Counter() if counts is None else counts

@@ -168,8 +168,7 @@ def titled(title: object, text: str) -> str:
 def read_queries(path: str | Path) -> dict[str, str]:
     """Read queries: id (in JSON lines the `_id`, elsewhere `file:line`) to text, without empty and repeated ones.
 
-    Args:
-        path: A text file with one query per line, JSON lines or a table with a column of `QUERY_COLUMNS`, or a BEIR folder.
+    They are the lines of a text file, JSON lines or a table with a column of `QUERY_COLUMNS`, or those of a BEIR folder.
     """
     place = local_path(path)
     found: dict[str, tuple[str, str]] = {}

@@ -113,14 +113,7 @@ class LocalModel:
 class Endpoint:
     """A server with OpenAI's chat-completions API, accessed with the `openai` client, which repeats temporary failures.
 
-    Attributes:
-        url: The URL of the server, with or without `/v1`.
-        model: The name of the model on the server.
-        api_key: Sent as a bearer token and never printed.
-        sampling: Sampling settings.
-        concurrency: Number of concurrent requests.
-        retries: Number of retries of a failed request.
-        extra_body: More fields of the request, or replacements of ours; None removes a field.
+    `extra_body` has more fields of the request, or replacements of ours; None removes a field.
     """
 
     url: str = field(repr=False)

@@ -31,9 +31,6 @@ class Rejected(ValueError):
 def parse_tasks(reply: str) -> list[str]:
     r"""Return the tasks in a reply to the first step, cleaned, in order, without duplicates.
 
-    Raises:
-        Rejected: The reply has no task.
-
     >>> parse_tasks('Sure!\n```json\n["Find the law that a case cites.", "Match a word with its antonym."]\n```')
     ['Find the law that a case cites.', 'Match a word with its antonym.']
     >>> parse_tasks("1. **Find** the law that a case cites.\n2) Match a word with its antonym.")
@@ -82,13 +79,7 @@ def first_line_of(reply: Reply) -> str:
 
 
 def parse_example(form: Form, reply: str) -> dict[str, str]:
-    r"""Return the example in a reply to the second step.
-
-    Returns:
-        `anchor`, `positive` and `negative_1`, stripped, of valid length, and different in more than case and punctuation.
-
-    Raises:
-        Rejected: There is no valid example.
+    r"""Return the example in a reply to the second step: texts of valid length that differ in more than case and punctuation.
 
     >>> parse_example("long-short", 'Here: {"input_text": "It never came.", "label": "delivery", "misleading_label": "refund"}')
     {'anchor': 'It never came.', 'positive': 'delivery', 'negative_1': 'refund'}

@@ -23,12 +23,10 @@ from revela_hub.trainers.methods import METHODS as METHODS
 
 
 class ModelRef(NamedTuple):
-    """The model of a name.
+    """The Hub id or folder of a model, and its method by its `model_type`: of a checkpoint or a model with remote code.
 
-    Attributes:
-        path: Hub id or folder to load. Of an output folder of `adapt` or `train`: its only retriever, unless the folder is a
-            checkpoint, too. Of a bare PEFT adapter: the folder in the cache of the retriever that it is merged into.
-        method: method of a checkpoint or of a model with remote code, by its `model_type`; None for other models.
+    The path of an output folder of `adapt` or `train` is its only retriever, unless the folder is a checkpoint, too. That of a bare
+    PEFT adapter is the folder in the cache of the retriever that it is merged into.
     """
 
     path: str

@@ -7,9 +7,7 @@ T = TypeVar("T")
 
 
 def option(default: T, help: str, *, metavar: str | None = None) -> T:
-    """Return a dataclass field with a default (a list is copied for each object) and a help text; for required options, see `required`.
-
-    `metavar` is the placeholder of the value in the help text, if the parser's does not fit.
+    """Return a dataclass field with a default (a list is copied for each object), a help text and perhaps another `metavar`.
 
     >>> @dataclasses.dataclass
     ... class Options:

@@ -279,28 +279,14 @@ def test_results_of_other_text_or_another_retriever_are_not_reused(
     run()
 
 
-@pytest.mark.parametrize(("functions", "skipped"), [(21, "natural pairs: skipped"), (25, "distillation: skipped")])
-def test_a_candidate_with_too_little_text_is_skipped(functions: int, skipped: str, run: Run, tmp_path: Path) -> None:
-    texts = [
-        f'def area_{n}(width, height):\n    """The area number {n} of a field."""\n    width = abs(width) + {n}\n'
-        f"    height = abs(height) + {n}\n    factor = width + {n} if width else {n}\n    return width * height * factor\n"
-        for n in range(functions)
-    ]
-    assert skipped in run(text=write_code(tmp_path / "few", texts, functions))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["few"], "the text has 0 candidate queries"),
         (["empty"], "no documents in empty"),
         (["code", "--lm", "/nowhere"], "/nowhere"),
-        (["code", "--labels", "nowhere.jsonl"], "nowhere.jsonl"),
         (["empty", "--labels", "labels.jsonl"], "no column 'anchor'"),  # before the text is read
-        (["code", "--example_queries", "nowhere.txt"], "nowhere.txt"),
-        (["code", "--retriever", "./nowhere"], "nowhere"),
         (["code", "--output_dir", "code/out"], "code/out"),
-        (["code", "--output_dir", "code/out", "--dry_run"], "code/out"),
         (["code", "--bm25_stemmer", "klingon"], "'klingon' not found"),
     ],
 )

@@ -95,12 +95,6 @@ def test_any_retriever_and_files(work: Path, retriever_folder: Path, capsys: pyt
     assert titles(html)[1:3] == ["retriever", "base"]
 
 
-def test_the_retriever_alone_has_the_settings_and_queries_are_given(adapted: Path) -> None:
-    (adapted.parent / "queries.txt").write_text("which town?\n")
-    page, _ = config("adapted/retriever", "corpus", "docs", "example_queries", "queries.txt")
-    assert "which town?" in page and "Better: +0.050" in page
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -45,9 +45,7 @@ ROW = {"index": 0, "embedding": [0.1, 0.2]}
 WRONG: dict[str, Any] = {
     "HTML": (200, {"Content-Type": "text/html"}, b"<!doctype html><html></html>"),
     "too few": (200, {}, {"data": [ROW]}),
-    "one twice": (200, {}, {"data": [ROW, ROW]}),
     "null": (200, {}, {"data": [ROW, {"index": 1, "embedding": [None, 0.2]}]}),
-    "404": (404, {}, {"error": "no such model"}),
     "500": (500, {}, {"error": "busy"}),
 }
 
@@ -95,15 +93,6 @@ def test_prompts_that_are_not_pooled_cannot_be_served(server: EmbeddingServer, r
     pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"include_prompt": False}))
     with pytest.raises(UserError, match="include_prompt"):
         OpenAIEncoder(server.url, str(retriever_folder)).encode_query(["a text"])
-
-
-def test_late_interaction_needs_the_model_here(
-    server: EmbeddingServer, documents: Path, retriever_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    retriever_folder.rename(tmp_path / "retriever")
-    (tmp_path / "retriever" / "hybrid.json").write_text('{"bm25_weight": 0.3, "token_weight": 0.5}')
-    assert main(["search", str(tmp_path), "river", "--corpus", str(documents), "--endpoint", server.url]) == 0
-    assert "late interaction, which adapt has fitted, needs the model here" in capsys.readouterr().err
 
 
 def test_the_check_compares_a_server_with_the_folder(

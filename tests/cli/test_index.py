@@ -62,17 +62,6 @@ def test_a_model_on_two_devices_has_the_same_vectors(corpus: Path, retriever_fol
     np.testing.assert_allclose(one, two, atol=1e-6)
 
 
-@pytest.mark.parametrize("command", ["encode", "index"])
-def test_files_that_were_not_read_are_reported(
-    command: str, corpus: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("notes.bin").write_bytes(b"\0")
-    Path("calls.jsonl").write_text('{"name": "river"}\n')
-    options = [str(retriever_folder), "--corpus", str(corpus), "--output_dir", "../index", "--device", "cpu"]
-    assert main([command, *options, "--exclude", "calls.jsonl"]) == 0
-    assert "skipped: 1 binary (.bin 1), 1 excluded\n" in capsys.readouterr().err
-
-
 def test_a_read_only_index_is_searched_with_a_cache_elsewhere(
     corpus: Path, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

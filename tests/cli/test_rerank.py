@@ -99,33 +99,6 @@ def test_late_interaction_equals_a_loop(retriever_folder: Path, texts: list[str]
     assert np.abs(prompted - expected).max() > 1e-4
 
 
-def test_the_token_vectors_of_one_batch_of_passages_are_in_memory(
-    retriever_folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    retriever = SentenceTransformer(str(retriever_folder), device="cpu")
-    encode, encoded = MultiVectorEncoder.encode_document, []
-
-    def recorded(self: MultiVectorEncoder, passages: list[str], **options: Any) -> Any:
-        encoded.append(passages)
-        return encode(self, passages, **options)
-
-    monkeypatch.setattr(MultiVectorEncoder, "encode_document", recorded)
-    Reranker(retriever, batch_size=2).scores([(query, text) for query in (QUERY, "width") for text in texts])
-    assert max(map(len, encoded)) == 2
-    assert sorted(passage for batch in encoded for passage in batch) == sorted(set(texts))
-
-
-def test_an_index_is_reranked_with_its_own_prompt(
-    retriever_folder: Path, corpus: Path, tmp_path: Path, search: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    retriever, index = SentenceTransformer(str(retriever_folder), device="cpu"), str(tmp_path / "index")
-    words = ["index", str(retriever_folder), "--corpus", str(corpus), "--output_dir", index]
-    assert main([*words, "--document_prompt", "the fox "]) == 0
-    capsys.readouterr()
-    for text, score in search(retriever_folder, "--index", index, "--rerank", "self", "--rerank_weight", "1"):
-        assert score == pytest.approx(late_interaction(retriever, QUERY, text, "the fox "), abs=1e-5)
-
-
 def test_queries_and_passages_without_comparable_token_vectors(
     retriever_folder: Path, bert_folder: Path, tmp_path: Path
 ) -> None:
@@ -205,16 +178,6 @@ def test_search_combines_both_scores(mode: str, retriever_folder: Path, search: 
         ]
         assert [score for _, score in found[:depth]] == pytest.approx(sorted(both, reverse=True), abs=1e-4)
         assert [text for text, _ in found[depth:]] == [text for text, _ in first[depth:]]
-
-
-def test_late_interaction_that_is_not_possible_is_an_error(
-    static_folder: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for model in ("bm25", str(static_folder)):
-        assert main(["search", model, "x", "--rerank", "self", "--corpus", str(corpus)]) == 2
-        assert "no vectors of tokens in context" in capsys.readouterr().err
-    with pytest.raises(UserError, match="no vectors of tokens in context"):
-        Reranker(object())  # type: ignore[arg-type]  # an encoder of another library, or of a server
 
 
 def test_the_best_results_are_reordered_and_the_rest_follows(cross_encoder: Path, texts: list[str]) -> None:

@@ -48,15 +48,6 @@ def test_prints_ranked_passages_with_file_and_line(corpus: Path, capsys: pytest.
     assert out[1:] == ["      # Water", "      Rivers carry sediment from the mountains to the sea.", ""]
 
 
-def test_the_query_may_come_last_by_its_name(corpus: Path, search: Search, capsys: pytest.CaptureFixture[str]) -> None:
-    [one] = search("bm25", "width?", "--corpus", "docs", "area.py")
-    assert [one] == search("bm25", "--corpus", "docs", "area.py", "--query", "width?")
-    assert main(["search", "bm25", "--corpus", "docs", "width?"]) == 2  # read as a path
-    assert "write it before --corpus" in capsys.readouterr().err
-    [hit] = one["hits"]
-    assert (hit["path"], hit["start_line"], hit["end_line"], hit["text"]) == ("area.py", 1, 5, CODE)
-
-
 def test_options_of_the_text(corpus: Path, search: Search, capsys: pytest.CaptureFixture[str]) -> None:
     """The column, and files of another kind in a folder."""
     (corpus / "notes.csv").write_text("id,body\n1,Rivers carry sediment.\n2,Paris is a capital.\n")
@@ -106,7 +97,6 @@ def test_a_model_is_searched_with_through_its_cache(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["bm25", "query", "--corpus", "nowhere"], "nowhere"),
         (["bm25", "--corpus", "docs", "width?"], "width?"),  # not a query: those come from stdin
         (["bm25", "query"], "corpus"),
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
@@ -134,20 +124,6 @@ def test_a_search_by_words_waits_for_no_deep_learning(corpus: Path) -> None:
         ]
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_quiet_prints_results_only(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["search", "bm25", "width?", "--corpus", "docs", "area.py"]
-    assert main(words) == 0
-    loud = capsys.readouterr()
-    assert "2 documents" in loud.err
-    before = dict(os.environ)
-    assert main([*words, "--quiet"]) == 0
-    silent = capsys.readouterr()
-    assert (silent.out, silent.err) == (loud.out, "")
-    assert dict(os.environ) == before  # the variables by which --quiet tells the libraries hold for one command
-    assert main(words) == 0
-    assert "2 documents" in capsys.readouterr().err
 
 
 def test_a_query_without_a_hit_says_why(
@@ -231,9 +207,6 @@ def test_an_adapted_retriever_is_searched_with_its_own_bm25(
         ["plain", *weights],
     ):
         assert search(*words, "--query", "width height", "--corpus", "docs") != found
-    older = hybrid.rename(folder / "hybrid.json")  # where earlier versions of adapt wrote it
-    assert search("adapted", "--query", "width height", "--corpus", "docs") == found
-    older.rename(hybrid)
     for wrong in (-0.1, 1.5, float("nan")):
         hybrid.write_text(json.dumps({"bm25_weight": wrong}))
         assert main(["search", "adapted", "width", "--corpus", "docs"]) == 2

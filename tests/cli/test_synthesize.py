@@ -152,15 +152,6 @@ def test_replies_come_in_order_and_several_are_under_way(server: Server) -> None
     assert server.most_open == 4
 
 
-def test_no_token_of_the_user_is_sent(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 34)
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    ask(endpoint(server))
-    assert server.posts[0].headers["authorization"] == "Bearer EMPTY"
-    headers = str([sent.headers for sent in server.posts])
-    assert "hf_xx" not in headers and KEY not in headers
-
-
 def test_a_prompt_that_the_server_refuses_and_a_reply_without_text(server: Server) -> None:
     def respond(body: dict[str, Any], number: int) -> Answer:
         return (400, {}, {"error": "policy"}) if number == 2 else completion("yes" if number == 1 else None)

@@ -86,7 +86,7 @@ def test_one_retriever_and_a_query_without_a_known_word(tmp_path: Path) -> None:
     assert (both.title, dense.title, bm25.title) == ("hybrid, BM25 weight 0.3", "retriever", "BM25")
     assert len(dense.results) == 5 and {result.change for result in dense.results} == {""}
     assert texts(both) == texts(dense)
-    assert not bm25.results and bm25.nothing
+    assert not bm25.results
 
 
 def test_an_empty_text(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def result(text: str, matches: Sequence[tuple[int, int]] = (), change: str = "",
 def test_everything_is_escaped() -> None:
     columns = [
         Column(SCRIPT, [result(SCRIPT, [(1, 7)], source=SCRIPT)]),
-        Column("BM25", [], nothing=SCRIPT),
+        Column("BM25", []),
     ]
     pages = [results_html(columns), message_html(SCRIPT), header_html(SCRIPT, f'https://x/"{SCRIPT}', [SCRIPT])]
     for html in pages:

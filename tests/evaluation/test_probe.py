@@ -14,7 +14,7 @@ from revela_hub.data.sources.source import Document, Source
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import NoProbe, Probe, ProbeSettings, build_probe, kind_of, write_probe
 from revela_hub.evaluation.probe_queries import passages_of_each
-from revela_hub.evaluation.query_shapes import SHAPES, QueryShape, resembling
+from revela_hub.evaluation.query_shapes import SHAPES, QueryShape
 from revela_hub.trainers.pair_tuning.data import build_text_pairs
 
 FUNCTION = '''def make_{name}(value):
@@ -185,20 +185,6 @@ def test_a_text_with_too_few_queries(tmp_path: Path) -> None:
         build_probe(str(tmp_path), SETTINGS)
 
 
-@pytest.mark.parametrize("documents", [1, 30])
-def test_one_long_document_is_enough_and_many_give_40_passages_each(documents: int, tmp_path: Path) -> None:
-    draw = Random(0)
-    for number in range(documents):
-        text = (" ".join("".join(draw.choices("abcdefghij", k=5)) for _ in range(12)) + ". " for _ in range(600))
-        (tmp_path / f"{number}.txt").write_text("".join(text))
-    probe = build_probe(str(tmp_path), ProbeSettings(queries=50, passages=2000))
-    assert len(probe.task.queries) == 50
-    # Ten sentences of 12 words are a passage: a document has 60.
-    assert len(probe.task.corpus) == (60 if documents == 1 else 40 * documents)
-    pairs = build_text_pairs(str(tmp_path), cache_dir=tmp_path / "cache")
-    assert len(pairs) == len(probe.task.corpus)
-
-
 def test_pairs_that_ask_a_query_of_the_evaluation_are_left_out(tmp_path: Path) -> None:
     """Labelled queries have no text that is held out: `adapt` writes them to its probe, with judgements or without."""
     rows = [
@@ -223,14 +209,6 @@ THAI = "แม่น้ำเจ้าพระยาเป็นแม่น้
 """Three clauses without full stops (the Chao Phraya is an important river, flows to the sea, people travel by boat)."""
 
 
-def test_prose_without_spaces_or_headings_has_natural_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # the sentence depends on the document's name
-    Path("rows.jsonl").write_text((json.dumps({"text": THAI}) + "\n") * 20)
-    pairs = build_text_pairs("rows.jsonl", cache_dir=tmp_path / "cache")
-    assert len(pairs) == 20 and THAI.split(" ")[1] in pairs["anchor"]
-    assert all(pair["anchor"] in THAI and pair["anchor"] not in pair["positive"] for pair in pairs)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_shape_changes_sentences_only(shape: QueryShape, text: Path, probe: Probe) -> None:
     other = build_probe(str(text), replace(SETTINGS, shape=shape))
@@ -243,17 +221,6 @@ def test_the_shape_changes_sentences_only(shape: QueryShape, text: Path, probe: 
             if kind_of(query) == "sentence" and shape != "whole"
             else found == whole
         )
-
-
-def test_a_sorted_file_of_many_example_queries() -> None:
-    passages = [f"The {numeral(n)} river flows past the {numeral(n)} town, which has a market." for n in range(40)]
-    queries = {f"s{n}": f"People of the {numeral(n)} town say that the {numeral(n)} river is cold." for n in range(40)}
-    examples = [*(f"{numeral(n)} river" for n in range(100)), *(f"{text} So it is." for text in queries.values())]
-    chosen = resembling(queries, examples, passages)
-    assert list(chosen) == list(queries)
-    lengths = [len(text.split()) for text in chosen.values()]
-    assert min(lengths) <= 4 and max(lengths) == 12
-    assert resembling({}, examples, passages) == {}
 
 
 def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,11 +245,3 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(words) == 2
     assert "is inside the data" in capsys.readouterr().err
     assert main([*words, "--exclude", "in/"]) == 0
-
-
-@pytest.mark.parametrize(("content", "fact"), [("{}\n", r"held_out\.jsonl:1"), (None, "a probe's folder has one")])
-def test_a_folder_that_is_no_probe(text: Path, tmp_path: Path, content: str | None, fact: str) -> None:
-    if content is not None:
-        (tmp_path / "held_out.jsonl").write_text(content)
-    with pytest.raises(UserError, match=fact):
-        list(read_documents({"path": str(text), "held_out": str(tmp_path)}))

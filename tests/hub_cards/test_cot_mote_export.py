@@ -1,8 +1,5 @@
 """The exported routes of CoT-MoTE give the vectors of the model, for every family of encoders and every variant."""
 
-import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +9,7 @@ import transformers
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from transformers import AutoModelForMaskedLM, BertTokenizerFast, PreTrainedTokenizerFast, RobertaTokenizer
 
-from revela_hub.checkpoints import export_checkpoint, publish
-from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Check, Destination, upload
+from revela_hub.checkpoints import export_checkpoint
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
 
 TEXTS = [
@@ -89,26 +84,3 @@ def test_routes_of_other_families_and_variants(
     if variant != "siamese":
         with pytest.raises(ValueError, match="Could not determine route"):
             dense.encode(["whose expert?"])
-
-
-def test_check_finds_a_sparse_folder_that_includes_the_first_token(
-    tmp_path: Path,
-    wordpiece_tokenizer: BertTokenizerFast,
-    verify_in_process: Callable[..., list[Check]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without the weights [CLS] would be part of the maximum, unlike in the reference vectors."""
-    monkeypatch.setattr(upload, "verify", verify_in_process)
-    trained(tmp_path / "checkpoint", "Bert", wordpiece_tokenizer)
-    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
-    file = tmp_path / "out" / "sparse" / "router_config.json"
-    router = json.loads(file.read_text())
-    router["structure"] = {
-        route: [name for name in modules if "WordWeights" not in name] for route, modules in router["structure"].items()
-    }
-    router["types"] = {name: kind for name, kind in router["types"].items() if "WordWeights" not in name}
-    file.write_text(json.dumps(router))
-    for folder in file.parent.glob("*WordWeights"):
-        shutil.rmtree(folder)
-    with pytest.raises(UserError, match="same as checkpoint: .* differs"):
-        publish(tmp_path / "out" / "sparse", Destination("someone/x"), Assembly(), dry_run=True)

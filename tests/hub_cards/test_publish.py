@@ -14,7 +14,7 @@ import pytest
 import torch
 from datasets import Dataset
 from huggingface_hub.errors import HfHubHTTPError
-from loopback_hub import WRITER, LoopbackHub, Repository
+from loopback_hub import LoopbackHub, Repository
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -226,21 +226,6 @@ def test_a_commit_with_other_files_is_reported(hub: LoopbackHub, retriever_folde
         publish(retriever_folder, Destination("org/x"))
 
 
-def test_concurrent_commits(hub: LoopbackHub, retriever_folder: Path, unverified: None) -> None:
-    publish(retriever_folder, Destination("org/x"))
-    repository = hub.repositories["org/x"]
-
-    def meanwhile(request: str) -> None:
-        if "/preupload/" in request:
-            hub.before_request = lambda request: None
-            repository.commit("main", dict(repository.files("main")) | {"NEWS.md": b""}, "of another user")
-
-    hub.before_request = meanwhile
-    with pytest.raises(HfHubHTTPError):
-        publish(retriever_folder, Destination("org/x", update=True), Assembly(metadata=METADATA))
-    assert "NEWS.md" in repository.files("main")
-
-
 # The requests of an upload in order. The process is killed after each of them.
 STEPS = (
     "POST /api/repos/create",
@@ -411,10 +396,3 @@ def test_a_trainer_publishes_its_retriever_after_training(
     assert {"modules.json", "model.safetensors", "README.md"} <= files.keys()
     assert not any("adapter" in name or name.endswith((".bin", ".pt")) for name in files)
     assert b"org/pushed" in files["README.md"]
-
-
-def test_training_uploads_nothing_and_no_checkpoint_has_the_token(hub: LoopbackHub, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="revela-hub publish"):
-        RevelaTrainingArguments(output_dir=str(tmp_path), push_to_hub=True)
-    assert RevelaTrainingArguments(output_dir=str(tmp_path), hub_token=WRITER).hub_token is None
-    assert hub.requests == []

@@ -81,15 +81,6 @@ def test_the_files(adapted: Path, text: str, tmp_path: Path) -> None:
         space_files("org/x", [text])
 
 
-def test_a_dry_run_prints_the_files(
-    adapted: Path, text: str, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["publish", str(adapted), "org/x", "--space", "--space_corpus", text, "--dry_run"]) == 0
-    out = capsys.readouterr().out
-    assert "files of the Space:" in out and "requirements.txt" in out and "model='org/x'" in out
-    assert hub.repositories == {}
-
-
 def test_the_space_is_published_with_its_model(
     adapted: Path, text: str, hub: LoopbackHub, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,19 +98,6 @@ def test_the_space_is_published_with_its_model(
     count = len(hub.repositories["spaces/org/x"].messages)
     assert cli.main(["publish", str(adapted), "org/x", "--space", "--space_corpus", text, "--update"]) == 0
     assert len(hub.repositories["spaces/org/x"].messages) == count, "nothing has changed"
-
-
-def test_texts_that_are_no_longer_given_are_deleted(adapted: Path, text: str, hub: LoopbackHub, tmp_path: Path) -> None:
-    (tmp_path / "q.txt").write_text("where?\n")
-    command = ["publish", str(adapted), "org/x", "--space", "--space_corpus", text]
-    assert cli.main([*command, "--space_queries", str(tmp_path / "q.txt")]) == 0
-    space = hub.repositories["spaces/org/x"]
-    files = dict(space.files("main") or {})
-    assert {"sample.jsonl", "queries.txt"} < files.keys()
-    space.commit("main", files | {"logo.png": b"of the user"}, "manually")
-    assert cli.main([*command, "--update"]) == 0
-    now = space.files("main") or {}
-    assert files.keys() - now.keys() == {"queries.txt"} and "logo.png" in now
 
 
 def test_private_text_is_not_uploaded_to_a_public_space(

@@ -82,19 +82,6 @@ def nan_weight(weights: dict[str, torch.Tensor]) -> None:
     weights["layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
 
 
-def eos_added_in_python(folder: Path) -> None:
-    """Add EOS before texts are truncated, so that long texts lose it."""
-    (folder / "tokenization_toy.py").write_text(
-        "from transformers import PreTrainedTokenizerFast\n\n\n"
-        "class ToyTokenizer(PreTrainedTokenizerFast):\n"
-        "    def __call__(self, text, **kwargs):\n"
-        "        return super().__call__([one + self.eos_token for one in text], **kwargs)\n"
-    )
-    auto_map = {"AutoTokenizer": [None, "tokenization_toy.ToyTokenizer"]}
-    edit(folder / "tokenizer_config.json", lambda t: t.update(auto_map=auto_map, tokenizer_class="ToyTokenizer"))
-    edit(folder / "tokenizer.json", lambda t: t.update(post_processor=None))
-
-
 def as_pickle(folder: Path) -> None:
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -125,11 +112,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda f: remote_code(f, MODELING + "\nfrom revela_hub.data import read_documents\n"),
         "loading",
         "revela_hub",
-    ),
-    "remote file without its sibling": (
-        lambda f: remote_code(f, MODELING + "\nfrom .layers import Pool\n"),
-        "loading",
-        "layers.py",
     ),
     "remote code reads padding": (
         lambda f: remote_code(
@@ -165,25 +147,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "length",
         "'What is the capital of France?' ends with",
     ),
-    "EOS added in Python": (eos_added_in_python, "length", "instead of EOS"),
     "adapter next to the model": (unmerged_adapter, "files", "not merged"),
-    "local path": (
-        lambda f: edit(f / "config.json", lambda c: c.update(_name_or_path="/data/me/runs/7/checkpoint-100")),
-        "private data",
-        "config.json: _name_or_path is '/data/me/runs/7/checkpoint-100', a local path",
-    ),
-    "token": (
-        lambda f: (f / "README.md").write_text("# A model\nlog in with hf_" + "a" * 34 + "\n"),
-        "private data",
-        "README.md:2 contains what looks like a Hub token",
-    ),
     "pickled weights": (as_pickle, "files", "no safetensors weights"),
-    "broken JSON": (lambda f: (f / "modules.json").write_text("[{"), "loading", "JSONDecodeError"),
-    "truncated weights": (
-        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]),
-        "loading",
-        "SafetensorError",
-    ),
     "no maximum length": (no_maximum_length, "length", "no maximum length is saved"),
     "prompt lost": (prompt_lost, "same as checkpoint", "differs by"),
     "other similarity": (

@@ -1,6 +1,5 @@
 """Batches by tokens give the vectors that the model's own methods give."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +29,6 @@ def test_equals_the_models_own_encoding(
     assert len(passes) > 3 and sum(map(len, passes)) == 40
     assert all(len(mask) == 1 or mask.numel() <= 300 for mask in passes)  # lengths in tokens are estimates
     assert all(mask.any(0).all() for mask in passes)  # no more padding than the longest of them needs
-
-
-def test_threads_take_turns(retriever_folder: Path) -> None:
-    model = load_encoder(str(retriever_folder), device="cpu")
-    expected = encode_texts(model, ["rivers carry sediment"], "query")
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: encode_texts(model, ["rivers carry sediment"], "query"), range(60)))
-    assert all(np.allclose(each, expected, atol=1e-6) for each in found)
 
 
 def test_batches_hold_every_row_once_the_longest_first() -> None:

@@ -1,9 +1,7 @@
 """Hard negatives: which texts may be negatives, that nothing is computed twice, and that the corpus is not in memory."""
 
 import json
-import tracemalloc
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from word_encoder import WORDS, Encoder
 from revela_hub.data.text.same_text import text_key
 from revela_hub.errors import UserError
 from revela_hub.retrieval import (
-    IndexOptions,
     MiningReport,
     MiningSettings,
     RankerSettings,
@@ -24,7 +21,6 @@ from revela_hub.retrieval import (
     mining,
     vectors,
 )
-from revela_hub.retrieval.bm25 import BM25
 from revela_hub.retrieval.mining_input import read_corpus
 
 CACHED = RankerSettings(identity="model@1")
@@ -153,27 +149,6 @@ def test_the_positive_that_scores_lowest_sets_the_margin() -> None:
     assert mined.report.removed["being a positive"] == 2
 
 
-def test_every_limit_reports_what_it_removed() -> None:
-    corpus = [on_circle(score / 100) for score in range(1, 100)]
-    settings = MiningSettings(2, relative_margin=0.2, range_min=4, range_max=99)
-    mined = mine_negatives(["1 0"], [on_circle(0.8)], corpus, Encoder(), settings)
-    assert dict(mined.report.removed) == {
-        "being a positive": 1,
-        "being the anchor": 0,
-        "relative margin": 35 - 1,  # 0.65 to 0.99, above 0.64, without the positive
-    }
-    assert negatives(mined.dataset[0]) == [on_circle(0.6), on_circle(0.59)]
-    assert all(f"by {reason}" in str(mined.report) for reason in mined.report.removed)
-
-
-@pytest.mark.parametrize(("similarity", "negative"), [("dot", "1.5 9"), ("cosine", "3 9")])
-def test_similarities(similarity: str, negative: str) -> None:
-    corpus, settings = ["5 1", "3 9", "1.5 9", "1 0"], MiningSettings(relative_margin=0.2)
-    encoder = Encoder()
-    encoder.similarity_fn_name = similarity
-    assert negatives(mine_negatives(["1 0"], ["2 0"], corpus, encoder, settings).dataset[0]) == [negative]
-
-
 def test_random_negatives_are_within_the_limits_and_the_same_for_a_seed(small_blocks: None) -> None:
     corpus = random_texts(80, 0)
     positives = corpus[:12]
@@ -285,7 +260,7 @@ def test_what_leaves_nothing_is_an_error_that_says_why() -> None:
         mine_negatives(["river"], ["sea"], ["stone"], "bm25")
     for settings in ({"num_negatives": 3}, {"num_negatives": 100_000, "fewer": "keep"}, {"range_min": 2}):
         never = Encoder(limit=0)
-        with pytest.raises(UserError, match="the corpus is too small for .*: it has 3 different documents"):
+        with pytest.raises(UserError, match="3 different documents.*is too small for"):
             mine_negatives(*pair, [on_circle(0.1), on_circle(0.9)], never, MiningSettings(**settings))
 
 
@@ -311,24 +286,6 @@ def test_prompts_go_to_the_model(tmp_path: Path) -> None:
     assert encoded(query_prompt="Find: ") == (["Find: river"], [])  # the documents' vectors are those of before
     # Hits belong to both prompts.
     assert encoded(query_prompt="Find: ", document_prompt="Text: ") == (["Find: river"], ["Text: stone", "Text: sea"])
-
-
-def test_bm25_compares_with_a_positive_from_outside_the_corpus() -> None:
-    corpus = ["river sea lamp", "river lamp rope", "lamp", "bird fish"]
-    settings = MiningSettings(num_negatives=1, scores=True)
-    mined = mine_negatives(["river sea", "seed"], ["river sea", "lamp door"], corpus, "bm25", settings)
-    hits = BM25([*corpus, "river sea", "lamp door"]).search(["river sea"], 10)
-    by_row = dict(zip(hits.rows_QK[0].tolist(), hits.scores_QK[0].tolist(), strict=True))
-    # The positive is the anchor's own text here, and "river sea lamp" scores less than 95% of it.
-    [row] = mined.dataset
-    assert negatives(row) == ["river sea lamp"]
-    assert row["scores"] == pytest.approx([by_row[4], by_row[0]], rel=1e-5)
-    assert mined.report.fewer == 1  # a positive that shares no word with its anchor scores 0, and nothing is below that
-    settings = MiningSettings(2, relative_margin=None)
-    mined = mine_negatives(["river sea"], ["bird"], np.array(corpus[:3]), "bm25", settings)  # type: ignore[arg-type]
-    assert negatives(mined.dataset[0]) == ["river sea lamp", "river lamp rope"]
-    with pytest.raises(UserError, match=r"the corpus is the text 'my folder/documents\.txt'"):
-        mine_negatives(["river"], ["bird"], "my folder/documents.txt", "bm25")
 
 
 class Terms:
@@ -408,90 +365,3 @@ def test_an_interrupted_run_is_resumed_where_it_stopped(tmp_path: Path, small_bl
     third = Encoder(limit=0)
     assert mined_rows(third, tmp_path) == resumed
     assert third.queries == third.documents == []
-
-
-def test_an_interrupted_search_is_resumed_and_other_limits_need_none(
-    tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    searched: list[int] = []
-    real = dense.ExactIndex.search
-
-    def spy(self: Any, queries: np.ndarray, k: int) -> Any:
-        if len(searched) == 2:
-            raise KeyboardInterrupt
-        searched.append(len(queries))
-        return real(self, queries, k)
-
-    monkeypatch.setattr(dense.ExactIndex, "search", spy)
-    with pytest.raises(KeyboardInterrupt):
-        mined_rows(Encoder(), tmp_path)
-    assert searched == [5, 5]
-    searched.clear()
-    mined_rows(Encoder(), tmp_path)
-    assert searched == [1]
-    other = Encoder()
-    mined_rows(other, tmp_path, sampling="random", seed=3)
-    assert searched == [1]
-    assert other.queries == other.documents == []  # the positives' scores are kept with the hits
-
-
-def test_other_positives_of_the_same_anchors_are_scored(tmp_path: Path) -> None:
-    mined_rows("bm25", tmp_path)
-    others = DOCUMENTS[10::-1]
-    assert mined_rows("bm25", tmp_path, others) == mined_rows("bm25", None, others)
-
-
-def test_models_corpora_and_types_do_not_share_vectors(tmp_path: Path) -> None:
-    encoder = Encoder()
-
-    def run(corpus: list[str], **values: Any) -> list[str]:
-        encoder.documents.clear()
-        ranking = RankerSettings(**({"identity": "model@1"} | values))
-        settings = MiningSettings(relative_margin=None)
-        mine_negatives(ANCHORS, DOCUMENTS[:11], corpus, encoder, settings, ranking, cache_dir=tmp_path)
-        return list(encoder.documents)
-
-    assert run(DOCUMENTS) == DOCUMENTS
-    assert run(DOCUMENTS) == []
-    assert run(DOCUMENTS, identity="model@2") == DOCUMENTS
-    encoder.similarity_fn_name = "dot"
-    assert run(DOCUMENTS) == []  # vectors are stored as the model returns them
-    assert run(DOCUMENTS, index=IndexOptions(dtype="float16")) == DOCUMENTS
-    assert run([*DOCUMENTS, "new"]) == ["new"]
-
-
-@pytest.mark.slow
-def test_the_corpus_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "SHARD_SIZE", 256)
-    monkeypatch.setattr(dense, "MIN_BLOCK", 256)
-    monkeypatch.setattr(dense, "BLOCK_NUMBERS", 1)
-    monkeypatch.setattr(dense, "CACHED_BYTES", 1 << 20)
-    monkeypatch.setattr("revela_hub.retrieval.texts.LINES_PER_BATCH", 64)
-    number, filler = 3000, "x" * 10_000
-
-    class Sparse(Encoder):
-        """Vectors of 1,024 numbers, of which the first says all."""
-
-        similarity_fn_name = "dot"
-
-        def encode_query(self, inputs: list[str], /, *, batch_size: int, show_progress_bar: bool) -> np.ndarray:
-            vectors = np.ones((len(inputs), 1024), dtype=np.float32)
-            vectors[:, 0] = [float(text.split()[0]) for text in inputs]
-            return vectors
-
-        encode_document = encode_query
-
-    def corpus() -> Iterator[str]:
-        for index in range(number):
-            yield f"{index} {filler}"
-
-    settings, pairs = MiningSettings(relative_margin=None), [("1", "5")]
-    tracemalloc.start()
-    try:
-        [row] = mining.mine(pairs, corpus(), Sparse(), settings, CACHED, MiningReport(), folder=tmp_path)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert row["negative_1"].startswith(f"{number - 1} ")
-    # The texts are 30 MB and their vectors 12 MB.
-    assert peak < 8e6

@@ -72,20 +72,6 @@ def test_an_error_of_a_worker_is_one_line(ray_cluster: None, tmp_path: Path) -> 
         encoded(TextList(TEXTS), tmp_path, failing_encoder)
 
 
-def test_texts_and_vectors_travel_as_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    texts = TextFile(write_texts(({"text": text} for text in TEXTS), Path()))
-    store = VectorStore(Path("vectors"), "words")
-    packed = ray.cloudpickle.dumps(texts)
-    assert len(packed) < 1000
-    both = ray.cloudpickle.dumps((texts, store))
-    expected = texts.read([5, 8]), store.folder.resolve()
-    monkeypatch.chdir("/")  # workers have their own working directory
-    assert ray.cloudpickle.loads(packed).read([5, 8]) == expected[0]
-    found, vectors = ray.cloudpickle.loads(both)
-    assert isinstance(found, TextFile) and vectors.folder == expected[1]
-
-
 def test_encode_on_a_cluster(
     ray_cluster: None,
     tmp_path: Path,

@@ -47,20 +47,11 @@ collections (benchmarks/adaptation)."""
 
 
 class Adaptation:
-    """The steps of `adapt`, each of which is skipped if its result is in the work folder.
+    """The steps of `adapt`, each of which is skipped if its result is in the work folder; `log` prints a line.
 
-    Args:
-        options: options of the command.
-        log: prints a line.
-
-    Attributes:
-        work: folder of the intermediate results.
-        state: the plan, and the seconds of each finished training.
-        inputs: what all trainings share.
-        task: the probe's task, or that of labelled queries; `dev` and `test` are its halves.
-        systems: what has been scored so far; the first is the base retriever alone, the second adds BM25.
-        baseline: the untrained system that is exported if no training helps.
-        stopped: whether Ctrl-C ended the trainings.
+    `state` keeps the plan, and the seconds of each finished training. `task` is the probe's task, or that of labelled queries; `dev`
+    and `test` are its halves. Of the `systems`, the first is the base retriever alone, the second adds BM25; `baseline` is the
+    untrained system that is exported if no training helps.
     """
 
     def __init__(self, options: AdaptOptions, log: Callable[[object], None]) -> None:
@@ -119,10 +110,8 @@ class Adaptation:
         return text.has_code
 
     def _make_plan(self, sample: tuple[str, ...]) -> Plan:
-        options = self.options
-        code = options.trust_remote_code
-        model = load_retriever(options.retriever, max_length=options.max_length, trust_remote_code=code)
-        return plan.make_plan(model, sample, options.seconds, candidates.possible(options))
+        model = self._load(self.options.retriever, self.options.max_length)
+        return plan.make_plan(model, sample, self.options.seconds, candidates.possible(self.options))
 
     def _keep_probe(self) -> None:
         """Write the settings, the plan, and the dev half of the probe for the runs.
@@ -162,7 +151,7 @@ class Adaptation:
             self._add(self._system("base, identifiers split", BASE, retriever))
         best = self.baseline = best_on(self.dev, self.systems[1:])
         self.inputs.bm25, self.inputs.bm25_weight = best.bm25_settings, best.bm25_weight
-        if has_tokens(self._load(retriever)):
+        if has_tokens(self._model(retriever)):
             tokens = self._with_tokens(replace(best, name="base, late interaction"), OWN_WEIGHT, BASE)
             self._add(tokens)
             self.baseline = tokens if tokens.token_weight else best
@@ -200,7 +189,7 @@ class Adaptation:
         self.log(f"{system.name} ({with_what(system)}): nDCG@10 {system.mean(self.dev):.3f}{gain} on the dev half")
 
     def _system(self, title: str, name: str, folder: str) -> System:
-        dense = self._rankings(name, lambda: retrieval_run(self._load(folder), self.task))
+        dense = self._rankings(name, lambda: retrieval_run(self._model(folder), self.task))
         settings = self.inputs.bm25
         of_bm25 = "bm25-split" if settings.split_identifiers else "bm25"
         bm25 = self._rankings(of_bm25, lambda: bm25_run(self.task, settings))
@@ -217,12 +206,14 @@ class Adaptation:
         """Add late interaction to a system, and fit its weight."""
         best = best_of(fuse_runs(system.dense, system.bm25, self.task, system.bm25_weight))
         file = f"{name}-tokens-{system.bm25_weight}"
-        tokens = self._rankings(file, lambda: rerank_run(best, self.task, Reranker(self._load(system.folder))))
+        tokens = self._rankings(file, lambda: rerank_run(best, self.task, Reranker(self._model(system.folder))))
         return replace(system, tokens=tokens, token_weight=fit_weight(best, tokens, self.dev, prior, TOKEN_ERRORS))
 
-    def _load(self, folder: str) -> SentenceTransformer:
-        code = self.options.trust_remote_code
-        return load_retriever(folder, max_length=self.plan.max_length, trust_remote_code=code)
+    def _model(self, folder: str) -> SentenceTransformer:
+        return self._load(folder, self.plan.max_length)
+
+    def _load(self, name: str, max_length: int | None) -> SentenceTransformer:
+        return load_retriever(name, max_length=max_length, trust_remote_code=self.options.trust_remote_code)
 
     def _rankings(self, name: str, make: Callable[[], Rankings]) -> Rankings:
         file = self.work / "rankings" / f"{name}.json"

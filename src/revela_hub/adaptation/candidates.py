@@ -36,15 +36,9 @@ EVALUATIONS = 3
 
 @dataclass
 class Inputs:
-    """What all trainings share.
+    """What all trainings share: `probe` is the folder with the dev queries, `labels` the file of the labelled pairs to train on.
 
-    Attributes:
-        options: options of the command.
-        plan: time and length of texts.
-        probe: folder of the probe with the dev queries.
-        labels: file of the labelled pairs to train on, if there are any.
-        bm25: settings of BM25 in the teacher, the hybrid of BM25 and the base retriever.
-        bm25_weight: weight of BM25 in it.
+    The settings of BM25 and its weight are those of the teacher, the hybrid of BM25 and the base retriever.
     """
 
     options: AdaptOptions
@@ -57,30 +51,36 @@ class Inputs:
     def arguments(self, folder: Path, *, rate: float = 1.0, **others: Any) -> dict[str, Any]:
         """Return the options of a run. `rate` is its learning rate as a fraction of that of the trainings on pairs."""
         options = self.options
-        return {
-            "retriever": options.retriever,
-            "kind": options.kind,
-            "text_column": options.text_column,
-            "exclude": options.exclude,
-            "max_documents": options.max_documents,
-            "cache_dir": options.cache_dir,
-            "trust_remote_code": options.trust_remote_code,
-            "seed": options.seed,
-            "output_dir": str(folder),
-            "resume_from_checkpoint": "last" if folder.exists() else None,
-            "probe": str(self.probe),
-            "max_steps": UNLIMITED_STEPS,  # the time limit ends the run
-            "eval_steps": UNLIMITED_STEPS,
-            "save_strategy": "steps",
-            "save_steps": UNLIMITED_STEPS,
-            "save_total_limit": 1,
-            "learning_rate": (options.learning_rate or default_rate(options.retriever)) * rate,
-            "lr_scheduler_type": "constant_with_warmup",
-            "warmup_steps": 5,
-            "report_to": "none",
-            "quiet": True,
-            "disable_tqdm": True,
-        } | others
+        shared = (
+            "retriever",
+            "kind",
+            "text_column",
+            "exclude",
+            "max_documents",
+            "cache_dir",
+            "trust_remote_code",
+            "seed",
+        )
+        return (
+            {name: getattr(options, name) for name in shared}
+            | {
+                "output_dir": str(folder),
+                "resume_from_checkpoint": "last" if folder.exists() else None,
+                "probe": str(self.probe),
+                "max_steps": UNLIMITED_STEPS,  # the time limit ends the run
+                "eval_steps": UNLIMITED_STEPS,
+                "save_strategy": "steps",
+                "save_steps": UNLIMITED_STEPS,
+                "save_total_limit": 1,
+                "learning_rate": (options.learning_rate or RATE) * rate,  # `adapt` has set it
+                "lr_scheduler_type": "constant_with_warmup",
+                "warmup_steps": 5,
+                "report_to": "none",
+                "quiet": True,
+                "disable_tqdm": True,
+            }
+            | others
+        )
 
 
 Train = Callable[[Inputs, Path, float], object]

@@ -31,17 +31,10 @@ def hold_out_labels(
     left: Path,
     log: Callable[[str], None] = lambda line: None,
 ) -> RetrievalTask | None:
-    """Return a task of labelled queries, and write the pairs of the other queries; None if there are too few queries.
+    """Return a task of at most `most` labelled queries, and write the other pairs to the file `left`; None if there are too few queries.
 
-    Texts with the same `text_key` are the same.
-
-    Args:
-        rows: pairs with the columns `anchor` and `positive`.
-        corpus: passages of the text; those that are not a part of a relevant passage, or the reverse, are searched, too.
-        most: maximum number of queries to hold out.
-        passages: number of passages to search, if the relevant ones are not more.
-        left: file for the pairs that are left to train on.
-        log: called with the reason if there are too few queries.
+    Texts with the same `text_key` are the same. So many `passages` are searched, or the relevant ones if they are more: others are
+    labelled, or of the text's `corpus`, unless they are a part of a relevant passage, or the reverse.
     """
     spelling: dict[str, str] = {}  # the first one of each query and passage
     positives: dict[str, list[str]] = {}

@@ -39,25 +39,18 @@ BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class Inspection:
-    """Numbers that describe a text.
-
-    Attributes:
-        documents: number of documents inspected.
-        words: number of their words.
-        code: fraction of the characters in files of code.
-        passages: number of passages.
-        pairs: number of passages by the kind of their natural query; "none" for those without.
-        complete: whether all of the text was inspected.
-        sample: some passages, evenly spread.
-    """
+    """Numbers that describe a text."""
 
     documents: int
     words: int
     code: float
+    """Fraction of the characters in files of code."""
     passages: int
     pairs: Counter[str]
+    """Passages by the kind of their natural query; "none" for those without."""
     complete: bool
     sample: tuple[str, ...]
+    """Some passages, evenly spread."""
 
     @property
     def natural_pairs(self) -> int:
@@ -106,12 +99,9 @@ def inspect(sources: Iterable[SourceLike], report: ReadReport) -> Inspection:
 class Plan:
     """The sizes that the budget and the retriever's speed on this machine allow; a repeated command keeps it.
 
-    Attributes:
-        passages: number of passages of the probe; distillation takes as many of the text.
-        measuring: seconds of measuring; more than `MEASURING` of the budget if even the fewest passages take longer.
-        training: seconds of each candidate's training.
-        max_length: maximum number of tokens per text of the retriever; None if it has no maximum.
-        training_length: the same in training, less on a slow machine.
+    The probe has so many passages, and distillation takes as many of the text. Seconds of measuring are more than `MEASURING` of the
+    budget if even the fewest passages take longer. `training_length` is the maximum number of tokens in training, less than
+    `max_length` on a slow machine; None stands for no maximum.
     """
 
     passages: int

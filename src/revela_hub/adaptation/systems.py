@@ -25,18 +25,11 @@ Scores = Mapping[str, float]
 
 @dataclass(frozen=True)
 class System:
-    """A retriever and BM25; the best results of their hybrid may be reranked by the retriever's token vectors.
+    """A retriever (a folder or a Hub id) and BM25; their hybrid's best results may be reranked by the retriever's token vectors.
 
-    Attributes:
-        name: name in tables.
-        folder: sentence-transformers folder or Hub id.
-        dense: hits of the retriever for the queries of both halves.
-        bm25: hits of BM25 for the same queries.
-        bm25_weight: weight of BM25 in the hybrid, fitted on the dev half; that of the retriever is 1 - bm25_weight.
-        bm25_settings: settings of BM25.
-        tokens: scores of the hybrid's best results by the retriever's token vectors (late interaction).
-        token_weight: weight of these scores, fitted on the dev half; 0 without late interaction.
-        seconds: duration of the training; None for the base retriever.
+    `dense` and `bm25` are the hits for the queries of both halves, `tokens` the scores of late interaction. The weights are fitted on
+    the dev half: that of the retriever is 1 - `bm25_weight`, and `token_weight` is 0 without late interaction. `seconds` is the
+    duration of the training; None for the base retriever.
     """
 
     name: str

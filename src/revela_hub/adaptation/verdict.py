@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -28,14 +28,7 @@ from revela_hub.trainers.base.run import for_card, hardware
 
 @dataclass
 class Verdict:
-    """Result of `adapt`.
-
-    Attributes:
-        systems: all systems; the first is the base retriever alone, the second adds BM25.
-        chosen: the exported system.
-        dev: the dev half.
-        test: the test half.
-    """
+    """Result of `adapt`: all systems (the first is the base retriever alone, the second adds BM25), and the exported one."""
 
     systems: Sequence[System]
     chosen: System
@@ -65,7 +58,7 @@ class Verdict:
         return (
             f"nDCG@10 on held-out queries: {before:.3f} with the base retriever alone, {after:.3f} with the exported system"
             f" ({retriever}, {with_what(self.chosen)}). The difference is {d.difference:+.3f} (95% interval {d.low:+.3f} to"
-            f" {d.high:+.3f}, {d.queries} queries, which also decide what is exported).{few}"
+            f" {d.high:+.3f}, {d.queries} queries, which also select the exported system).{few}"
         )
 
     def cost(self) -> str:
@@ -122,13 +115,11 @@ class Verdict:
 
     def settings(self, options: AdaptOptions) -> dict[str, Any]:
         """Return what `search`, `evaluate` and `demo` need of the exported system, also after it is published."""
-        bm25 = {
-            name: getattr(self.chosen.bm25_settings, name) for name in ("stemmer", "stopwords", "split_identifiers")
-        }
+        bm25 = asdict(self.chosen.bm25_settings)
         return {
             "bm25_weight": self.chosen.bm25_weight,
             "token_weight": self.chosen.token_weight,
-            "bm25": bm25,
+            "bm25": {name: bm25[name] for name in ("stemmer", "stopwords", "split_identifiers")},
             "base": _on_the_hub(options.retriever),
             "trained": self.chosen.trained,
             "verdict": self.word,

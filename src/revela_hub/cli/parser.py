@@ -41,19 +41,11 @@ def build_arguments(arguments: type[ArgumentsT], values: dict[str, Any]) -> Argu
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of one command.
+    """The parser of one command, whose arguments are a dataclass; a field's `metadata["help"]` is its help text.
 
-    Args:
-        arguments: A dataclass; a field's `metadata["help"]` is its help text.
-        program: The command's name, for the help text.
-        description: The beginning of the help text.
-        positionals: The fields that can be given without their names, in order. The last one may be a list, which takes
-            all remaining words. A field that is given by its name or in the file takes no word.
-
-    Attributes:
-        options: The option of each field.
-        hidden: The fields that only `--help-all` shows.
-        quiet: Whether the arguments that were read last ask for results and errors only.
+    The `positionals` are the fields that can be given without their names, in order. The last one may be a list, which takes all
+    remaining words. A field that is given by its name or in the file takes no word. `quiet` is whether the arguments that were read
+    last ask for results and errors only.
     """
 
     def __init__(self, arguments: type, program: str, description: str, positionals: Sequence[str] = ()) -> None:

@@ -25,17 +25,13 @@ class LoadedRetriever(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """A retrieved passage.
-
-    Attributes:
-        hit: the passage.
-        change: its rank compared with the base retriever: `▲2`, `▼1`, `=` or `new`; empty in the base retriever's own column.
-        matches: places of the words that match the query, as (start, end).
-    """
+    """A retrieved passage."""
 
     hit: Hit
     change: str = ""
+    """Its rank compared with the base retriever: `▲2`, `▼1`, `=` or `new`; empty in the base retriever's column."""
     matches: Sequence[tuple[int, int]] = ()
+    """Start and end of the words that match the query."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +40,12 @@ class Column:
 
     title: str
     results: Sequence[Result]
-    nothing: str = ""  # why there are no results
 
 
 class Collection:
-    """Passages that are indexed for all systems.
+    """Passages of documents in a folder, indexed for all systems; `cache` is the folder of the vectors.
 
-    Args:
-        documents: the documents; they are cut into passages.
-        retrievers: the retrievers, the base first and the one of the hybrid last.
-        folder: folder for the passages.
-        cache: folder for the vectors.
-        name: name to show.
-        bm25: settings of BM25.
-        token_weight: weight of late interaction, which reranks the hybrid; 0 for none.
-        max_words: maximum number of words per passage.
+    The base is the first retriever, that of the hybrid the last. Late interaction with its weight reranks the hybrid.
     """
 
     def __init__(
@@ -106,7 +93,7 @@ class Collection:
                 Result(hit, change(number, rank, of_base), self.bm25.matches(query, hit.text))
                 for rank, (number, hit) in enumerate(zip(numbers[title], found, strict=True), start=1)
             ]
-            columns.append(Column(title, results, "" if results else "no passage has a word of the query"))
+            columns.append(Column(title, results))
         return columns
 
 

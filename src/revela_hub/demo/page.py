@@ -33,17 +33,9 @@ def search_page(
     notes: Sequence[str] = (),
     code: Mapping[str, str] | None = None,
 ) -> "Blocks":
-    """Return the page.
+    """Return the page of a model, which begins with a weight of BM25 and a number of results.
 
-    Args:
-        name: Hub id of the model, or the name of its folder.
-        collection: text to search.
-        bm25_weight: weight of BM25 with which the page begins.
-        top_k: number of results with which it begins.
-        queries: queries to offer as examples.
-        url: address of the model's page on the Hub.
-        notes: lines under the title.
-        code: code to copy, by title.
+    Below the title is a link to the model's page on the Hub, if it has one, and notes; then example queries, and code to copy, by title.
     """
     gr = _gradio()
     most = max(MOST_RESULTS, top_k)

@@ -50,7 +50,7 @@ def message_html(text: str) -> str:
 
 def _column(column: Column) -> str:
     rows = "".join(_row(rank, result) for rank, result in enumerate(column.results, start=1))
-    body = rows or message_html(column.nothing or "no results")
+    body = rows or message_html("no passage has a word of the query")
     return f'<section class="rh-column"><h3>{escape(column.title)}</h3>{body}</section>'
 
 

@@ -42,14 +42,9 @@ def space_files(
     *,
     trust_remote_code: bool = False,
 ) -> dict[str, str]:
-    """Return the files of the Space.
+    """Return the files of the Space of a published model, with the text that it searches.
 
-    Args:
-        repo_id: the published model.
-        corpus: the text that the Space searches.
-        queries: file with example queries.
-        package: requirement that installs this package (default: this version).
-        trust_remote_code: whether the model requires remote code.
+    `queries` is a file with example queries, `package` the requirement that installs this package (default: this version).
     """
     files = {SAMPLE: _sample(corpus)}
     options: dict[str, object] = {"model": repo_id, "corpus": [SAMPLE]}

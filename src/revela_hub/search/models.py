@@ -6,12 +6,10 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from revela_hub.adaptation import REPORT
 from revela_hub.errors import UserError
-from revela_hub.files import local_path
-from revela_hub.hub_cards.contents import HYBRID, read_json
+from revela_hub.hub_cards.contents import HYBRID
 from revela_hub.output import note, shows_progress
-from revela_hub.search.options import NO_RERANKING, SELF, EndpointOptions, RankOptions
+from revela_hub.search.options import NO_RERANKING, SELF, EndpointOptions, ModelOptions, RankOptions
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -36,13 +34,9 @@ def fitted_settings(model: str) -> dict[str, Any]:
     from revela_hub.loading import model_json
     from revela_hub.retrieval.encoder import model_in
 
-    folder, found = local_path(model), None
     with suppress(OSError):  # loading the model reports it
-        found = model_json(model_in(model), HYBRID) if model != "bm25" else {}
-    # Earlier versions of adapt wrote it beside the model.
-    if found is None and (old := read_json(folder / HYBRID, {})):
-        found = {"trained": read_json(folder / REPORT, {}).get("trained"), **old}
-    return dict(found or {})
+        return dict(model_json(model_in(model), HYBRID) or {}) if model != "bm25" else {}
+    return {}
 
 
 def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: bool = True) -> Models:
@@ -71,19 +65,15 @@ def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: b
     if own and options.rerank is None and options.endpoint:
         note("late interaction, which adapt has fitted, needs the model here: not used with --endpoint")
         own = False
-    loading: dict[str, Any] = {
-        "device": options.device,
-        "trust_remote_code": options.trust_remote_code,
-        "max_seq_length": options.max_length,
-    }
     dense = sparse = None
     if "dense" in parts:
-        dense = load_dense(model, **loading, prompt=options.query_prompt or options.document_prompt, server=options)
+        dense = load_dense(model, options, prompt=options.query_prompt or options.document_prompt, server=options)
     elif options.endpoint and model != "bm25":
         raise UserError(f"--endpoint requires --mode dense, or hybrid with the part dense, not {mode}")
     sparse_model = options.sparse_model or model
     if "sparse" in parts:
-        sparse = load_sparse_encoder(sparse_model, **loading)
+        loading = {"device": options.device, "trust_remote_code": options.trust_remote_code}
+        sparse = load_sparse_encoder(sparse_model, max_seq_length=options.max_length, **loading)
     settings = RankerSettings(
         mode=mode,
         parts=options.parts,
@@ -119,15 +109,9 @@ def load_reranker(options: RankOptions) -> Any:
 
 
 def load_dense(
-    model: str,
-    *,
-    device: str | None,
-    trust_remote_code: bool,
-    max_seq_length: int | None,
-    prompt: str | None = None,
-    server: EndpointOptions | None = None,
+    model: str, options: ModelOptions, *, prompt: str | None = None, server: EndpointOptions | None = None
 ) -> Any:  # noqa: ANN401 (an `Encoder` with its device)
-    """Return the encoder of a model, on several devices if `device` lists some; its `similarity_fn_name` names the similarity.
+    """Return the encoder of a model, on several devices if the options list some; its `similarity_fn_name` names the similarity.
 
     `prompt` replaces the model's own. With a server (`--endpoint`), the model's weights are not loaded.
     """
@@ -135,13 +119,14 @@ def load_dense(
     from revela_hub.retrieval.encoder import load_encoder, similarity_of
 
     model, method = resolve(model)
+    length, code = options.max_length, options.trust_remote_code
     if method is not None and method.encoder:
-        if prompt or max_seq_length or (server and server.endpoint):
+        if prompt or length or (server and server.endpoint):
             raise UserError(
                 f"{model} was trained with {method.title}, which has no prompts, a fixed length and no server: leave out"
                 " --query_prompt, --document_prompt, --max_length and --endpoint"
             )
-        return resolve_name(method.encoder)(model, device)
+        return resolve_name(method.encoder)(model, options.device)
     if server is not None and server.endpoint is not None:
         from revela_hub.data.openai_server import api_key
         from revela_hub.retrieval.endpoint import OpenAIEncoder
@@ -152,12 +137,11 @@ def load_dense(
             served_name=server.endpoint_model,
             api_key=api_key(server.api_key_env),
             concurrency=server.concurrency,
-            max_length=max_seq_length,
-            trust_remote_code=trust_remote_code,
+            max_length=length,
+            trust_remote_code=code,
         )
-    devices = (device or "").split(",")
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "max_seq_length": max_seq_length}
-    encoder = load_encoder(model, device=devices[0] or None, **options)
+    devices = (options.device or "").split(",")
+    encoder = load_encoder(model, device=devices[0] or None, trust_remote_code=code, max_seq_length=length)
     similarity_of(encoder, model)  # raises an error that names the model
     return OnDevices(encoder, devices) if len(devices) > 1 else encoder
 

@@ -12,6 +12,19 @@ SELF, NO_RERANKING = "self", "none"
 
 
 @dataclass(kw_only=True)
+class ModelOptions:
+    """How a model is loaded."""
+
+    option_group = "model"
+
+    device: str | None = option(
+        None, "Device to run on, e.g. cpu or mps, or several: cuda:0,cuda:1 (default: the fastest one)."
+    )
+    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+    max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
+
+
+@dataclass(kw_only=True)
 class EndpointOptions:
     """The server that computes the vectors of --model."""
 
@@ -26,7 +39,7 @@ class EndpointOptions:
 
 
 @dataclass(kw_only=True)
-class RankOptions(EndpointOptions):
+class RankOptions(EndpointOptions, ModelOptions):
     """How `search`, `mine` and `evaluate` rank passages."""
 
     option_group = "ranking"
@@ -69,6 +82,3 @@ class RankOptions(EndpointOptions):
     document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
     cache_dir: str | None = option(None, "Cache folder for vectors (default: in the user's cache folder).")
     batch_size: PositiveInt = option(32, "Number of texts per forward pass.")
-    device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
-    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
-    max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")

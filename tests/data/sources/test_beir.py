@@ -69,14 +69,10 @@ def test_unknown_ids_and_empty_texts_are_reported(folder: Path, caplog: pytest.L
         ("corpus.jsonl", '{"_id": "a", "contents": "x"}', r'jsonl:1: "_id" and "text"'),
         ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', r"jsonl:2: duplicate"),
         ("corpus.jsonl", b'{"_id": "a", "text": "\xff\xfe"}\n', r"corpus\.jsonl: not UTF-8"),
-        ("corpus.jsonl", "", "no document"),
-        ("queries.jsonl", '{"_id": "other", "text": "x"}', "no document"),
         ("qrels/test.tsv", "q1\td1\t1\n", r"test\.tsv:1: "),
         *(("qrels/test.tsv", f"{HEADER}{line}\n", r"test\.tsv:2: ") for line in ("q1 d1 1", "q1\td1\thigh", "\td1\t1")),
         ("qrels/test.tsv", f"{HEADER}q1\td1\t1\nq1\td1\t0\n", r"tsv:3: .*grade 0 here and 1"),
-        ("qrels/test.tsv", f"{HEADER}q1\td1\t0\n", "no document .* is relevant"),
         ("qrels/test.tsv", f"{HEADER}q1\tgone\t1\n", "no document .* is relevant"),
-        ("qrels/test.tsv", HEADER.encode() + b"q1\td\xff\t1\n", r"test\.tsv: not UTF-8"),
     ],
 )
 def test_broken_files_are_named_with_the_line(folder: Path, file: str, content: str | bytes, message: str) -> None:
@@ -119,17 +115,3 @@ def test_queries_of_lines_json_lines_and_tables(tmp_path: Path, caplog: pytest.L
     assert read_queries(tmp_path / "log.jsonl")["q7"] == "two"
     assert list(read_queries(tmp_path / "log.csv").values()) == ["where is it", "why"]
     assert not caplog.messages
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("empty.txt", "\n  \n", "empty.txt has no queries"),
-        ("latin.txt", b"caf\xe9", "latin.txt: not UTF-8"),
-        ("rows.jsonl", '{"body": "x"}\n', r"rows.jsonl:1: .*text or query or question or anchor"),
-    ],
-)
-def test_files_without_queries(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=message):
-        read_queries(tmp_path / name)

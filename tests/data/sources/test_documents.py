@@ -1,7 +1,7 @@
 import gzip
 import json
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,39 +79,6 @@ def test_everything_that_is_skipped_is_counted(tmp_path: Path, caplog: pytest.Lo
     assert not caplog.messages
     assert list(read_documents(source)) == documents  # without a report
     assert caplog.messages == [f"{tmp_path}: {'; '.join(report.remarks())}"]
-
-
-@pytest.mark.parametrize("pattern", ["vendor", "vendor/", "./vendor", "code/vendor", "./code/vendor/", "lib/../vendor"])
-def test_excluded_folders_as_shells_and_gitignore_write_them(
-    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("code/vendor/lib/b.py", "code/a.py", "code/venv/c.py", "code/venv/pyvenv.cfg", "docs/d.md"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    for code in ("code", "./code/", "code/**/*.py"):
-        documents = read_documents([code, "docs"], exclude=[pattern])
-        assert [document.id for document in documents] == ["code/a.py", "docs/d.md"]
-
-
-def test_byte_order_mark_goes_and_line_ends_stay(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\x0c\r\n")
-
-    assert next(read_documents(tmp_path)).text == "one\r\ntwo\x0c\r\n"
-
-
-def test_a_file_is_opened_when_it_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("first")
-    (tmp_path / "b.txt").write_text("second, as it was")
-    write_json_lines(tmp_path / "c.jsonl", [{"text": "third"}]).open("a").write("broken\n")
-
-    documents = read_documents(tmp_path)
-    assert next(documents).text == "first"
-    (tmp_path / "b.txt").write_text("second, changed after the first was read")
-    assert next(documents).text == "second, changed after the first was read"
-    assert next(documents).text == "third"
-    with pytest.raises(UserError, match=r"c\.jsonl:2: not valid JSON"):
-        next(documents)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson.gz"])
@@ -248,27 +215,6 @@ def test_loader_with_data_files(tmp_path: Path) -> None:
         assert list(local_files(parse_source({"path": "hf:json", "data_files": files}))) == [path]
 
 
-def all_skipped(tmp_path: Path) -> Source:
-    (tmp_path / "a.txt").write_bytes(b"\0")
-    (tmp_path / "b.txt").write_bytes(b"x" * (1024 * 1024 + 1))
-    return Source(str(tmp_path), max_file_mib=1)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (lambda folder: folder / "gone", "gone"),
-        (lambda folder: f"{folder}/**/*.txt", "no such file"),
-        (lambda folder: "owner/name", "hf:owner/name"),
-        (all_skipped, r"skipped 1 binary \(\.txt 1\), 1 too large"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(tmp_path: Path, source: Callable[[Path], Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        list(read_documents(source(tmp_path)))
-    assert "\n" not in str(caught.value)
-
-
 def test_sources_as_they_are_written() -> None:
     assert parse_source("hf:owner/name:config:dev") == Source("hf:owner/name", name="config", split="dev")
     assert parse_source("hf:owner/name::dev") == Source("hf:owner/name", split="dev")
@@ -294,8 +240,6 @@ def test_sources_as_they_are_written() -> None:
         ({"path": "x", "column": "body"}, "the fields name, split"),
         ({"text_column": "body"}, "it needs a path"),
         ({"path": "x", "split": "test"}, "split is for a data set"),
-        ({"path": "x", "kind": "prose"}, "kind is 'prose'; it must be text or code"),
-        ({"path": "x", "max_file_mib": 0}, "max_file_mib is 0; it must be a whole number above 0"),
         ("hf:owner/name:a:b:c", "a data set is written hf:"),
     ],
 )

@@ -3,8 +3,6 @@
 import csv
 import gzip
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,25 +41,6 @@ def test_parquet_files_are_read_like_json_lines(tmp_path: Path) -> None:
     assert (documents[0].text, documents[-1].text) == ("Water\n\nRivers carry sediment.", "Stones.")
     with pytest.raises(UserError, match=r"part-0\.parquet:1: no column 'body'; the columns are 'text', 'title', 'n'"):
         list(read_documents(tmp_path, text_column="body"))
-
-
-def test_parquet_files_are_streamed(tmp_path: Path) -> None:
-    """Reading 400 MB of text in row groups of 4 MB needs a small part of that; in a separate process."""
-    file = tmp_path / "large.parquet"
-    with parquet.ParquetWriter(file, pa.schema([("text", pa.large_string())]), compression="none") as writer:
-        for number in range(100):
-            writer.write_table(pa.table({"text": pa.array([f"{number} " * 1000] * 1500, pa.large_string())}))
-    code = f"""
-import resource
-from revela_hub.data.sources.documents import read_documents
-next(iter(read_documents([{str(file)!r}])))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(sum(len(document.text) for document in read_documents([{str(file)!r}])) > 4e8)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    large, mebibytes = done.stdout.split()
-    assert large == "True" and float(mebibytes) < 60
 
 
 @pytest.mark.parametrize(("ending", "mark"), [(".csv", ","), (".csv", ";"), (".tsv", "\t")])
@@ -103,15 +82,11 @@ def test_an_array_that_is_named_is_read_by_row(tmp_path: Path) -> None:
         ("a.tsv", 'text\tb\nwhere\tthere\n"To be" or not\tHamlet\nwhy\tso\n"Rivers" and lakes\twater\n', r"a\.tsv:2"),
         ("a.csv", "text,title\nx,y,z\n", r"a\.csv:2: more cells than columns"),
         # Of two columns with one name, only one would be read.
-        ("a.csv", "id;text;text\n1;kept;lost\n", r"a\.csv.*same name"),
         ("a.jsonl", '{"id": 1, "text": "kept", "text": "lost"}\n', r"a\.jsonl:1.*same name"),
         ("a.json", '[{"id": 1, "text": "kept", "text": "lost"}]', r"a\.json.*same name"),
         ("a.json", '[{"text": "Rivers."}, 2]', r"a\.json:1"),
-        ("a.json", '[{"text": "Rivers."}', r"a\.json:"),
-        ("a.jsonl", '{"text": "x"}\n["text"]\n', r"a\.jsonl:2: list instead of a JSON object"),
         ("a.parquet", b"PAR1", r"a\.parquet:0: damaged"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 1000, mtime=0)[:-20], r"a\.jsonl\.gz:\d+: damaged"),
-        ("a.jsonl", '{"text": "a"}\n'.encode("utf-16"), r"a\.jsonl: not UTF-8"),
         ("a.csv", "text;positive\nGröße;Maße\n".encode("cp1252"), r"a\.csv:0: damaged"),
     ],
 )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from revela_hub.options import option, required
 from revela_hub.ranges import PositiveInt
-from revela_hub.search.options import EndpointOptions
+from revela_hub.search.options import EndpointOptions, ModelOptions
 
 if TYPE_CHECKING:
     from revela_hub.hub_cards import Check
@@ -85,16 +85,8 @@ def _compare_with_server(arguments: Arguments, model: str) -> "list[Check]":
     from revela_hub.hub_cards import Check
     from revela_hub.search.models import load_dense
 
-    local, served = (
-        load_dense(
-            model,
-            device="cpu",
-            trust_remote_code=arguments.trust_remote_code,
-            max_seq_length=None,
-            server=server,
-        )
-        for server in (None, arguments)
-    )
+    options = ModelOptions(device="cpu", trust_remote_code=arguments.trust_remote_code)
+    local, served = (load_dense(model, options, server=server) for server in (None, arguments))
     checks = []
     for kind in ("query", "document"):
         own_ND, served_ND = (np.asarray(getattr(each, f"encode_{kind}")(SERVER_TEXTS)) for each in (local, served))

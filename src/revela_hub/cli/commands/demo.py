@@ -27,8 +27,9 @@ from revela_hub.errors import UserError, require
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required
 from revela_hub.output import note
-from revela_hub.ranges import Port, PositiveInt, TextLength
+from revela_hub.ranges import Port, PositiveInt
 from revela_hub.search.models import encoder_identity, fitted_settings, load_dense
+from revela_hub.search.options import ModelOptions
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -42,7 +43,7 @@ PROBE = Path("work", "probe")  # of an output folder of adapt
 
 
 @dataclass(kw_only=True)
-class Arguments(TextOptions):
+class Arguments(TextOptions, ModelOptions):
     """Arguments of `revela-hub demo`."""
 
     model: str = required("Output folder of adapt, retriever, or Hub id.")
@@ -55,12 +56,9 @@ class Arguments(TextOptions):
     port: Port | None = option(None, "Port to listen on (default: the first free one from 7860).")
     top_k: PositiveInt = option(5, "Number of passages per column.")
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
-    max_length: TextLength | None = option(None, "Maximum number of tokens per text (default: the model's own limit).")
     cache_dir: str | None = option(
         None, "Cache folder for the vectors of --corpus (default: in the user's cache folder)."
     )
-    device: str | None = option(None, "Device to run on, e.g. cpu, cuda:1 or mps (default: the fastest one).")
-    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
 
 
 def run(arguments: Arguments) -> None:
@@ -138,9 +136,8 @@ def _retrievers(
     from revela_hub.demo.collection import LoadedRetriever
 
     def load(title: str, model: str) -> LoadedRetriever:
-        code, length = arguments.trust_remote_code, arguments.max_length
-        encoder = load_dense(model, device=arguments.device, trust_remote_code=code, max_seq_length=length)
-        return LoadedRetriever(title, encoder, encoder_identity(encoder, model, length))
+        encoder = load_dense(model, arguments)
+        return LoadedRetriever(title, encoder, encoder_identity(encoder, model, arguments.max_length))
 
     trained = fitted.get("trained")
     if trained is False:

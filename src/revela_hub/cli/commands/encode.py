@@ -11,15 +11,16 @@ Examples:
   revela-hub index my-retriever --corpus wiki.jsonl --output_dir wiki-index
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-from revela_hub.cli.commands.index import PassageOptions, load, load_encoder_of
+from revela_hub.cli.commands.index import PassageOptions, load
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import IndexOptions, Precision
+from revela_hub.search.models import load_dense
 
 POSITIONALS = ("model",)
 
@@ -61,7 +62,7 @@ def run(arguments: Arguments) -> None:
     else:
         place = local_path(arguments.model)
         model = str(place.resolve()) if place.exists() else arguments.model  # actors have their own working directory
-        load_model = partial(load_encoder_of, replace(arguments, model=model))
+        load_model = partial(load_dense, model, arguments, prompt=prompt, server=arguments)
         how = {"batch_size": arguments.batch_size, "prompt": prompt}
         encode_on_ray(load_model, store, passages, part, num_actors=arguments.num_actors, **how)
     which = f" (shard {shard} of 0 to {shards - 1})" if shards > 1 else ""

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from revela_hub.data.sources.text_options import TextOptions
-from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option, required
 from revela_hub.output import note, shows_progress
-from revela_hub.ranges import PositiveInt, TextLength
+from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import IndexOptions, IndexType, Precision
 from revela_hub.search.models import encoder_identity, load_dense
-from revela_hub.search.options import EndpointOptions
+from revela_hub.search.options import EndpointOptions, ModelOptions
 
 if TYPE_CHECKING:
     from revela_hub.retrieval import Passages, RankerSettings
@@ -40,7 +39,7 @@ POSITIONALS = ("model",)
 
 
 @dataclass(kw_only=True)
-class PassageOptions(TextOptions, EndpointOptions):
+class PassageOptions(TextOptions, EndpointOptions, ModelOptions):
     """The passages, the model and the output folder, of `encode` and `index`."""
 
     option_group = "passages"
@@ -53,13 +52,6 @@ class PassageOptions(TextOptions, EndpointOptions):
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
     document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
     batch_size: PositiveInt = option(32, "Number of passages per forward pass.")
-    device: str | None = option(
-        None, "Device to run on, e.g. cpu or mps, or several: cuda:0,cuda:1 (default: the fastest one)."
-    )
-    trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
-    max_length: TextLength | None = option(
-        None, "Maximum number of tokens per passage (default: the model's own limit)."
-    )
 
 
 @dataclass(kw_only=True)
@@ -127,13 +119,11 @@ def load(options: PassageOptions, index: IndexOptions) -> Loaded:
     from revela_hub.files import claim
     from revela_hub.retrieval import RankerSettings, read_passages
 
-    if options.model == "bm25":
-        raise UserError("bm25 has no vectors and needs no index: use revela-hub search bm25 --corpus PATH")
     output = local_path(options.output_dir)
     check_apart(parse_sources(options.corpus, exclude=options.exclude), output)
     claim(output)
     report, show = ReadReport(), shows_progress()
-    encoder = load_encoder_of(options)
+    encoder = load_dense(options.model, options, prompt=options.document_prompt, server=options)
     settings = RankerSettings(
         identity=encoder_identity(encoder, options.model, options.max_length),
         document_prompt=options.document_prompt,
@@ -151,15 +141,3 @@ def load(options: PassageOptions, index: IndexOptions) -> Loaded:
         return passages
 
     return Loaded(encoder, settings, write)
-
-
-def load_encoder_of(options: PassageOptions) -> Any:  # noqa: ANN401 (an `Encoder`)
-    """Load the encoder."""
-    return load_dense(
-        options.model,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        max_seq_length=options.max_length,
-        prompt=options.document_prompt,
-        server=options,
-    )
