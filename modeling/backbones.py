@@ -26,18 +26,23 @@ CACHE = "cache" if hasattr(ModelOutput, "past_key_values") else "past_key_values
 DECODER_ADVICE = "choose another decoder (Llama, Qwen, Mistral, Gemma, ...)"
 
 
+class ComposedModel(PreTrainedModel):
+    """Base class of models made of others, which are initialised or loaded by their own classes and choose their attention."""
+
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_set_attn_implementation = classmethod(lambda cls: True)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Do nothing."""
+
+
 def load_backbone(auto: Any, name: str, *, new_head: bool = False, **options: Any) -> PreTrainedModel:
-    """Load a pre-trained model, and raise an error instead of initialising missing weights at random.
+    """Load a pre-trained model with an auto class; raise a ValueError instead of initialising missing weights at random.
 
-    Args:
-        auto: auto class, such as `AutoModelForCausalLM`.
-        name: Hub id or folder.
-        new_head: initialise missing weights of the head at random, with a warning.
-        **options: arguments of `from_pretrained`; those that are None are left out.
-
-    Raises:
-        ValueError: weights are missing, such as those of the output projection in a retriever's checkpoint. A pooler may be
-            missing, because its output is not used.
+    A pooler may be missing, because its output is not used. With `new_head`, the head's weights are initialised with a warning.
     """
     options = {option: value for option, value in options.items() if value is not None}
     verbosity = logging.get_verbosity()
@@ -80,12 +85,7 @@ def body(lm: PreTrainedModel) -> PreTrainedModel:
 
 
 def check_interface(model: PreTrainedModel, purpose: str) -> None:
-    """Raise a ValueError if the model's attention does not use transformers' attention interface.
-
-    Args:
-        model: the backbone.
-        purpose: the feature that needs it, for the message.
-    """
+    """Raise a ValueError if the model's attention does not use transformers' attention interface, which the purpose needs."""
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         raise ValueError(
             f"{type(model).__name__} does not use transformers' attention interface, which {purpose} needs; {DECODER_ADVICE}"
@@ -156,16 +156,19 @@ def tolerance(states: Tensor) -> float:
     return float(states.abs().max()) * float(torch.finfo(states.dtype).eps ** 0.5)
 
 
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask that is added to attention scores: 0 where visible, else the lowest finite number.
+
+    The number is finite so that a row that sees nothing gets the mean of the values instead of NaN.
+    """
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
+
+
 @torch.no_grad()
 def check_mask(model: PreTrainedModel, *, causal: bool) -> None:
-    """Run a model on a few tokens to check which tokens its attention reads, unless its weights are elsewhere.
+    """Run a model on a few tokens, unless its weights are elsewhere; raise a ValueError if a layer's attention has another mask.
 
-    Args:
-        model: the model, with or without its output projection.
-        causal: whether no token may attend to later ones; otherwise every attention layer must attend to all tokens.
-
-    Raises:
-        ValueError: the attention of some layer has the wrong mask, or does not use the attention interface.
+    In a causal model, no token may attend to later ones; otherwise, every layer must attend to all tokens.
     """
     if not can_run(model):
         return

@@ -1,6 +1,6 @@
 """Base class of the configurations: the settings that rebuild a checkpoint, with those of the models that it is made of."""
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -8,14 +8,21 @@ from transformers import AutoConfig, PreTrainedConfig
 class ComposedConfig(PreTrainedConfig):
     """A configuration that contains those of other models, in the fields that `sub_configs` names.
 
-    They are None in the default configuration that transformers builds to compare with.
+    They are None in the default configuration that transformers builds to compare with. A `ValueError` is raised if the value of
+    a field is none of its `Literal`.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        models = {name: kwargs.pop(name, None) for name in self.sub_configs}
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Check the fields, and build the models' configurations."""
+        for name, hint in type(self).__annotations__.items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                choices = ", ".join(map(repr, get_args(hint)))
+                raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
+        models = {name: getattr(self, name) for name in self.sub_configs}
         attn_implementation = kwargs.get("attn_implementation")
-        # Called before the models' configurations are set, because it would reset their attention.
-        super().__init__(**kwargs)
+        for name in models:  # transformers would reset their attention
+            setattr(self, name, None)
+        super().__post_init__(**kwargs)
         for name, config in models.items():
             setattr(self, name, AutoConfig.for_model(**config) if isinstance(config, dict) else config)
         if attn_implementation is not None:
@@ -23,13 +30,5 @@ class ComposedConfig(PreTrainedConfig):
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """Return the configuration of the model, if there is only one; transformers would look for it in other fields."""
-        # Not set yet while the base class is initialised.
-        models = [getattr(self, name, None) for name in self.sub_configs]
+        models = [getattr(self, name) for name in self.sub_configs]
         return models[0] if len(models) == 1 and models[0] is not None else self
-
-
-def check_choices(**fields: tuple[object, Any]) -> None:
-    """Raise a ValueError if the value of a field is not one of its Literal's, given as `field=(value, Literal)`."""
-    for name, (value, choices) in fields.items():
-        if value not in get_args(choices):
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}")

@@ -1,11 +1,11 @@
 """Configuration of CoT-MoTE: the settings that rebuild a checkpoint, without those of a training run."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from .configuration_base import ComposedConfig, check_choices
+from .configuration_base import ComposedConfig
 
 Variant = Literal["experts", "separate", "siamese"]
 Decoding = Literal["ar", "ae", "none"]
@@ -38,33 +38,26 @@ class CoTMoTEConfig(ComposedConfig):
     model_type = "cot_mote"
     sub_configs = {"encoder": AutoConfig}  # noqa: RUF012 (transformers' own convention)
 
-    def __init__(
-        self,
-        encoder: PreTrainedConfig | dict[str, Any] | None = None,
-        variant: Variant = "experts",
-        decoder: Decoding = "ar",
-        decoder_layers: int = 1,
-        attention_window: int | None = None,
-        bottlenecks: Sequence[Bottleneck] | Bottleneck = ("dense", "sparse"),
-        max_seq_length: int = 144,
-        special_token_ids: Sequence[int] = (),
-        **kwargs: Any,
-    ) -> None:
-        bottlenecks = [bottlenecks] if isinstance(bottlenecks, str) else list(bottlenecks)
-        check_choices(variant=(variant, Variant), decoder=(decoder, Decoding))
-        for bottleneck in bottlenecks:
-            check_choices(bottlenecks=(bottleneck, Bottleneck))
+    encoder: PreTrainedConfig | dict[str, Any] | None = None
+    variant: Variant = "experts"
+    decoder: Decoding = "ar"
+    decoder_layers: int = 1
+    attention_window: int | None = None
+    bottlenecks: Sequence[Bottleneck] | Bottleneck = ("dense", "sparse")
+    max_seq_length: int = 144
+    special_token_ids: Sequence[int] = ()
+    # transformers ties no weights without this; here, the experts share the modules around them.
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Check the fields, and build the encoder's configuration."""
+        self.bottlenecks = [self.bottlenecks] if isinstance(self.bottlenecks, str) else list(self.bottlenecks)
+        if unknown := set(self.bottlenecks) - set(get_args(Bottleneck)):
+            raise ValueError(f"bottlenecks are dense and sparse, got {unknown}")
+        self.special_token_ids = list(self.special_token_ids)
         # AutoModelForPreTraining is added when a pre-training model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_cot_mote.CoTMoTEModel"})
-        # transformers ties no weights without this; here, the experts share the modules around them.
-        super().__init__(encoder=encoder, **kwargs | {"tie_word_embeddings": True})
-        self.variant = variant
-        self.decoder = decoder
-        self.decoder_layers = decoder_layers
-        self.attention_window = attention_window
-        self.bottlenecks = bottlenecks
-        self.max_seq_length = max_seq_length
-        self.special_token_ids = list(special_token_ids)
+        super().__post_init__(**kwargs)
 
 
 CoTMoTEConfig.register_for_auto_class()

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from .configuration_base import ComposedConfig, check_choices
+from .configuration_base import ComposedConfig
 
 PassageEncoding = Literal["full", "segmented", "independent"]
 
@@ -32,35 +32,28 @@ class ImpRAGConfig(ComposedConfig):
     model_type = "imprag"
     sub_configs = {"backbone": AutoConfig}  # noqa: RUF012 (transformers' own convention)
 
-    def __init__(
-        self,
-        backbone: PreTrainedConfig | dict[str, Any] | None = None,
-        b: int | None = None,
-        t: int | None = None,
-        k: int = 10,
-        l_max: int = 160,
-        passage_encoding: PassageEncoding = "full",
-        **kwargs: Any,
-    ) -> None:
-        check_choices(passage_encoding=(passage_encoding, PassageEncoding))
+    backbone: PreTrainedConfig | dict[str, Any] | None = None
+    b: int = None  # type: ignore[assignment]  # set below
+    t: int = None  # type: ignore[assignment]
+    k: int = 10
+    l_max: int = 160
+    passage_encoding: PassageEncoding = "full"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Check the fields, build the backbone's configuration and set the default layers."""
         # AutoModelForCausalLM is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_imprag.ImpRAGModel"})
-        super().__init__(backbone=backbone, **kwargs)
-        if self.backbone is not None:
-            layers = self.backbone.num_hidden_layers
-            b = max(layers // 4, min(2, layers // 3)) if b is None else b
-            t = max(b, 7 * layers // 10) if t is None else t
-            if not 0 <= b <= t < layers:
-                raise ValueError(
-                    f"the retrieval layer (b={b}) and the last reading layer (t={t}) must be 0 <= b <= t < {layers}, the number of"
-                    " layers"
-                )
-        # transformers builds a configuration without backbone to compare with; it has no layers.
-        self.b: int = -1 if b is None else b
-        self.t: int = -1 if t is None else t
-        self.k = k
-        self.l_max = l_max
-        self.passage_encoding = passage_encoding
+        super().__post_init__(**kwargs)
+        if self.backbone is None:  # in the configuration that transformers compares with
+            return
+        layers = self.backbone.num_hidden_layers
+        self.b = max(layers // 4, min(2, layers // 3)) if self.b is None else self.b
+        self.t = max(self.b, 7 * layers // 10) if self.t is None else self.t
+        if not 0 <= self.b <= self.t < layers:
+            raise ValueError(
+                f"the retrieval layer (b={self.b}) and the last reading layer (t={self.t}) must be 0 <= b <= t < {layers}, the"
+                " number of layers"
+            )
 
 
 ImpRAGConfig.register_for_auto_class()

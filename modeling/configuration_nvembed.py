@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from .configuration_base import ComposedConfig, check_choices
+from .configuration_base import ComposedConfig
 
 Pooling = Literal["latent", "mean", "eos", "self_attention"]
 Mask = Literal["bidirectional", "causal"]
@@ -30,25 +30,18 @@ class LatentAttentionConfig(PreTrainedConfig):
 
     model_type = "latent_attention"
 
-    def __init__(
-        self,
-        num_latents_value: int = 512,
-        num_cross_heads: int = 8,
-        output_normalize: bool = True,
-        hidden_dim: int = 4096,
-        latent_dim: int = 4096,
-        cross_dim_head: int = 4096,
-        **kwargs: Any,
-    ) -> None:
-        if latent_dim != hidden_dim:
-            raise ValueError(f"latents must be as wide as the hidden states: {latent_dim=} is not {hidden_dim=}")
-        super().__init__(**kwargs)
-        self.num_latents_value = num_latents_value
-        self.num_cross_heads = num_cross_heads
-        self.output_normalize = output_normalize
-        self.hidden_dim = hidden_dim
-        self.latent_dim = latent_dim
-        self.cross_dim_head = cross_dim_head
+    num_latents_value: int = 512
+    num_cross_heads: int = 8
+    output_normalize: bool = True
+    hidden_dim: int = 4096
+    latent_dim: int = 4096
+    cross_dim_head: int = 4096
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Check the widths."""
+        if self.latent_dim != self.hidden_dim:
+            raise ValueError(f"latents of {self.latent_dim=} must be as wide as hidden states of {self.hidden_dim=}")
+        super().__post_init__(**kwargs)
 
 
 class NVEmbedConfig(ComposedConfig):
@@ -79,46 +72,33 @@ class NVEmbedConfig(ComposedConfig):
     # Without the latent attention, which has no attention implementation to choose.
     sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 (transformers' own convention)
 
-    def __init__(
-        self,
-        text_config: PreTrainedConfig | dict[str, Any] | None = None,
-        latent_attention_config: LatentAttentionConfig | dict[str, Any] | None = None,
-        pooling: Pooling = "latent",
-        mask: Mask = "bidirectional",
-        official_instruction_mask: bool = True,
-        max_seq_length: int | None = None,
-        add_eos: bool = True,
-        add_pad_token: bool = True,
-        is_mask_instruction: bool = True,
-        padding_side: Literal["left", "right"] = "right",
-        mask_type: str | None = None,
-        hidden_size: int | None = None,
-        **kwargs: Any,
-    ) -> None:
+    text_config: PreTrainedConfig | dict[str, Any] | None = None
+    latent_attention_config: LatentAttentionConfig = None  # type: ignore[assignment]  # set below
+    pooling: Pooling = "latent"
+    mask: Mask = "bidirectional"
+    official_instruction_mask: bool = True
+    max_seq_length: int | None = None
+    add_eos: bool = True
+    add_pad_token: bool = True
+    is_mask_instruction: bool = True
+    padding_side: Literal["left", "right"] = "right"
+
+    def __post_init__(self, mask_type: str | None = None, hidden_size: int | None = None, **kwargs: Any) -> None:
+        """Read the official fields, and build the configurations of the decoder and of the layer after it."""
         if mask_type is not None:
-            mask = "bidirectional" if mask_type == "b" else mask_type  # type: ignore[assignment]
-        check_choices(pooling=(pooling, Pooling), mask=(mask, Mask))
-        if isinstance(text_config, dict):
-            kind = text_config.get("model_type", "llama")  # the official default
-            text_config = text_config | {"model_type": "mistral" if kind == "bidir_mistral" else kind}
-        super().__init__(text_config=text_config, **kwargs)
+            self.mask = "bidirectional" if mask_type == "b" else mask_type  # type: ignore[assignment]
+        if isinstance(self.text_config, dict):
+            kind = self.text_config.get("model_type", "llama")  # the official default
+            self.text_config = self.text_config | {"model_type": "mistral" if kind == "bidir_mistral" else kind}
+        super().__post_init__(**kwargs)
         width = 4096 if self.text_config is None else self.text_config.hidden_size
-        if latent_attention_config is None:
-            latent_attention_config = {"hidden_dim": width, "latent_dim": width, "cross_dim_head": width}
-        if isinstance(latent_attention_config, dict):
-            latent_attention_config = LatentAttentionConfig.from_dict(latent_attention_config)
-        self.latent_attention_config = latent_attention_config
-        self.pooling = pooling
-        self.mask = mask
-        self.official_instruction_mask = official_instruction_mask
-        self.max_seq_length = max_seq_length
-        self.add_eos = add_eos
-        self.add_pad_token = add_pad_token
-        self.is_mask_instruction = is_mask_instruction
-        self.padding_side = padding_side
+        if self.latent_attention_config is None:
+            self.latent_attention_config = {"hidden_dim": width, "latent_dim": width, "cross_dim_head": width}
+        if isinstance(self.latent_attention_config, dict):
+            self.latent_attention_config = LatentAttentionConfig.from_dict(self.latent_attention_config)
         if self.text_config is not None:
             self.hidden_size = self.text_config.hidden_size
-            _set_mask(self.text_config, mask)
+            _set_mask(self.text_config, self.mask)
 
 
 def _set_mask(config: PreTrainedConfig, mask: Mask) -> None:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from .configuration_base import ComposedConfig, check_choices
+from .configuration_base import ComposedConfig
 
 Pooling = Literal["last", "mean", "cls"]
 SimilaritySpan = Literal["full", "first_half"]
@@ -54,59 +54,33 @@ class RevelaConfig(ComposedConfig):
 
     model_type = "revela"
     sub_configs = {"retriever": AutoConfig, "lm": AutoConfig}  # noqa: RUF012 (transformers' own convention)
-    # Declared, because transformers treats an undeclared `temperature` as a generation parameter, which it rejects.
+    retriever: PreTrainedConfig | dict[str, Any] | None = None
+    lm: PreTrainedConfig | dict[str, Any] | None = None
+    group_size: int = 16
     temperature: float = TEMPERATURE
+    v_normalization: bool = False
+    v_normalization_eps: float = 1e-6
+    similarity_sides: SimilaritySides = "symmetric"
+    similarity_span: SimilaritySpan = "full"
+    similarity_dtype: SimilarityDtype = "float32"
+    pooling: Pooling = "last"
+    prompts: dict[str, str] = None  # type: ignore[assignment]  # set below
+    max_seq_length: int = 2048
+    similarity_tolerance: float | None = None
+    reading: Reading = "added"
+    reading_bias: float = -2.0
+    truncate_dim: int | None = None
+    default_prompt_name: str | None = None
+    similarity_fn_name: str = "cosine"
 
-    def __init__(
-        self,
-        retriever: PreTrainedConfig | dict[str, Any] | None = None,
-        lm: PreTrainedConfig | dict[str, Any] | None = None,
-        group_size: int = 16,
-        temperature: float = TEMPERATURE,
-        v_normalization: bool = False,
-        v_normalization_eps: float = 1e-6,
-        similarity_span: SimilaritySpan = "full",
-        pooling: Pooling = "last",
-        prompts: dict[str, str] | None = None,
-        similarity_tolerance: float | None = None,
-        max_seq_length: int = 2048,
-        reading: Reading = "added",
-        reading_bias: float = -2.0,
-        truncate_dim: int | None = None,
-        default_prompt_name: str | None = None,
-        similarity_fn_name: str = "cosine",
-        similarity_sides: SimilaritySides = "symmetric",
-        similarity_dtype: SimilarityDtype = "float32",
-        **kwargs: Any,
-    ) -> None:
-        check_choices(
-            reading=(reading, Reading),
-            pooling=(pooling, Pooling),
-            similarity_span=(similarity_span, SimilaritySpan),
-            similarity_sides=(similarity_sides, SimilaritySides),
-            similarity_dtype=(similarity_dtype, SimilarityDtype),
-        )
-        if reading == "joint" and v_normalization:
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Check the fields, and build the models' configurations."""
+        if self.reading == "joint" and self.v_normalization:
             raise ValueError("v_normalization normalises added reads: leave it out with reading='joint'")
+        self.prompts = {"query": "Query: ", "document": "Passage: "} if self.prompts is None else dict(self.prompts)
         # AutoModelForCausalLM is added when the model is saved.
         kwargs.setdefault("auto_map", {"AutoModel": "modeling_revela.RevelaForCausalLM"})
-        super().__init__(retriever=retriever, lm=lm, **kwargs)
-        self.group_size = group_size
-        self.temperature = temperature
-        self.v_normalization = v_normalization
-        self.v_normalization_eps = v_normalization_eps
-        self.similarity_span = similarity_span
-        self.pooling = pooling
-        self.prompts = {"query": "Query: ", "document": "Passage: "} if prompts is None else dict(prompts)
-        self.similarity_tolerance = similarity_tolerance
-        self.max_seq_length = max_seq_length
-        self.reading = reading
-        self.reading_bias = reading_bias
-        self.truncate_dim = truncate_dim
-        self.default_prompt_name = default_prompt_name
-        self.similarity_fn_name = similarity_fn_name
-        self.similarity_sides = similarity_sides
-        self.similarity_dtype = similarity_dtype
+        super().__post_init__(**kwargs)
 
 
 RevelaConfig.register_for_auto_class()

@@ -36,13 +36,7 @@ class CoTMoTEPreTrainedModel(MaskedLMPreTrainedModel):
     ) -> None:
         """Build the masked language models from `config`, or use the given ones, whose configuration `config` contains.
 
-        Args:
-            config: configuration, with that of the encoder in it.
-            lm: passage model; in a siamese model also the query model.
-            query_lm: query model; None for a copy of `lm` that shares modules with it according to the variant.
-
-        Raises:
-            ValueError: the experts cannot be separated from the modules that they share.
+        Without a query model, it is a copy of the passage model that shares modules with it according to the variant.
         """
         super().__init__(config)
         self.lm = AutoModelForMaskedLM.from_config(config.encoder) if lm is None else lm
@@ -78,18 +72,11 @@ class CoTMoTEPreTrainedModel(MaskedLMPreTrainedModel):
         self._tied_weights_keys = shared
         self.all_tied_weights_keys = dict(shared)
 
-    def resize_token_embeddings(self, *_args: object, **_kwargs: object) -> nn.Embedding:
-        """Raise a `ValueError`: the modules that both encoders share cannot be replaced."""
-        raise ValueError(
-            "the embeddings are shared by both encoders: resize those of the backbone before from_backbone"
-        )
-
     @classmethod
     def from_backbone(
         cls,
         backbone: str | PreTrainedModel,
         *,
-        query_backbone: str | PreTrainedModel | None = None,
         trust_remote_code: bool = False,
         dtype: torch.dtype | str = torch.float32,
         attn_implementation: str | None = None,
@@ -100,34 +87,20 @@ class CoTMoTEPreTrainedModel(MaskedLMPreTrainedModel):
         Args:
             backbone: Hub id, folder or loaded model (anything `AutoModelForMaskedLM` loads). Pre-training initialises missing
                 weights of the masked-LM head at random, with a warning; an encoder, which is not pre-trained, needs them.
-            query_backbone: model to start the query encoder from, with the same sizes and vocabulary; for
-                `variant="separate"` only.
             trust_remote_code: whether to run model code from the repositories.
             dtype: of the loaded weights; float32 for training under autocast.
             attn_implementation: of the encoder; None for the default of transformers.
             **config: other fields of `CoTMoTEConfig`.
 
         Raises:
-            ValueError: a model is not a BERT-like encoder with a masked-LM head, or the two models do not match.
+            ValueError: it is not a BERT-like encoder with a masked-LM head.
         """
         load = {"trust_remote_code": trust_remote_code, "dtype": dtype, "attn_implementation": attn_implementation}
         lm = masked_lm(backbone, new_head=cls._trains_head, **load)
-        query_lm = None
-        if query_backbone is not None:
-            if config.get("variant") != "separate":
-                raise ValueError('query_backbone needs variant="separate": with experts, both start from one backbone')
-            query_lm = masked_lm(query_backbone, new_head=cls._trains_head, **load)
-            for name in ("vocab_size", "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads"):
-                if getattr(lm.config, name) != getattr(query_lm.config, name):
-                    raise ValueError(f"query and passage encoder differ in {name}, which must be equal")
-        return cls._made_of(CoTMoTEConfig(encoder=lm.config, **config), lm, query_lm)
+        return cls._made_of(CoTMoTEConfig(encoder=lm.config, **config), lm)
 
     def route(self, expert: str) -> PreTrainedModel:
-        """Return the masked language model for `"query"` or `"passage"` texts, a stock model.
-
-        Raises:
-            ValueError: the name is neither.
-        """
+        """Return the masked language model for `"query"` or `"passage"` texts, a stock model."""
         if expert not in EXPERTS:
             raise ValueError(f'expert must be "query" or "passage", got {expert!r}')
         return self.query_lm if expert == "query" and self.query_lm is not None else self.lm
@@ -166,10 +139,7 @@ class CoTMoTEPreTrainedModel(MaskedLMPreTrainedModel):
 def sparse_vectors(logits_BLV: Tensor, attention_mask_BL: Tensor, special_BL: Tensor | None = None) -> Tensor:
     """Return (B, V): the maximum over the tokens of log(1 + relu(logits)) (equation 4); 0 for a text without tokens.
 
-    Args:
-        logits_BLV: logits of the masked-LM head.
-        attention_mask_BL: zero on padding.
-        special_BL: tokens to leave out, besides the first token and padding; None for no others.
+    The first token, padding and `special_BL` are left out.
     """
     visible_BL = attention_mask_BL.bool().clone()
     visible_BL[:, 0] = False

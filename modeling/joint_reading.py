@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .backbones import additive
 from .in_batch_kernels import InBatch, checkpointed
 
 # Logits of the rows that are computed at a time, and again in the backward pass. On a GPU, small blocks spend their time on launching kernels.
@@ -49,7 +50,7 @@ def joint_reading(
     in_batch: InBatch,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute stream h with joint reading.
+    """Compute stream h with joint reading, (N, L, H, D) outputs before the output projection.
 
     Args:
         attention: attention function of the model.
@@ -59,18 +60,14 @@ def joint_reading(
         attention_mask: as the model passes it: None, or boolean or additive and (1 or N, 1, L, L).
         in_batch: similarities, lengths and bias.
         **kwargs: other arguments of the attention function.
-
-    Returns:
-        (N, L, H, D) outputs before the output projection.
-
-    Raises:
-        ValueError: the layer has keys that are not tokens.
     """
     query, length = own[0], own[0].shape[2]
     if own[1].shape[2] != length:
         raise ValueError("its attention has keys that are not tokens, which joint reading does not support")
-    own_mask = causal_mask(query, length) if attention_mask is None else additive(attention_mask, query.dtype)
-    own_mask = own_mask.expand(len(query), -1, -1, -1)
+    if attention_mask is None:
+        attention_mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
+    own_mask = additive(attention_mask, query.dtype) if attention_mask.dtype == torch.bool else attention_mask
+    own_mask = own_mask.to(query.dtype).expand(len(query), -1, -1, -1)
     neighbour_NJ, weight_NJ = neighbours(in_batch)
     assert in_batch.bias is not None
     bias = in_batch.bias[module.layer_idx]  # type: ignore[index]
@@ -113,15 +110,3 @@ def neighbours(in_batch: InBatch) -> tuple[Tensor, Tensor]:
     place_GBJ = similarity.detach().masked_fill(diagonal, -1).topk(count, dim=-1).indices
     first_G11 = torch.arange(groups, device=similarity.device)[:, None, None] * size
     return (place_GBJ + first_G11).flatten(0, 1), similarity.gather(-1, place_GBJ).flatten(0, 1)
-
-
-def causal_mask(query: Tensor, length: int) -> Tensor:
-    """Return the (1, 1, L, L) additive mask of causal attention."""
-    return additive(torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril(), query.dtype)
-
-
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask as a summand of the logits."""
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)

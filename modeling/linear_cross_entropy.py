@@ -2,16 +2,15 @@
 
     logits = hidden W^T + b       loss = sum over the rows with a label of logsumexp(logits) - logits[label]
 
-Rows are processed in blocks. The logits of a block are turned in place into their gradient, softmax(logits) - onehot(label),
-and that into the gradients of hidden, W and b, all in the forward pass. A step thus needs three products with the vocabulary,
-like the plain version, but less memory traffic, and its peak memory does not grow with the number of rows. Since 2.13
-torch has a similar function (`torch.nn.functional.linear_cross_entropy`), which was slower in our measurements
+Rows are processed in blocks, and the gradients of hidden, W and b are computed with the loss of each block, in the forward pass. A
+step thus needs three products with the vocabulary, like the plain version, but its peak memory does not grow with the number of
+rows. Since 2.13 torch has a similar function (`torch.nn.functional.linear_cross_entropy`), which was slower in our measurements
 (benchmarks/README.md).
 
 Float16 inputs are computed in float32: the loss scale is only applied in the backward pass, and float16 gradients would have
 underflowed by then.
 
-Shapes: P rows, D hidden size, V vocabulary, C rows of a block, B texts, L tokens.
+Shapes: P rows, D hidden size, V vocabulary, B texts, L tokens.
 """
 
 from collections.abc import Callable
@@ -43,20 +42,18 @@ def linear_cross_entropy(
     if device == "cpu":  # on other devices, selecting rows would wait for the device
         labelled_P = labels_P != IGNORED
         hidden_PD, labels_P = hidden_PD[labelled_P], labels_P[labelled_P]
-    if torch.is_autocast_enabled(device):
-        hidden_PD = hidden_PD.to(_wide(torch.get_autocast_dtype(device)))
-    hidden_PD = hidden_PD.to(_wide(hidden_PD.dtype))
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_PD.dtype
+    hidden_PD = hidden_PD.to(_wide(dtype))
     if block is None:
         block = max(128, (BLOCK_ON_CPU if device == "cpu" else BLOCK_ELSEWHERE) // len(weight_VD))
-    loss: Tensor = _apply(hidden_PD, weight_VD, bias_V, labels_P, block, torch.is_grad_enabled())
-    return loss
+    with torch.autocast(device, enabled=False):
+        return _apply(hidden_PD, weight_VD, bias_V, labels_P, block, torch.is_grad_enabled())
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the compiler cannot trace gradients computed in the forward pass
-def _apply(hidden_PD: Tensor, *args: Any) -> Tensor:
-    with torch.autocast(hidden_PD.device.type, enabled=False):
-        loss: Tensor = LinearCrossEntropy.apply(hidden_PD, *args)
-        return loss
+def _apply(*args: Any) -> Tensor:
+    loss: Tensor = LinearCrossEntropy.apply(*args)
+    return loss
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -73,35 +70,26 @@ class LinearCrossEntropy(torch.autograd.Function):
         with_gradient: bool,
     ) -> Tensor:
         """Return the loss, and save its gradients."""
+        inputs = hidden_PD, weight_VD, bias_V
         needed = [with_gradient and bool(n) for n in ctx.needs_input_grad[:3]]
-        weight = weight_VD.to(hidden_PD.dtype)
-        bias = None if bias_V is None else bias_V.to(hidden_PD.dtype)
-        wide = torch.promote_types(hidden_PD.dtype, torch.float32)
-        loss = torch.zeros((), dtype=wide, device=hidden_PD.device)
-        d_hidden = torch.empty_like(hidden_PD) if needed[0] else None
-        d_weight = torch.zeros_like(weight_VD, dtype=_wide(weight_VD.dtype)) if needed[1] else None
-        d_bias = None
-        if bias_V is not None and needed[2]:
-            d_bias = torch.zeros_like(bias_V, dtype=_wide(bias_V.dtype))
+        parameters = [None if x is None else x.detach().to(hidden_PD.dtype) for x in inputs[1:]]
+        sums = [torch.zeros_like(x, dtype=_wide(x.dtype)) if n else None for x, n in zip(inputs, needed, strict=True)]
+        loss = hidden_PD.new_zeros((), dtype=torch.promote_types(hidden_PD.dtype, torch.float32))
         for start in range(0, len(hidden_PD), block):
             rows = slice(start, start + block)
-            hidden_CD, labels_C1 = hidden_PD[rows], labels_P[rows, None]
-            counts_C1, labels_C1 = labels_C1 != IGNORED, labels_C1.clamp(min=0)
-            logits_CV = F.linear(hidden_CD, weight, bias).to(wide)
-            torch.log_softmax(logits_CV, -1, out=logits_CV)
-            loss -= logits_CV.gather(1, labels_C1).mul_(counts_C1).sum()
+            own = [hidden_PD[rows].detach(), *parameters]
+            differentiated = [x.requires_grad_() for x, n in zip(own, needed, strict=True) if n]
+            with torch.enable_grad():
+                part = summed_cross_entropy(F.linear(*own), labels_P[rows])
+            loss += part.detach()
             if not any(needed):
                 continue
-            logits_CV.exp_().scatter_add_(1, labels_C1, logits_CV.new_full((), -1.0).expand_as(labels_C1))
-            gradient_CV = logits_CV.mul_(counts_C1).to(hidden_PD.dtype)
-            if d_hidden is not None:
-                torch.mm(gradient_CV, weight, out=d_hidden[rows])
-            if d_weight is not None:
-                _add_product(d_weight, gradient_CV.T, hidden_CD)
-            if d_bias is not None:
-                d_bias += gradient_CV.sum(0)
-        ctx.save_for_backward(d_hidden, d_weight, d_bias)
-        ctx.dtypes = [None if x is None else x.dtype for x in (hidden_PD, weight_VD, bias_V)]
+            gradients = iter(torch.autograd.grad(part, differentiated))
+            for total, place in zip(sums, (rows, ..., ...), strict=True):
+                if total is not None:
+                    total[place] += next(gradients)
+        ctx.save_for_backward(*sums)
+        ctx.dtypes = [None if x is None else x.dtype for x in inputs]
         return loss
 
     @staticmethod
@@ -116,13 +104,6 @@ class LinearCrossEntropy(torch.autograd.Function):
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for gradients that the loss scale has not been applied to."""
     return torch.float32 if dtype == torch.float16 else dtype
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if total.dtype == right.dtype:
-        total.addmm_(left, right)
-    else:  # weights in float32, products in bf16
-        total += left @ right
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, BertConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from .backbones import can_run, evaluating, load_backbone, some_tokens, tolerance
+from .backbones import ComposedModel, additive, can_run, evaluating, load_backbone, some_tokens, tolerance
 from .linear_cross_entropy import IGNORED, head_cross_entropy
 
 # The names that families use for the settings of a BERT layer; the first one that a configuration has is taken.
@@ -27,14 +27,10 @@ _NAMES = {
 _CHOOSE = "choose another encoder (BERT, RoBERTa, DistilBERT, ModernBERT, ...)"
 
 
-class MaskedLMPreTrainedModel(PreTrainedModel):
+class MaskedLMPreTrainedModel(ComposedModel):
     """Base class of models made of a masked language model, `.lm`, and a decoder that shares its embeddings and head."""
 
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_attention_backend = True
-    _can_set_attn_implementation = classmethod(lambda cls: True)
+    _init_weights = PreTrainedModel._init_weights
     accepts_loss_kwargs = False  # each loss is a mean over the labels of its micro-batch, as in the original code
 
     lm: PreTrainedModel
@@ -75,15 +71,9 @@ def bert_layer_config(encoder: PreTrainedConfig) -> BertConfig:
 
 
 def masked_lm(given: str | PreTrainedModel, *, new_head: bool, **options: Any) -> PreTrainedModel:
-    """Return a masked language model that a decoder can share embeddings and head with, and load it if it is a name.
+    """Return a masked language model that a decoder can share embeddings and head with; if it is a name, load it (`load_backbone`).
 
-    Args:
-        given: Hub id, folder or loaded model.
-        new_head: initialise missing weights of the masked-LM head at random, with a warning.
-        **options: arguments of `from_pretrained`.
-
-    Raises:
-        ValueError: it is not a BERT-like encoder with a masked-LM head, or weights are missing.
+    A `ValueError` is raised if it is not a BERT-like encoder with a masked-LM head.
     """
     lm = given
     if isinstance(lm, str):
@@ -165,12 +155,7 @@ def _head(lm: PreTrainedModel, states_PD: Tensor) -> Callable[[], Any]:
     return lambda: head(inputs_embeds=states_PD[None])
 
 
-def additive(visible: Tensor, like: Tensor) -> Tensor:
-    """Return a mask that is added to attention scores: 0 where visible, else the lowest finite number.
-
-    The number is finite so that a row that sees nothing gets the mean of the values instead of NaN.
-    """
+def attention_bias(visible: Tensor, like: Tensor) -> Tensor:
+    """Return a mask that is added to the attention scores of states, in the dtype in which they are computed."""
     device = like.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
-    bias = torch.zeros(visible.shape, dtype=dtype, device=like.device)
-    return bias.masked_fill(~visible, torch.finfo(dtype).min)
+    return additive(visible, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype)

@@ -39,7 +39,7 @@ from transformers.utils import ModelOutput
 from .configuration_cot_mote import CoTMoTEConfig
 from .expert_encoders import CoTMoTEPreTrainedModel
 from .linear_cross_entropy import IGNORED, summed_cross_entropy
-from .masked_lm import additive, bert_layer_config, masked_lm_loss, position_table, score
+from .masked_lm import attention_bias, bert_layer_config, masked_lm_loss, position_table, score
 
 
 @dataclass
@@ -242,7 +242,7 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
         visible_B1MM = mask[:, None, None, :].bool()
         if self.ae_decoder is not None:
             for layer in self.ae_decoder:
-                states_BMD = layer(states_BMD, additive(visible_B1MM, states_BMD))
+                states_BMD = layer(states_BMD, attention_bias(visible_B1MM, states_BMD))
             return states_BMD, labels
         assert self.ar_decoder is not None
         # Within the window, and the first position, which holds the vector.
@@ -252,7 +252,7 @@ class CoTMoTEForPreTraining(CoTMoTEPreTrainedModel):
         visible_B1MM = visible_B1MM & seen_MM.to(ids.device)
         states_BMD = self.ar_decoder_dropout(states_BMD)
         for layer in self.ar_decoder:
-            states_BMD = layer(states_BMD, attention_mask=additive(visible_B1MM, states_BMD))
+            states_BMD = layer(states_BMD, attention_mask=attention_bias(visible_B1MM, states_BMD))
         return self.ar_decoder_ln_f(states_BMD)[:, :-1], labels[:, 1:]
 
     @torch.no_grad()

@@ -32,16 +32,14 @@ from transformers.models.bert.modeling_bert import BertAttention, BertIntermedia
 from transformers.utils import ModelOutput
 
 from .configuration_retromae import RetroMAEConfig
-from .linear_cross_entropy import IGNORED
 from .masked_lm import (
     MaskedLMPreTrainedModel,
-    additive,
+    attention_bias,
     bert_layer_config,
     first_position,
     masked_lm,
     masked_lm_loss,
     position_table,
-    score,
 )
 
 
@@ -50,17 +48,15 @@ class RetroMAEOutput(ModelOutput):
     """Output of `RetroMAEForPreTraining.forward`.
 
     Attributes:
-        loss: scalar, sum of the losses below; `bag_of_words_loss` times its weight.
+        loss: scalar, sum of the losses below.
         encoder_loss: scalar, mean cross-entropy of the encoder's masked tokens in nats; 0 without masked tokens.
         decoder_loss: scalar, mean cross-entropy of the decoder's labels in nats; None without a decoder.
-        bag_of_words_loss: scalar, mean over the passages; None unless `config.bag_of_words` is set.
         sentence_embedding: (B, D), the encoder's state of the first token.
     """
 
     loss: Tensor | None = None
     encoder_loss: Tensor | None = None
     decoder_loss: Tensor | None = None
-    bag_of_words_loss: Tensor | None = None
     sentence_embedding: Tensor | None = None
 
 
@@ -105,7 +101,7 @@ class RetroMAEDecoder(nn.Module):
         sentence_B1D = sentence_BD[:, None]
         key_value_BLD = torch.cat([sentence_B1D, embeddings_BLD[:, 1:]], dim=1)
         visible = (mask[:, None] if self.enhanced else mask[:, None, None]).bool()
-        bias = additive(visible, key_value_BLD)
+        bias = attention_bias(visible, key_value_BLD)
         if self.enhanced:
             states: Tensor = self.layers[0](positions_LD + sentence_B1D, key_value_BLD, bias)
             return states
@@ -136,10 +132,6 @@ class RetroMAEForPreTraining(MaskedLMPreTrainedModel):
         """The encoder alone, a stock model: (B, L) token ids to (B, L, D) states."""
         encoder: Any = self.lm.base_model  # annotated as any module
         return encoder  # type: ignore[no-any-return]
-
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize the token embeddings and the head, which the decoder shares."""
-        return self.lm.resize_token_embeddings(*args, **kwargs)
 
     @classmethod
     def from_encoder(
@@ -186,7 +178,7 @@ class RetroMAEForPreTraining(MaskedLMPreTrainedModel):
             decoder_input_ids: (B, L) original passages for enhanced decoding, masked ones for basic decoding.
             decoder_attention_mask: nonzero where a key is visible. (B, L, L) for enhanced decoding, where row i is what
                 position i sees; (B, L) for basic decoding. Key 0 is the sentence vector.
-            decoder_labels: (B, L) tokens to predict, -100 elsewhere; with `config.bag_of_words` also the set to predict.
+            decoder_labels: (B, L) tokens to predict, -100 elsewhere.
         """
         encoded = self.encoder(input_ids=encoder_input_ids, attention_mask=encoder_attention_mask)
         hidden_BLD: Tensor = encoded.last_hidden_state
@@ -199,10 +191,6 @@ class RetroMAEForPreTraining(MaskedLMPreTrainedModel):
         decoded_BLD = self._decode(hidden_BLD[:, 0], decoder_input_ids, decoder_attention_mask)
         output.decoder_loss = self._loss(decoded_BLD, decoder_labels)
         output.loss = output.loss + output.decoder_loss
-        if self.config.bag_of_words:
-            logits_BLV = score(self.lm, hidden_BLD.flatten(0, 1)).unflatten(0, encoder_input_ids.shape)
-            output.bag_of_words_loss = _bag_of_words_loss(logits_BLV, encoder_attention_mask.bool(), decoder_labels)
-            output.loss = output.loss + self.config.bag_of_words_weight * output.bag_of_words_loss
         return output
 
     def _loss(self, states_BLD: Tensor, labels_BL: Tensor) -> Tensor:
@@ -225,24 +213,6 @@ class RetroMAEForPreTraining(MaskedLMPreTrainedModel):
             embeddings_BLD = embeddings_BLD + positions_LD
         decoded: Tensor = self.decoder(sentence_BD, embeddings_BLD, positions_LD, mask)
         return decoded
-
-
-def _bag_of_words_loss(logits_BLV: Tensor, visible_BL: Tensor, labels_BL: Tensor) -> Tensor:
-    """Return DupMAE's second loss: predict the set of a passage's tokens from the maximum of the logits over its tokens.
-
-    [CLS] is left out of the maximum. The target is uniform over the set. The original implementation divides by the number of
-    tokens instead of distinct tokens, which gives passages with repetitions a lower weight.
-    """
-    vocabulary = logits_BLV.shape[-1]
-    logits_BLV = logits_BLV.to(torch.promote_types(logits_BLV.dtype, torch.float32))
-    hidden_BL1 = ~visible_BL[:, 1:, None]
-    pooled_BV = logits_BLV[:, 1:].masked_fill(hidden_BL1, torch.finfo(logits_BLV.dtype).min).amax(1)
-    # One extra column for positions without a token.
-    column_BL = labels_BL.masked_fill(labels_BL == IGNORED, vocabulary)
-    set_BV = pooled_BV.new_zeros(len(labels_BL), vocabulary + 1).scatter_(1, column_BL, 1.0)[:, :-1]
-    size_B = set_BV.sum(1)
-    loss_B = -(set_BV * pooled_BV.log_softmax(-1)).sum(1) / size_B.clamp(min=1.0)
-    return loss_B.sum() / (size_B > 0).sum().clamp(min=1)
 
 
 RetroMAEForPreTraining.register_for_auto_class("AutoModelForPreTraining")

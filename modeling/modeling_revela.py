@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .backbones import body, check_interface, check_mask, load_backbone, use_attention
+from .backbones import ComposedModel, body, check_interface, check_mask, load_backbone, use_attention
 from .configuration_revela import RevelaConfig
 from .in_batch_attention import every_pair, in_batch_pass
 from .in_batch_kernels import InBatch, StreamE
@@ -57,16 +57,11 @@ class RevelaOutput(ModelOutput):
     query_embeddings: Tensor | None = None
 
 
-class RevelaForCausalLM(PreTrainedModel):
+class RevelaForCausalLM(ComposedModel):
     """A retriever (`.retriever`, the part that is published) and a language model (`.lm`) trained together."""
 
     config_class = RevelaConfig
     config: RevelaConfig
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_attention_backend = True
-    _can_set_attn_implementation = classmethod(lambda cls: True)
 
     def __init__(
         self, config: RevelaConfig, retriever: PreTrainedModel | None = None, lm: PreTrainedModel | None = None
@@ -84,9 +79,6 @@ class RevelaForCausalLM(PreTrainedModel):
         if _keep_stream_h not in decoder._forward_hooks.values():  # else from another model of this LM
             decoder.register_forward_hook(_keep_stream_h, with_kwargs=True)
         self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Do nothing: both models are initialised or loaded by their own classes."""
 
     @classmethod
     def from_backbones(

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from .backbones import DECODER_ADVICE, eager_attention
+from .backbones import DECODER_ADVICE, additive, eager_attention
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,7 @@ def _mask_over_both(own: Tensor | None, passages_RS: Tensor, query: Tensor, key:
     own = own[..., :total].expand(rows, -1, length, total)
     passages = passages_RS[:, None, None, :].expand(rows, own.shape[1], length, -1)
     if own.dtype != torch.bool:
-        passages = torch.zeros(passages.shape, dtype=own.dtype, device=own.device).masked_fill(
-            ~passages, torch.finfo(own.dtype).min
-        )
+        passages = additive(passages, own.dtype)
     return torch.cat([passages, own], dim=-1)
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from .backbones import (
+    ComposedModel,
     body,
     cache_argument,
     cache_of,
@@ -28,16 +29,11 @@ from .configuration_imprag import ImpRAGConfig
 from .passage_attention import LayerStates, PassageStates, Reading, right_padded
 
 
-class ImpRAGModel(PreTrainedModel):
+class ImpRAGModel(ComposedModel):
     """A decoder that computes the vectors of queries and passages, and hidden states of prompts that read passages."""
 
     config_class = ImpRAGConfig
     config: ImpRAGConfig
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_attention_backend = True
-    _can_set_attn_implementation = classmethod(lambda cls: True)
 
     def __init__(self, config: ImpRAGConfig, backbone: PreTrainedModel | None = None) -> None:
         """Build the backbone from `config`, or use the given one, whose configuration `config` contains."""
@@ -48,9 +44,6 @@ class ImpRAGModel(PreTrainedModel):
         if _at_layer_b not in self._layer_b._forward_pre_hooks.values():  # else from another model of this backbone
             self._layer_b.register_forward_pre_hook(_at_layer_b, with_kwargs=True)
         self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """Do nothing: the backbone is initialised or loaded by its own class."""
 
     @classmethod
     def from_backbone(

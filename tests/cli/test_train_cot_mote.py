@@ -86,7 +86,6 @@ def test_from_text_and_pairs_to_three_forms(
         ([], "give either --data"),
         (["--data", "DOCUMENTS", "--contexts", "next"], "contexts must be one or more of neighbour"),
         (["--data", "DOCUMENTS", "--max_length", 64], "48 positions, fewer than --max_length 64"),
-        (["--data", "DOCUMENTS", "--query_encoder", "ENCODER"], 'needs variant="separate"'),
         (["--pseudo_queries", "DOCUMENTS"], "no column 'queries'"),
         (["--stage", "finetune"], "no pairs to fine-tune on"),
         (["--stage", "finetune", "--pairs", "PAIRS"], "negative_1 to negative_15"),

@@ -26,11 +26,11 @@ def test_the_encoder_comes_out_plain_and_the_checkpoint_with_its_decoder(
     tmp_path: Path, mlm_folder: Path, documents: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main(words(mlm_folder, documents, out, "--bag_of_words", "true")) == 0
+    assert main(words(mlm_folder, documents, out, "--decoder", "basic")) == 0
     printed = capsys.readouterr().out
     assert "4 documents" in printed and "spans" in printed
     trained = load_retromae_checkpoint(out)
-    assert trained.model.config.bag_of_words and trained.model.decoder is not None
+    assert trained.model.config.decoder == "basic" and trained.model.decoder is not None
     texts = ["The river.", "", "word " * 300]
     rows = [trained.tokenizer(text, truncation=True, max_length=40, return_tensors="pt") for text in texts]
     with torch.no_grad():
@@ -55,7 +55,7 @@ print(model.max_seq_length)
         assert str(tmp_path) not in file.read_text(), file
     metadata = yaml.safe_load((out / "card.yaml").read_text())
     assert metadata["method"] == "retromae"
-    assert yaml.safe_load(metadata["config"])["bag_of_words"] is True
+    assert yaml.safe_load(metadata["config"])["decoder"] == "basic"
     assert metadata["training_run"].startswith("Trained for ")
     assert "2205.12035" in (out / "encoder" / "README.md").read_text()
 
@@ -80,7 +80,7 @@ def test_a_sentence_transformers_folder_and_an_earlier_run_are_starts(
         (["--data", "nowhere/at/all"], "nowhere/at/all"),
         (["--encoder", "nowhere/model"], "nowhere/model"),
         (["--max_length", "64"], "48 positions, fewer than --max_length 64"),
-        (["--decoder", "basic", "--bag_of_words", "true"], "bag_of_words needs enhanced decoding"),
+        (["--decoder_layers", "2"], "decoder_layers must be exactly 1"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(

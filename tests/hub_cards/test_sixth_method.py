@@ -64,7 +64,7 @@ from transformers import AutoTokenizer
 
 from revela_hub.trainers.base.adapters import merged_copy
 from revela_hub.trainers.base.arguments import RunArguments
-from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
+from revela_hub.trainers.base.encoder_in_training import encoder_in_training
 from revela_hub.trainers.base.trainer import MethodTrainer
 
 
@@ -106,7 +106,7 @@ class ToyTrainer(MethodTrainer):
 
     @property
     def retriever(self):
-        return EncoderInTraining(self.model, self.model.embed, self.tokenizer, {}, 32, "cosine")
+        return encoder_in_training(self.model, self.model.embed, self.tokenizer, {}, 32, "cosine")
 
     def exportable(self):
         return Toy(merged_copy(self.model), self.tokenizer)

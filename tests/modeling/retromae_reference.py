@@ -16,7 +16,6 @@ class Reference:
 
     encoder_loss: Tensor
     decoder_loss: Tensor
-    bag_of_words_loss: Tensor
     sentence_embedding: Tensor
     encoder_logits: Tensor
     decoder_logits: Tensor
@@ -29,7 +28,7 @@ class ReferenceRetroMAE:
         self.weights, self.heads, self.layers, self.eps = weights, heads, layers, eps
 
     def __call__(self, batch: dict[str, Tensor], *, decoder: str, decoder_layers: int = 1) -> Reference:
-        encoder_logits, decoder_logits, sentences, bags = [], [], [], []
+        encoder_logits, decoder_logits, sentences = [], [], []
         for row in range(len(batch["encoder_input_ids"])):
             mask = batch["encoder_attention_mask"][row].tolist()
             keys = [j for j, seen in enumerate(mask) if seen]
@@ -37,8 +36,7 @@ class ReferenceRetroMAE:
             for layer in range(self.layers):
                 states = self._layer(f"lm.bert.encoder.layer.{layer}", states, states, [keys] * len(states))
             sentences.append(states[0])
-            logits = [self._head(state) for state in states]
-            encoder_logits.append(torch.stack(logits))
+            encoder_logits.append(torch.stack([self._head(state) for state in states]))
             embedded = self._embeddings(batch["decoder_input_ids"][row].tolist())
             stream = [states[0], *embedded[1:]]
             if decoder == "enhanced":
@@ -53,11 +51,9 @@ class ReferenceRetroMAE:
                 for layer in range(decoder_layers):
                     outputs = self._layer(f"decoder.layers.{layer}", outputs, outputs, [visible_keys] * len(outputs))
             decoder_logits.append(torch.stack([self._head(state) for state in outputs]))
-            bags.append((logits, mask, batch["decoder_labels"][row].tolist()))
         return Reference(
             encoder_loss=_mean_cross_entropy(encoder_logits, batch["encoder_labels"]),
             decoder_loss=_mean_cross_entropy(decoder_logits, batch["decoder_labels"]),  # Eq. 7
-            bag_of_words_loss=_bag_of_words_loss(bags),
             sentence_embedding=torch.stack(sentences),
             encoder_logits=torch.stack(encoder_logits),
             decoder_logits=torch.stack(decoder_logits),
@@ -122,18 +118,6 @@ def _mean_cross_entropy(logits: Iterable[Tensor], labels: Tensor) -> Tensor:
         for i, label in enumerate(line)
         if label != IGNORED
     ]
-    return torch.stack(losses).mean()
-
-
-def _bag_of_words_loss(bags: list[tuple[list[Tensor], list[int], list[int]]]) -> Tensor:
-    """DupMAE: of each passage, the mean cross-entropy of its distinct tokens under the pooled logits."""
-    losses = []
-    for logits, mask, labels in bags:
-        read = [logits[i] for i in range(1, len(logits)) if mask[i]]
-        pooled = torch.stack([torch.stack([x[v] for x in read]).max() for v in range(len(read[0]))])
-        words = sorted({label for label in labels if label != IGNORED})
-        if words:
-            losses.append(torch.stack([-pooled.log_softmax(0)[word] for word in words]).mean())
     return torch.stack(losses).mean()
 
 

@@ -27,7 +27,7 @@ def build(family: str = "Llama", settings: dict[str, object] | None = None, **co
 
 @pytest.mark.parametrize(("layers", "b", "t"), [(2, 0, 1), (4, 1, 2), (6, 2, 4), (28, 7, 19)])
 def test_default_boundaries(layers: int, b: int, t: int) -> None:
-    config = ImpRAGConfig(transformers.LlamaConfig(num_hidden_layers=layers))
+    config = ImpRAGConfig(backbone=transformers.LlamaConfig(num_hidden_layers=layers))
     assert (config.b, config.t) == (b, t)
 
 

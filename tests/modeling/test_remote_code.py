@@ -38,7 +38,7 @@ def test_saved_models_load_by_their_own_code_in_a_fresh_process(tmp_path: Path) 
     test_cot_mote_model.shake(cot_mote)
     imprag = test_imprag_model.build("Qwen3", {"tie_word_embeddings": True})
     revela = test_revela_model.build(v_normalization=True)
-    retromae = test_retromae_model.build(bag_of_words=True)
+    retromae = test_retromae_model.build()
     read = test_imprag_model.prompts() | test_imprag_model.passages()
     texts = test_cot_mote_model.texts() | {"expert": ["query", "passage", "passage"]}
     spans = test_cot_mote_model.pre_training() | {"expert": texts["expert"]}

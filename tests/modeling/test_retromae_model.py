@@ -1,6 +1,5 @@
 """RetroMAE as a user of transformers meets it: families of encoders, masks, checkpoints, precision, errors."""
 
-import warnings
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModel, BertModel
 
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
-from revela_hub.modeling.masked_lm import additive
+from revela_hub.modeling.masked_lm import attention_bias
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
 
 FIRST_TOKEN = 5  # below are the special ones of all families
@@ -119,11 +118,11 @@ def test_an_encoder_without_position_table_gets_one_for_the_decoder() -> None:
 
 def test_one_word_and_no_word_at_all() -> None:
     """A passage of one token is reconstructed from the sentence vector alone; one of special tokens has no loss."""
-    model = build(bag_of_words=True)
+    model = build()
     output = model(**inputs(lengths=(3, 3)))
     assert output.decoder_loss > 0 and torch.isfinite(output.loss)
     output = model(**inputs(lengths=(2, 2)))
-    assert (output.loss, output.encoder_loss, output.decoder_loss, output.bag_of_words_loss) == (0, 0, 0, 0)
+    assert (output.loss, output.encoder_loss, output.decoder_loss) == (0, 0, 0)
     output.loss.backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
@@ -145,36 +144,6 @@ def test_outside_of_pre_training_the_encoder_is_what_it_was(tmp_path: Path) -> N
     assert torch.equal(AutoModel.from_pretrained(tmp_path).eval()(ids, mask).last_hidden_state, before)
 
 
-def test_from_encoder_keeps_the_weights_and_starts_the_decoder_as_the_encoder_was_started() -> None:
-    lm = masked_lm(hidden_size=64, initializer_range=0.3)
-    before = {name: value.clone() for name, value in lm.state_dict().items()}
-    model = RetroMAEForPreTraining.from_encoder(lm)
-    assert all(torch.equal(model.lm.state_dict()[name], value) for name, value in before.items())
-    layer = model.decoder.layers[0]
-    assert layer.attention.self.query.weight.std().item() == pytest.approx(0.3, rel=0.1)
-    assert layer.output.dense.weight.std().item() == pytest.approx(0.3, rel=0.1)
-    assert not layer.output.dense.bias.any()
-
-
-def test_from_encoder_loads_a_folder_in_the_type_asked_for(tmp_path: Path) -> None:
-    masked_lm().save_pretrained(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = RetroMAEForPreTraining.from_encoder(str(tmp_path), dtype=torch.bfloat16, decoder="basic")
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert torch.isfinite(model(**inputs("basic")).loss)
-
-
-def test_the_vocabulary_can_grow(tmp_path: Path) -> None:
-    model = build()
-    model.resize_token_embeddings(VOCABULARY + 3)
-    model.save_pretrained(tmp_path)
-    loaded = RetroMAEForPreTraining.from_pretrained(tmp_path).eval()
-    batch = inputs()
-    batch["encoder_input_ids"][0, 1] = VOCABULARY + 2
-    assert torch.equal(loaded(**batch).loss, model.eval()(**batch).loss)
-
-
 def test_the_weights_of_a_sentence_transformers_model_are_enough(minilm_folder: Path) -> None:
     with pytest.warns(UserWarning, match="initialised at random"):
         model = RetroMAEForPreTraining.from_encoder(str(minilm_folder)).eval()
@@ -187,13 +156,13 @@ def test_the_weights_of_a_sentence_transformers_model_are_enough(minilm_folder: 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("decoder", ["enhanced", "basic"])
 def test_autocast_stays_near_float32_and_finite_where_a_row_sees_nothing(decoder: str, dtype: torch.dtype) -> None:
-    model = build(decoder=decoder, bag_of_words=decoder == "enhanced").train()
+    model = build(decoder=decoder).train()
     batch = inputs(decoder)
     expected = model(**batch).loss
     with torch.autocast("cpu", dtype):
         output = model(**batch)
         # Lowest in the type that the kernel sees: float32's lowest would become -infinity in it, and NaN on some devices.
-        bias = additive(torch.tensor([[True, False]]), torch.zeros(1))
+        bias = attention_bias(torch.tensor([[True, False]]), torch.zeros(1))
     assert bias.to(dtype).isfinite().all() and bias[0, 1] < -1e4
     assert output.loss.dtype == torch.float32
     torch.testing.assert_close(output.loss, expected, rtol=0.02, atol=0.02)
@@ -216,9 +185,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(decoder: str) -> None:
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "change", [{"decoder": "deep"}, {"decoder_layers": 2}, {"decoder": "basic", "bag_of_words": True}], ids=str
-)
+@pytest.mark.parametrize("change", [{"decoder": "deep"}, {"decoder_layers": 2}], ids=str)
 def test_a_configuration_that_would_train_something_else_is_rejected(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(reversed(change))):
         RetroMAEConfig(**change)

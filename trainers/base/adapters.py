@@ -11,10 +11,10 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, set_seed
 
 from revela_hub.errors import UserError
-from revela_hub.trainers.base.arguments import AdapterArguments
+from revela_hub.trainers.base.arguments import AdapterArguments, RunArguments
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -27,12 +27,6 @@ def refuse_adapters(name: str, model: nn.Module) -> None:
         )
 
 
-def refuse_frozen(part: str, model: nn.Module) -> None:
-    """Raise a `UserError` if all weights of a part that is to be trained are frozen."""
-    if not any(weight.requires_grad for weight in model.parameters()):
-        raise UserError(f"all weights of {part} are frozen: call requires_grad_(True) on it, or load it again")
-
-
 def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
     """Return the configuration of adapters on the layers that `linear_layers` lists; None for rank 0."""
     refuse_adapters(type(model).__name__, model)  # they would be trained, but not merged
@@ -42,15 +36,22 @@ def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
     return LoraConfig(r=args.lora_rank, lora_alpha=alpha, lora_dropout=args.lora_dropout)
 
 
+def with_adapters(model: nn.Module, config: PeftConfig | None, args: RunArguments) -> PeftModel | None:
+    """Add adapters in place, with a configuration or, without one, as the LoRA options say; return None if there are none."""
+    if config is None and isinstance(args, AdapterArguments):
+        config = lora_config(args, model)
+    if config is None:
+        return None
+    set_seed(args.seed)  # as the Trainer does, but before the adapters are drawn
+    return add_adapters(model, config)
+
+
 def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     """Add float32 adapters to a model in place and freeze its other weights.
 
     The model keeps its structure and parameter names, and `save_pretrained` saves it with merged adapters (`saving_merged`). The
     returned wrapper is for saving and merging. A LoRA configuration without `target_modules` applies to the layers that
-    `linear_layers` lists.
-
-    Raises:
-        UserError: the model has adapters, or the configuration adapts tied weights, whose merged copies would differ.
+    `linear_layers` lists. One that adapts tied weights is rejected, because their merged copies would differ.
     """
     refuse_adapters(type(model).__name__, model)
     holders = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())

@@ -16,14 +16,10 @@ from revela_hub.trainers.base.arguments import RunArguments
 
 
 class StopOnSignal(TrainerCallback):
-    """Save a checkpoint and stop after the step in which Ctrl-C or SIGTERM arrives; a second signal ends the process.
-
-    Attributes:
-        signum: signal received by any process of the run; 0 for none.
-    """
+    """Save a checkpoint and stop after the step in which Ctrl-C or SIGTERM arrives; a second signal ends the process."""
 
     def __init__(self) -> None:
-        self.signum = 0
+        self.signum = 0  # received by any process of the run
         self._previous: dict[int, Any] = {}
         self._group: Any = None
 

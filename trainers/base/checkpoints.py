@@ -26,16 +26,10 @@ _WITHOUT_EFFECT = re.compile(
 
 @dataclass
 class RunRecord:
-    """Content of `run.json`.
-
-    Attributes:
-        settings: options of the run that can change its result.
-        changes: options that changed when the run was resumed: `from step 20 on: learning_rate 0.1 (before: 0.2)`.
-        finished: whether the run was exported.
-    """
+    """Content of `run.json`: options that can change the result, changes of resumed runs, and whether the run was exported."""
 
     settings: dict[str, Any]
-    changes: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)  # `from step 20 on: learning_rate 0.1 (before: 0.2)`
     finished: bool = False
 
     @classmethod

@@ -21,11 +21,7 @@ def rank() -> int:
 
 
 def from_main(work: Callable[[], T]) -> T:
-    """Call `work` on the main process and return its result on every process.
-
-    Raises:
-        RuntimeError: the call failed on the main process, which raises the original error.
-    """
+    """Call `work` on the main process and return its result on every process; if it fails, all of them raise an error."""
     if not is_distributed():
         return work()
     sent: list[Any] = [None, None]

@@ -15,30 +15,25 @@ from revela_hub.retrieval.encoding import divided
 from revela_hub.trainers.base.distributed import from_main
 
 
-class EncoderInTraining(SentenceTransformer):
-    """A sentence-transformers model around a retriever in training, with the settings of the exported model.
+def encoder_in_training(
+    model: nn.Module,
+    embed: Callable[[Tensor, Tensor], Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Mapping[str, str],
+    max_length: int,
+    similarity: Any,
+) -> SentenceTransformer:
+    """Return a sentence-transformers model around a retriever in training, with the settings of the exported model.
 
     `embed` is `(input_ids, attention_mask) -> (N, d)`, with the weights of `model`.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        embed: Callable[[Tensor, Tensor], Tensor],
-        tokenizer: PreTrainedTokenizerBase,
-        prompts: Mapping[str, str],
-        max_length: int,
-        similarity: Any,
-    ) -> None:
-        device = str(next(model.parameters()).device)
-        module = _Embedder(model, embed, tokenizer, max_length)
-        super().__init__(modules=[module], prompts=dict(prompts), similarity_fn_name=similarity, device=device)
+    device = str(next(model.parameters()).device)
+    module = _Embedder(model, embed, tokenizer, max_length)
+    return SentenceTransformer(modules=[module], prompts=dict(prompts), similarity_fn_name=similarity, device=device)
 
 
 class _Embedder(nn.Module):
-    def __init__(
-        self, model: nn.Module, embed: Callable[[Tensor, Tensor], Tensor], tokenizer: Any, length: int
-    ) -> None:
+    def __init__(self, model: nn.Module, embed: Any, tokenizer: Any, length: int) -> None:
         super().__init__()
         self.model, self.embed, self.tokenizer, self.max_seq_length = model, embed, tokenizer, length
 

@@ -73,12 +73,9 @@ class MaskedSimilarity:
 
 
 class InBatchNegatives(nn.Module):
-    """A loss of sentence-transformers without false negatives; the labels of its batches are `text_hashes`.
+    """A loss of sentence-transformers, with this similarity, without false negatives; the labels of its batches are `text_hashes`.
 
-    Args:
-        model: the trained model.
-        loss: a loss that compares each query with the passages of all rows: all positives, then all first negatives, ...
-        similarity: the similarity function of the loss.
+    The loss compares each query with the passages of all rows: all positives, then all first negatives, ...
     """
 
     def __init__(self, model: nn.Module, loss: nn.Module, similarity: MaskedSimilarity) -> None:

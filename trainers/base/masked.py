@@ -101,11 +101,8 @@ class MaskedCollator(SharedEpoch):
     ) -> tuple[Tokens, np.ndarray]:
         """Draw masks of whole words, one for each ratio, and apply the first of them.
 
+        Return the tokens (80% `[MASK]`, 10% random tokens that are not special, 10% unchanged), and the masks (ratios, L).
         `tokens_L` includes the special tokens, `word_starts` does not.
-
-        Returns:
-            The tokens with the first mask applied (80% `[MASK]`, 10% random tokens that are not special, 10% unchanged), and
-            the masks (ratios, L).
         """
         vocabulary, length = self.vocabulary, len(tokens_L)
         word_starts_L: Bools = np.ones(length, dtype=np.bool_)

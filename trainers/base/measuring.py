@@ -160,12 +160,7 @@ def train_and_select(trainer: "MethodTrainer", output: Path, checkpoint: Path | 
 
 
 class BestWeights(TrainerCallback):
-    """Records a trainer's evaluations, keeps the weights of the base model and the best step, and stops runs that no longer improve.
-
-    Args:
-        trainer: trainer with a retrieval task; its trainable weights are stored in `output`.
-        output: output folder of the run.
-    """
+    """Records a trainer's evaluations, keeps the weights of the base model and the best step, and stops runs that no longer improve."""
 
     def __init__(self, trainer: "MethodTrainer", output: Path) -> None:
         assert trainer.retrieval_task is not None

@@ -13,7 +13,7 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
 from revela_hub.files import atomic, local_path
@@ -31,8 +31,8 @@ from revela_hub.retrieval.encoder import (
     similarity_of,
     without_chat_template,
 )
-from revela_hub.trainers.base.adapters import add_adapters, lora_config, refuse_adapters
-from revela_hub.trainers.base.arguments import AdapterArguments
+from revela_hub.trainers.base.adapters import freeze_pooler, refuse_adapters, with_adapters
+from revela_hub.trainers.base.arguments import RunArguments
 from revela_hub.trainers.base.models import ModelLike, name_of, retriever_in, trained_backbone, trained_transformer
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.base.weights import refuse_fused, refuse_remote_code
@@ -109,30 +109,19 @@ def _open(name: str, trust_remote_code: bool, pooling: PlainPooling | None) -> S
         return SentenceTransformer(modules=[transformer, pooled], device="cpu")
 
 
-def with_adapters(
-    model: nn.Module,
-    config: PeftConfig | None,
-    seed: int,
-    args: AdapterArguments | None = None,
-    *,
-    query_only: bool = False,
+def adapted(
+    retriever: SentenceTransformer, config: PeftConfig | None, args: RunArguments, *, query_only: bool = False
 ) -> PeftModel | None:
-    """Add adapters to a retriever or a transformers model in place, drawn with a seed.
+    """Freeze BERT's pooler, and add adapters to the transformer of a retriever in place (`with_adapters`).
 
-    Without a configuration, they are those of the arguments; return None if there are none. `query_only`: only the query route
-    of a retriever is trained.
+    `query_only`: only the query route is trained.
     """
-    config = config or (None if args is None else lora_config(args, model))
-    if config is None:
-        return None
-    backbone: Any = model
-    if isinstance(model, SentenceTransformer):
-        backbone = trained_backbone(model)
-        if backbone is None or (isinstance(model[0], Router) and not query_only):
-            kind = type(trained_transformer(model)).__name__ if backbone is None else "model with two routes"
-            raise UserError(f"LoRA adapters need one transformer, not a {kind}: train all weights (--lora_rank 0)")
-    set_seed(seed)  # as the Trainer does, but before the adapters are drawn
-    return add_adapters(backbone, config)
+    freeze_pooler(retriever)
+    backbone, rank = trained_backbone(retriever), getattr(args, "lora_rank", 0)
+    if (config is not None or rank) and (backbone is None or (isinstance(retriever[0], Router) and not query_only)):
+        kind = type(trained_transformer(retriever)).__name__ if backbone is None else "model with two routes"
+        raise UserError(f"LoRA adapters need one transformer, not a {kind}: train all weights (--lora_rank 0)")
+    return None if backbone is None else with_adapters(backbone, config, args)
 
 
 def inputs_of(model: SentenceTransformer, texts: list[str], task: str) -> dict[str, Any]:
@@ -162,12 +151,7 @@ class WrappedRetriever(nn.Module):
         self.retriever.gradient_checkpointing_enable(*args, **kwargs)
 
     def embed(self, features: dict[str, Any], retriever: nn.Module | None = None) -> Tensor:
-        """Return (N, D) vectors in float32 or wider, of unit length if they are compared by cosine.
-
-        Args:
-            features: return value of `inputs_of`.
-            retriever: used instead of the one in training.
-        """
+        """Return (N, D) vectors of `inputs_of`, in float32 or wider, of unit length if they are compared by cosine."""
         vectors: Tensor = (retriever or self.retriever)(features)["sentence_embedding"]
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
         return nn.functional.normalize(vectors, dim=-1) if self.cosine else vectors

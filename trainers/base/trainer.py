@@ -274,11 +274,7 @@ class MethodTrainer(Trainer):
                 write_card(folder, ModelCardMetadata(method=self.method))
 
     def write_models(self, output: str | Path) -> list[Path]:
-        """Save the model to the output folder and write the exported models; must be called by all processes.
-
-        Returns:
-            The folders that get a model card; empty except on the main process.
-        """
+        """Save the model to the output folder and write the exported models, on all processes; return the folders that get a card."""
         self.save_model(str(local_path(output)), _internal_call=True)
         return self._export(local_path(output))
 

@@ -1,18 +1,26 @@
 """Load a checkpoint's weights from safetensors, raising an error if any are missing, and check models before a run."""
 
-from collections.abc import Iterable
-from inspect import signature
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, loading
 from revela_hub.loading import model_json, pretrained
+from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -28,8 +36,7 @@ def checkpoint_config(folder: str | Path, model_type: str, title: str) -> dict[s
 
 def config_fields(kind: type[PreTrainedConfig]) -> list[str]:
     """Return the names of a configuration's own fields, without those that are configurations."""
-    without = ("self", "kwargs", *kind.sub_configs)
-    return [name for name in signature(kind.__init__).parameters if name not in without]
+    return [name for name in kind.__annotations__ if name not in kind.sub_configs]
 
 
 def check_fields(given: Iterable[str], *names: str) -> None:
@@ -46,6 +53,52 @@ def load_whole(kind: type[Model], folder: str | Path, **options: Any) -> Model:
     raise_for_names(folder, "missing weight", loaded[1]["missing_keys"])
     raise_for_names(folder, "weight with the wrong shape:", [key[0] for key in loaded[1]["mismatched_keys"]])
     return model
+
+
+def load_start(
+    kind: type[Model],
+    start: ModelLike,
+    new: Callable[..., Model],
+    config: dict[str, Any],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None,
+    trust_remote_code: bool,
+    attn_implementation: str | None,
+) -> tuple[Model, PreTrainedTokenizerBase]:
+    """Load a saved model with a decoder to train it further, or make one of an encoder with `new`, and its tokenizer.
+
+    `config` are fields of its configuration; with None, the default or the saved model's value is used.
+    """
+    kind_config: Any = kind.config_class
+    check_fields(config, *config_fields(kind_config))
+    config = {field: value for field, value in config.items() if value is not None}
+    given, name = unwrapped(start), name_of(start)
+    with loading(f"cannot load the encoder {name!r}", name):
+        fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}
+        if fields.get("model_type") != kind_config.model_type:
+            if isinstance(given, str):
+                refuse_fused(given)
+            load = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
+            model = new(given, **load, **config)
+            return model, tokenizer_of(start, tokenizer, trust_remote_code=trust_remote_code)
+        saved_as = fields.get("architectures") or []
+        if "ForPreTraining" in kind.__name__ and kind.__name__ not in saved_as:
+            raise UserError(f"{name} has no decoder: start from a pre-training checkpoint or an encoder")
+        model = load_whole(kind, name, dtype=torch.float32)
+        for field, value in config.items():
+            if (kept := getattr(model.config, field)) != value:
+                raise UserError(f"{name} was trained with {field}={kept}: keep that, or start from its encoder")
+        if attn_implementation is not None:
+            model.set_attn_implementation(attn_implementation)
+        # Given the configuration, transformers does not ask to run the folder's code in order to read it.
+        return model, tokenizer or AutoTokenizer.from_pretrained(name, config=model.config)
+
+
+def load_saved(kind: type[Model], folder: Path) -> tuple[Model, PreTrainedTokenizerBase]:
+    """Load a folder that a trainer saved, in float32 and in eval mode, and its tokenizer."""
+    with loading(f"cannot load {folder}", folder):
+        model = load_whole(kind, folder, dtype=torch.float32)
+        return model.eval(), AutoTokenizer.from_pretrained(folder, config=model.config)
 
 
 def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -> bool:

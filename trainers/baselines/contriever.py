@@ -34,7 +34,6 @@ from revela_hub.data.text.same_text import text_hash
 from revela_hub.data.text.words import UNSPACED_CHARACTER
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, TextLength
-from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.callbacks import SharedEpoch
 from revela_hub.trainers.base.distributed import is_distributed, rank
 from revela_hub.trainers.base.in_batch import gathered_rows
@@ -42,10 +41,10 @@ from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.retriever import (
     WrappedRetriever,
     WrappedRetrieverTrainer,
+    adapted,
     inputs_of,
     load_retriever,
     print_retriever,
-    with_adapters,
 )
 from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
 from revela_hub.trainers.baselines import CONTRIEVER
@@ -276,8 +275,7 @@ class ContrieverTrainer(WrappedRetrieverTrainer):
         loading = {"max_length": max_length} | (model_init_kwargs or {})
         retriever = load_retriever(model, **loading)
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("row", "text"), args, build_passages))
-        self.adapters = with_adapters(retriever, peft_config, args.seed, args)
-        freeze_pooler(retriever)
+        self.adapters = adapted(retriever, peft_config, args)
         contrastive = Contriever(retriever, args)
         super().__init__(model=contrastive, args=args, data_collator=ViewCollator(retriever, args), **kwargs)
         self.add_callback(_MoveKeyEncoder(contrastive))

@@ -44,15 +44,16 @@ from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TwoOrMore
 from revela_hub.retrieval.texts import TextSource
+from revela_hub.trainers.base.adapters import with_adapters
 from revela_hub.trainers.base.arguments import RunArguments
 from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.retriever import (
     RETRIEVER,
     RetrieverTrainer,
     WrappedRetriever,
+    adapted,
     inputs_of,
     load_retriever,
-    with_adapters,
 )
 from revela_hub.trainers.base.weights import load_whole
 from revela_hub.trainers.baselines import RA_DIT
@@ -236,7 +237,8 @@ class RADITTrainer(RetrieverTrainer):
             log_likelihoods = reader_likelihoods(lm, tokenizer, prompts, short, self.candidates, size, **show)
         self.log_likelihoods = log_likelihoods
         decoder = isinstance(retriever, DecoderRetriever)
-        self.adapters = with_adapters(retriever.model if decoder else retriever, peft_config, args.seed)
+        add: Any = with_adapters if decoder else adapted
+        self.adapters = add(retriever.model if decoder else retriever, peft_config, args)
         args.ddp_find_unused_parameters = True  # a model may have parameters that its vectors do not use
         retrieve, found = np.array(prompts["retrieve"]), (self.candidates >= 0).sum(1) > 1
         few = f"{(retrieve & ~found).sum()} of {retrieve.sum()} prompts have fewer than two candidates to compare"

@@ -28,7 +28,6 @@ from transformers import (
     DataCollatorForSeq2Seq,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    set_seed,
 )
 
 from revela_hub.files import atomic
@@ -45,7 +44,7 @@ from revela_hub.retrieval.index import PassageStore
 from revela_hub.retrieval.passages import Hit
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker
 from revela_hub.retrieval.texts import TextSource
-from revela_hub.trainers.base.adapters import add_adapters, lora_config, merge, merged_copy
+from revela_hub.trainers.base.adapters import merge, merged_copy, with_adapters
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.distributed import is_sharded
 from revela_hub.trainers.base.models import ModelLike, default_arguments
@@ -167,9 +166,7 @@ class RAITTrainer(MethodTrainer):
         decoder.config.num_passages, decoder.config.max_passage_length = num_passages, max_passage_length
         check_room(decoder, max(map(len, data["input_ids"])))
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # padding is masked
-        set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or lora_config(args, decoder)
-        trained = decoder if adapters is None else add_adapters(decoder, adapters)
+        trained = with_adapters(decoder, peft_config, args) or decoder
         shared: dict[str, Any] = {"processing_class": tokenizer, "data_collator": DataCollatorForSeq2Seq(tokenizer)}
         super().__init__(model=trained, args=args, train_dataset=data, **shared, **kwargs)
 

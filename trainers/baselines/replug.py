@@ -33,15 +33,14 @@ from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.ranges import GroupSize, PositiveFloat, PositiveInt, TextLength
 from revela_hub.retrieval.encoder import truncates
-from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.models import ModelLike, default_arguments, name_of
 from revela_hub.trainers.base.retriever import (
     WrappedRetriever,
     WrappedRetrieverTrainer,
+    adapted,
     inputs_of,
     load_retriever,
     print_retriever,
-    with_adapters,
 )
 from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows
 from revela_hub.trainers.baselines import REPLUG
@@ -254,8 +253,7 @@ class ReplugTrainer(WrappedRetrieverTrainer):
         check_room(lm, 2 * max_length)
         groups = partial(build_groups, settings=GroupSettings(group_size))
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, ("group", "document"), args, groups))
-        self.adapters = with_adapters(retriever, peft_config, args.seed, args)
-        freeze_pooler(retriever)
+        self.adapters = adapted(retriever, peft_config, args)
         collator = GroupCollator(retriever, lm_tokenizer, max_length, args)
         distilled = Replug(retriever, lm, args, collator.begin)
         super().__init__(model=distilled, args=args, data_collator=collator, **kwargs)

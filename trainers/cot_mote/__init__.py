@@ -35,5 +35,5 @@ COT_MOTE = Method(
     assembler="revela_hub.trainers.cot_mote.checkpoint.assemble_cot_mote",
     usage=Path(__file__).with_name("usage.md.j2"),
     vectors=Path(__file__).with_name("verification.py"),
-    models=("encoder", "query_encoder"),
+    models=("encoder",),
 )

@@ -13,19 +13,18 @@ from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import InputModule, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 from sentence_transformers.sparse_encoder.modules import SpladePooling
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError, loading
+from revela_hub.errors import UserError
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import make_readable, save_backbone, save_tokenizer, with_pooler
 from revela_hub.hub_cards.tokenizers import padding_right
 from revela_hub.hub_cards.verify import probe_texts
-from revela_hub.loading import model_json
 from revela_hub.modeling.configuration_cot_mote import CoTMoTEConfig
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining, CoTMoTEModel
-from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import check_fields, checkpoint_config, config_fields, load_whole, refuse_fused
+from revela_hub.trainers.base.models import ModelLike, tokenizer_of
+from revela_hub.trainers.base.weights import checkpoint_config, load_saved, load_start
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.verification import EXPERTS, vectors
 
@@ -48,7 +47,6 @@ def load_cot_mote_start(
     *,
     pre_training: bool,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    query_encoder: str | None = None,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     **config: Any,
@@ -59,44 +57,20 @@ def load_cot_mote_start(
         start: Hub id or folder of an encoder or of a CoT-MoTE model, or a loaded encoder with its masked-LM head.
         pre_training: whether the decoder is needed; a model saved without one cannot be pre-trained further.
         tokenizer: by default that of the encoder.
-        query_encoder: encoder that the query encoder starts from, with `variant="separate"`.
         trust_remote_code: whether to run model code from the repositories.
         attn_implementation: of the encoder; None for the default of transformers.
         **config: fields of `CoTMoTEConfig`; with None, the default or the trained model's value is used.
     """
-    check_fields(config, *config_fields(CoTMoTEConfig))
-    config = {field: value for field, value in config.items() if value is not None}
-    query_encoder = name_of(query_encoder) if query_encoder else None
-    given, name = unwrapped(start), name_of(start)
     kind: Any = CoTMoTEForPreTraining if pre_training else CoTMoTEModel
-    with loading(f"cannot load the encoder {name!r}", name):
-        fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}
-        if fields.get("model_type") == CoTMoTEConfig.model_type:
-            for field, value in config.items():
-                if (kept := fields.get(field, value)) != value:
-                    raise UserError(f"{name} was trained with {field}={kept}: keep that, or start from its encoder")
-            if pre_training and kind.__name__ not in (fields.get("architectures") or []):
-                raise UserError(f"{name} has no decoder: start from a pre-training checkpoint or an encoder")
-            model = load_whole(kind, name, dtype=torch.float32)
-            if attn_implementation is not None:
-                model.set_attn_implementation(attn_implementation)
-            # Given the configuration, transformers does not ask to run the folder's code in order to read it.
-            return CoTMoTECheckpoint(model, tokenizer or AutoTokenizer.from_pretrained(name, config=model.config))
-        for encoder in (given, query_encoder):
-            if isinstance(encoder, str):
-                refuse_fused(encoder)
-        load = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
-        model = kind.from_backbone(given, query_backbone=query_encoder, **load, **config)
-        tokenizer = tokenizer_of(start, tokenizer, trust_remote_code=trust_remote_code)
-        model.config.special_token_ids = list(dict.fromkeys(tokenizer("")["input_ids"]))
-        if query_encoder is not None:
-            other = AutoTokenizer.from_pretrained(query_encoder, trust_remote_code=trust_remote_code)
-            if other.get_vocab() != tokenizer.get_vocab():
-                raise UserError(
-                    f"the vocabularies of {query_encoder} and {name} differ, so their sparse vectors cannot be compared: use"
-                    " encoders with the same tokenizer"
-                )
-    return CoTMoTECheckpoint(model, tokenizer)
+
+    def new(encoder: Any, **options: Any) -> Any:
+        model = kind.from_backbone(encoder, **options)
+        own = tokenizer_of(start, tokenizer, trust_remote_code=trust_remote_code)
+        model.config.special_token_ids = list(dict.fromkeys(own("")["input_ids"]))
+        return model
+
+    how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
+    return CoTMoTECheckpoint(*load_start(kind, start, new, config, tokenizer=tokenizer, **how))
 
 
 def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
@@ -106,12 +80,10 @@ def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
         UserError: the folder is not a CoT-MoTE checkpoint, or is damaged.
     """
     folder = local_path(folder)
-    with loading(f"cannot load {folder}", folder):
-        fields = checkpoint_config(folder, CoTMoTEConfig.model_type, "CoT-MoTE")
-        pre_training = CoTMoTEForPreTraining.__name__ in (fields.get("architectures") or [])
-        model: Any = load_whole(CoTMoTEForPreTraining if pre_training else CoTMoTEModel, folder, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
-    return CoTMoTECheckpoint(model.eval(), tokenizer)
+    fields = checkpoint_config(folder, CoTMoTEConfig.model_type, "CoT-MoTE")
+    pre_training = CoTMoTEForPreTraining.__name__ in (fields.get("architectures") or [])
+    kind: Any = CoTMoTEForPreTraining if pre_training else CoTMoTEModel
+    return CoTMoTECheckpoint(*load_saved(kind, folder))
 
 
 def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:

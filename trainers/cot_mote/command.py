@@ -54,7 +54,6 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
     variant: Literal["experts", "separate", "siamese"] | None = option(
         None, "Form of a new model: shared attention with two experts, two encoders, or one (default: experts)."
     )
-    query_encoder: str | None = option(None, "Encoder that initialises the query side, for --variant separate.")
     decoder: Literal["ar", "ae", "none"] | None = option(
         None,
         "pretrain: decoder objective: ar (next tokens), ae (masked tokens, as in CoT-MAE) or none (default: ar).",
@@ -115,7 +114,6 @@ def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     start = load_cot_mote_start(
         arguments.encoder,
         pre_training=pre_training,
-        query_encoder=arguments.query_encoder,
         trust_remote_code=arguments.trust_remote_code,
         attn_implementation=arguments.attn_implementation,
         **config,

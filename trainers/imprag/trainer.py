@@ -23,7 +23,7 @@ from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from sentence_transformers.util import all_gather_with_grad
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 
 from revela_hub.errors import UserError
@@ -33,7 +33,7 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.retrieval.texts import TextSource
-from revela_hub.trainers.base.adapters import add_adapters, lora_config, merged_copy
+from revela_hub.trainers.base.adapters import merged_copy, with_adapters
 from revela_hub.trainers.base.distributed import is_distributed
 from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.trainer import MethodTrainer
@@ -145,10 +145,8 @@ class ImpRAGTrainer(MethodTrainer):
             args.ddp_find_unused_parameters = True  # the layers above the retrieval layer have no gradient then
         self.ranking: NDArray[np.int32] | None = None  # the best passages of each row, from the index
         self.built_at = -1
-        set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or lora_config(args, model)
         super().__init__(
-            model=model if adapters is None else add_adapters(model, adapters),
+            model=with_adapters(model, peft_config, args) or model,
             args=args,
             train_dataset=data,
             data_collator=ImpRAGCollator(),

@@ -140,9 +140,6 @@ class NVEmbedTrainingArguments(AdapterArguments, RunArguments, SentenceTransform
     mini_batch_size: PositiveInt = option(
         32, "Number of texts in memory at a time (GradCache); a whole batch at once is twice as fast."
     )
-    blend_tasks: bool = option(
-        True, "Mix rows of all tasks in a batch (as in the paper) instead of one task per batch."
-    )
     lora_rank: NonNegativeInt = option(16, "Rank of the decoder's LoRA adapters; 0 trains all weights.")
     lora_alpha: PositiveInt | None = option(None, "LoRA alpha (default: twice the rank).")
     lora_dropout: Probability = option(0.1, "Dropout of the LoRA adapters.")

@@ -1,8 +1,8 @@
 """Trainer of a generalist embedder made from a decoder (NV-Embed, arXiv 2405.17428, section 4).
 
 Added to `SentenceTransformerTrainer`: an instruction for each row of a batch (`NVEmbedCollator`), a loss with or without the
-negatives of other rows (`NVEmbedLoss`), adapters on the decoder with fully trained pooling, checkpoints of the trained weights that
-resume bit for bit, and optionally batches of one task.
+negatives of other rows (`NVEmbedLoss`), adapters on the decoder with fully trained pooling, and checkpoints of the trained weights
+that resume bit for bit.
 
 The paper trains two stages, each with its own optimizer and warm-up. These are two runs of this trainer, the second one on the model
 of the first.
@@ -15,9 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-import numpy as np
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset
+from datasets import Dataset, IterableDataset
 from packaging.version import Version
 from peft import PeftConfig, PeftModel
 from safetensors.torch import save_file
@@ -32,13 +31,7 @@ from revela_hub.hub_cards.export import save_config
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
 from revela_hub.retrieval.encoder import Encoder, text_positions
-from revela_hub.trainers.base.adapters import (
-    add_adapters,
-    lora_config,
-    merged_copy,
-    refuse_frozen,
-    saving_merged,
-)
+from revela_hub.trainers.base.adapters import merged_copy, saving_merged, with_adapters
 from revela_hub.trainers.base.models import ModelLike, default_arguments, trained_backbone
 from revela_hub.trainers.base.rows import as_dataset, in_order, pair_columns, prepare_datasets, refuse_single_pair
 from revela_hub.trainers.base.trainer import MethodTrainer
@@ -128,11 +121,8 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         if args.world_size > 1 and Version(version("sentence-transformers")) < Version("6.2"):
             # It synchronises processes at every mini-batch, whose number may differ between them, so training would hang.
             raise UserError("NV-Embed on several processes needs sentence-transformers 6.2 or newer")
-        refuse_frozen("the decoder", self.nvembed.embedding_model)
-        set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
-        adapters = peft_config or lora_config(args, self.nvembed.embedding_model)
-        if adapters is not None:
-            self.adapters = add_adapters(self.nvembed.embedding_model, adapters)
+        self.adapters = with_adapters(self.nvembed.embedding_model, peft_config, args)
+        if self.adapters is not None:
             saving_merged(self.nvembed, self.adapters)  # `model` saves this, not the decoder in it
         # Autocast computes with trained weights in float32 and a frozen decoder in 16 bits; without it, types have to be equal.
         kept = (torch.bfloat16, torch.float16) if args.bf16 or args.fp16 else ()
@@ -140,11 +130,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             if parameter.requires_grad or (parameter.is_floating_point() and parameter.dtype not in kept):
                 parameter.data = parameter.data.float()
         self._trained = [name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad]
-        if not args.blend_tasks:  # sentence-transformers makes batches of one data set each
-            tasks = np.asarray(train_dataset[TASK])
-            train_dataset = DatasetDict(
-                {task: train_dataset.select(np.flatnonzero(tasks == task)) for task in map(str, np.unique(tasks))}
-            )
         names = ("temperature", "in_batch_negatives", "mini_batch_size")
         loss = NVEmbedLoss(model, **{name: getattr(args, name) for name in names})
         given = {"args": args, "train_dataset": train_dataset, "loss": loss, "data_collator": collator}

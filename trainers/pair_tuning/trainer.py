@@ -32,11 +32,10 @@ from revela_hub.errors import UserError
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from revela_hub.retrieval.encoder import similarity_of
-from revela_hub.trainers.base.adapters import freeze_pooler
 from revela_hub.trainers.base.arguments import WARMUP, AdapterArguments, RunArguments
 from revela_hub.trainers.base.in_batch import InBatchNegatives, MaskedSimilarity, TextHashCollator
 from revela_hub.trainers.base.models import ModelLike, default_arguments, trained_transformer
-from revela_hub.trainers.base.retriever import RetrieverTrainer, load_retriever, with_adapters
+from revela_hub.trainers.base.retriever import RetrieverTrainer, adapted, load_retriever
 from revela_hub.trainers.base.rows import pair_columns, prepare_datasets, refuse_single_pair, training_rows
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
 from revela_hub.trainers.pair_tuning.query_route import (
@@ -152,8 +151,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         if args.query_only:
             retriever = with_query_route(retriever, max_length=length)
             self.documents = identity_of_documents(model)
-        self.adapters = with_adapters(retriever, peft_config, args.seed, args, query_only=args.query_only)
-        freeze_pooler(retriever)
+        self.adapters = adapted(retriever, peft_config, args, query_only=args.query_only)
         args.router_mapping = routes
         args.prompts = {name: retriever.prompts.get(route) or "" for name, route in routes.items()}
         if loss is None:

@@ -5,24 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer, with_pooler
-from revela_hub.loading import model_json
 from revela_hub.modeling.configuration_retromae import RetroMAEConfig
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import (
-    check_fields,
-    checkpoint_config,
-    config_fields,
-    load_whole,
-    refuse_fused,
-    refuse_remote_code,
-)
+from revela_hub.trainers.base.models import ModelLike, name_of
+from revela_hub.trainers.base.weights import checkpoint_config, load_saved, load_start, refuse_remote_code
 from revela_hub.trainers.retromae import RETROMAE
 
 
@@ -51,27 +42,16 @@ def load_retromae_encoder(
         attn_implementation: of the encoder; None for the default of transformers.
         **config: fields of `RetroMAEConfig`.
     """
-    check_fields(config, *config_fields(RetroMAEConfig))
-    given, name = unwrapped(encoder), name_of(encoder)
-    with loading(f"cannot load the encoder {name!r}", name):
-        fields = {} if isinstance(given, PreTrainedModel) else model_json(given, "config.json") or {}
-        if fields.get("model_type") == RetroMAEConfig.model_type:
-            model = load_whole(RetroMAEForPreTraining, name, dtype=torch.float32)
-            if attn_implementation is not None:
-                model.encoder.set_attn_implementation(attn_implementation)
-            # Given the configuration, transformers does not ask to run the folder's code in order to read it.
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, config=model.config)
-        else:
-            if isinstance(given, str):
-                refuse_fused(given)
-            model = RetroMAEForPreTraining.from_encoder(
-                given, trust_remote_code=trust_remote_code, attn_implementation=attn_implementation, **config
-            )
-        tokenizer = tokenizer_of(encoder, tokenizer, trust_remote_code=trust_remote_code)
-    refuse_remote_code(name, model.modules())
-    for field, value in config.items():
-        if (kept := getattr(model.config, field)) != value:
-            raise UserError(f"{name} was pre-trained with {field}={kept}: keep that, or start from its encoder")
+    model, tokenizer = load_start(
+        RetroMAEForPreTraining,
+        encoder,
+        RetroMAEForPreTraining.from_encoder,
+        config,
+        tokenizer=tokenizer,
+        trust_remote_code=trust_remote_code,
+        attn_implementation=attn_implementation,
+    )
+    refuse_remote_code(name_of(encoder), model.modules())
     return RetroMAECheckpoint(model, tokenizer)
 
 
@@ -82,11 +62,8 @@ def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
         UserError: the folder is not a RetroMAE checkpoint, or is damaged.
     """
     folder = local_path(folder)
-    with loading(f"cannot load {folder}", folder):
-        checkpoint_config(folder, RetroMAEConfig.model_type, "RetroMAE")
-        model = load_whole(RetroMAEForPreTraining, folder, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder, config=model.config)
-    return RetroMAECheckpoint(model.eval(), tokenizer)
+    checkpoint_config(folder, RetroMAEConfig.model_type, "RetroMAE")
+    return RetroMAECheckpoint(*load_saved(RetroMAEForPreTraining, folder))
 
 
 def encoder_settings(model: RetroMAEForPreTraining, max_length: int | None = None) -> RetrieverSettings:

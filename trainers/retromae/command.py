@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from revela_hub.options import option, required
 from revela_hub.output import command_line
-from revela_hub.ranges import Layers, NonNegativeFloat
+from revela_hub.ranges import Layers
 from revela_hub.trainers.base.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_text
@@ -40,8 +40,6 @@ class Arguments(ProbeArguments, RetroMAEDataArguments, RetroMAETrainingArguments
         "How the passage is reconstructed: enhanced (all tokens), basic (masked tokens only) or none (plain MLM).",
     )
     decoder_layers: Layers = option(1, "Number of layers of a basic decoder.")
-    bag_of_words: bool = option(False, "Also predict the set of words from the token logits (DupMAE).")
-    bag_of_words_weight: NonNegativeFloat = option(1.0, "Weight of the bag-of-words loss.")
     attn_implementation: str | None = option(
         None, "Attention implementation of the encoder, e.g. eager or flash_attention_2 (default: sdpa)."
     )
@@ -75,8 +73,6 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             attn_implementation=arguments.attn_implementation,
             decoder=arguments.decoder,
             decoder_layers=arguments.decoder_layers,
-            bag_of_words=arguments.bag_of_words,
-            bag_of_words_weight=arguments.bag_of_words_weight,
         )
         check_positions(arguments.encoder, loaded.model.max_length, arguments.max_length)
         # The published model keeps the length that it was trained with.

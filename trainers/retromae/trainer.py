@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from revela_hub.data.text.spans import build_spans
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining
-from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
+from revela_hub.trainers.base.encoder_in_training import encoder_in_training
 from revela_hub.trainers.base.masked import MaskedTrainer
 from revela_hub.trainers.retromae import RETROMAE
 from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, encoder_settings, load_retromae_encoder
@@ -30,7 +31,7 @@ class RetroMAETrainer(MaskedTrainer):
             the encoder's positions if that is lower.
         encoder_mask_ratio: fraction of tokens masked for the encoder; by default 0.3.
         decoder_mask_ratio: fraction of tokens hidden from each position of the decoder; by default 0.5.
-        model_init_kwargs: arguments of `load_retromae_encoder`: `decoder`, `bag_of_words`, `attn_implementation`, ...
+        model_init_kwargs: arguments of `load_retromae_encoder`: `decoder`, `decoder_layers`, `attn_implementation`, ...
         **kwargs: arguments of `Trainer`: `train_dataset` (raw text in a column `text`, or rows of `build_spans`),
             `callbacks`, ...
 
@@ -45,10 +46,10 @@ class RetroMAETrainer(MaskedTrainer):
     arguments = RetroMAETrainingArguments
     build = staticmethod(build_spans)
     collators = RetroMAECollator
-    losses = ("encoder_loss", "decoder_loss", "bag_of_words_loss")
+    losses = ("encoder_loss", "decoder_loss")
 
     @property
-    def retriever(self) -> EncoderInTraining:
+    def retriever(self) -> SentenceTransformer:
         """Return the current encoder, which embeds texts with the state of the first token, as the published one does."""
         model: Any = self.accelerator.unwrap_model(self.model)
 
@@ -58,6 +59,6 @@ class RetroMAETrainer(MaskedTrainer):
 
         tokenizer: Any = self.processing_class
         settings = encoder_settings(model)
-        return EncoderInTraining(
+        return encoder_in_training(
             model, embed, tokenizer, settings.prompts, settings.max_length, settings.similarity_fn_name
         )

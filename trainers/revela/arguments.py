@@ -47,9 +47,6 @@ class RevelaTrainingArguments(AdapterArguments, RunArguments):
     retriever_start_step: NonNegativeInt = option(
         0, "Delay retriever training until the LM has warmed up; otherwise similarities can collapse to uniform."
     )
-    temperature_start: PositiveFloat | None = option(
-        None, "Start at this temperature and change it geometrically to --temperature over the run."
-    )
     lora_rank: NonNegativeInt = option(256, "Rank of the LoRA adapters of both models; 0 trains all weights.")
     lm_training: Literal["frozen"] | None = option(
         None, "Keep the language model as it is (frozen; default: train it like the retriever)."

@@ -1,7 +1,6 @@
 """Trainer of a retriever and a language model with in-batch attention (Revela, arXiv 2506.16552).
 
-Two options are not in the paper, and off in its recipes: starting the retriever later than the language model, and lowering the
-temperature during the run. Both help small models; `examples/quickstart` uses them.
+One option is not in the paper, and off in its recipes: starting the retriever later than the language model, which helps small models.
 """
 
 from collections.abc import Callable
@@ -13,9 +12,10 @@ from typing import Any
 import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftConfig, PeftModel
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, set_seed
+from transformers import PreTrainedTokenizerBase
 
 from revela_hub.data.text.groups import GroupSettings, build_groups
 from revela_hub.errors import UserError
@@ -23,10 +23,10 @@ from revela_hub.hub_cards.export import save_config
 from revela_hub.hub_cards.tokenizers import text_length, with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.retrieval.encoder import text_positions
-from revela_hub.trainers.base.adapters import add_adapters, freeze_pooler, lora_config, merged_copy, refuse_frozen
+from revela_hub.trainers.base.adapters import freeze_pooler, lora_config, merged_copy, with_adapters
 from revela_hub.trainers.base.arguments import check_positions
 from revela_hub.trainers.base.distributed import is_sharded
-from revela_hub.trainers.base.encoder_in_training import EncoderInTraining
+from revela_hub.trainers.base.encoder_in_training import encoder_in_training
 from revela_hub.trainers.base.models import ModelLike, default_arguments, tokenizer_of
 from revela_hub.trainers.base.rows import prepare_datasets, prepared_rows, training_rows
 from revela_hub.trainers.base.trainer import MethodTrainer
@@ -108,8 +108,6 @@ class RevelaTrainer(MethodTrainer):
         freeze_pooler(model.retriever)
         for part, backbone in (("retriever", model.retriever), ("language model", model.lm)):
             check_positions(f"the {part}", text_positions(backbone.config), max_length)
-            if part == "retriever" or args.lm_training != "frozen":
-                refuse_frozen(f"the {part}", backbone)
         self.collator = RevelaCollator(
             retriever_tokenizer,
             lm_tokenizer,
@@ -130,14 +128,11 @@ class RevelaTrainer(MethodTrainer):
         build = partial(build_groups, settings=GroupSettings(group_size=model.config.group_size))
         kwargs["train_dataset"] = rows
         prepare_datasets(kwargs, lambda rows: prepared_rows(rows, GROUP_COLUMNS, args, build))
-        set_seed(args.seed)  # as the Trainer does, but before the adapters are initialised
         adapters = _with_biases(peft_config or lora_config(args, model), model)
-        trained = model if adapters is None else add_adapters(model, adapters)
+        trained = with_adapters(model, adapters, args) or model
         super().__init__(model=trained, args=args, data_collator=self.collator, **kwargs)
         if self.lm_trained:
             self.folders = {"lm": "lm", **self.method.folders}
-        if args.temperature_start is not None:
-            self.add_callback(_Temperature(model, args.temperature_start))
 
     def describe_run(self) -> str:
         """Return a line on the run, with the form of reading and whether the language model is trained."""
@@ -152,7 +147,6 @@ class RevelaTrainer(MethodTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if model.training:
             metrics = similarity_statistics(outputs.similarity, document_N)
-            metrics["temperature"] = loss.new_full((), self.revela.config.temperature)
             biases = [p for n, p in self.revela.named_parameters() if "reading_bias" in n and p.requires_grad]
             if biases and not is_sharded(self.revela):
                 metrics["reading_bias"] = biases[0].mean()
@@ -161,14 +155,13 @@ class RevelaTrainer(MethodTrainer):
         return (loss, outputs) if return_outputs else loss
 
     @property
-    def retriever(self) -> EncoderInTraining:
+    def retriever(self) -> SentenceTransformer:
         """Return the current retriever, with the maximum length of the exported one."""
         model, tokenizer = self.revela, self.retriever_tokenizer
         config = model.config
         longest = text_length(model.retriever.config, tokenizer, config.max_seq_length)
-        return EncoderInTraining(
-            model, model.published, tokenizer, config.prompts, longest, similarity=config.similarity_fn_name
-        )
+        similarity = config.similarity_fn_name
+        return encoder_in_training(model, model.published, tokenizer, config.prompts, longest, similarity)
 
     def exportable(self) -> RevelaBackbones:
         """Return both models with adapters merged, as `load_checkpoint` does."""
@@ -278,17 +271,3 @@ def _delayed(factor: Callable[[int], float], start: int, warmup: int, step: int)
     if since < 0:
         return 0.0
     return factor(step) * min(1.0, (since + 1) / max(1, warmup))
-
-
-class _Temperature(TrainerCallback):
-    """Set the temperature from the number of the step, so that it is right after a resume: geometrically to the model's own."""
-
-    def __init__(self, model: RevelaForCausalLM, start: float) -> None:
-        self.config, self.start, self.end = model.config, start, model.config.temperature
-
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        progress = min(1.0, (state.global_step + 1) / max(1, state.max_steps))
-        self.config.temperature = self.start * (self.end / self.start) ** progress
-
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.config.temperature = self.end

@@ -28,7 +28,7 @@ NOT_OPTIONS = ("debug", "router_mapping")  # of transformers: `--debug` is ours,
 OTHER_OPTIONS = "other options of transformers' Trainer"
 METAVARS = {
     "FOLDER": "output_dir cache_dir models_dir checkpoint index eval_corpus",
-    "MODEL": "model models sparse_model rerank retriever lm backbone encoder query_encoder reader base",
+    "MODEL": "model models sparse_model rerank retriever lm backbone encoder reader base",
     "PATH": "data corpus plain_text labels",
     "FILE": "output mixture pairs card config example_queries",
 }

@@ -260,23 +260,6 @@ def test_switching_exchanges_the_experts(tmp_path: Path, mlm_folder: Path, rows:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_masks_depend_on_seed_epoch_and_row_alone(wordpiece_tokenizer: BertTokenizerFast, rows: Dataset) -> None:
-    def collator(**settings: int) -> CoTMoTECollator:
-        return CoTMoTECollator(wordpiece_tokenizer, decoder="ae", pad_to_multiple_of=8, max_length=32, **settings)
-
-    batch = collator()(list(rows))
-    again = collator()(list(reversed(list(rows))))
-    assert all(torch.equal(batch[name], again[name].flip(0)) for name in batch)
-    for other in (collator(epoch=1), collator(seed=1)):
-        assert not torch.equal(batch["labels"], other(list(rows))["labels"])
-    assert batch["input_ids"].shape[1] == 16
-    for prefix, ids, ratio in (("", "input_ids", 0.3), ("decoder_", "context_ids", 0.45)):
-        labels = batch[f"{prefix}labels"]
-        original = torch.tensor(rows[ids])
-        assert torch.equal(labels[labels != -100], original[labels[:, 1:9] != -100])
-        assert (labels != -100).sum(1).tolist() == [round(10 * ratio)] * 24
-
-
 _TWO_PROCESSES = """
 import json, sys
 sys.path.insert(0, {tests!r})
@@ -370,13 +353,6 @@ def test_trained_models_are_starts_and_wrong_ones_are_rejected(
         load_cot_mote_start(str(bert_folder), pre_training=False)
     with pytest.raises(UserError, match="is not of a CoT-MoTE checkpoint"):
         load_cot_mote_checkpoint(mlm_folder)
-    other_folder = save_mlm(tmp_path / "other", start.tokenizer, 0.0)
-    vocabulary = start.tokenizer.get_vocab()
-    names = sorted(vocabulary, key=vocabulary.__getitem__)
-    names[-1], names[-2] = names[-2], names[-1]
-    BertTokenizerFast(vocab={name: number for number, name in enumerate(names)}).save_pretrained(other_folder)
-    with pytest.raises(UserError, match="the vocabularies of .* differ"):
-        load(mlm_folder, query_encoder=str(other_folder), variant="separate")
 
 
 def test_rows_without_negatives_are_skipped(tmp_path: Path) -> None:
@@ -398,22 +374,3 @@ def test_rows_without_negatives_are_skipped(tmp_path: Path) -> None:
         read(row | {"negative_1": ""})
     with pytest.raises(UserError, match="give --pairs FILE"):
         load_pairs(CoTMoTEDataArguments())
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "parquet", "hf"])
-def test_pairs_are_read_in_every_format(tmp_path: Path, ending: str) -> None:
-    """A row with fewer negatives than the others is skipped."""
-    negatives = {"negative_1": ["c", "d", "e"], "negative_2": ["f", None, "g"], "negative_3": ["h", "i", "j"]}
-    rows = Dataset.from_dict({"anchor": ["1", "2", "3"], "positive": ["a", "b", "c"], **negatives, "score": [1, 2, 3]})
-    file = tmp_path / f"pairs.{ending}"
-    if ending == "hf":
-        (tmp_path / "set").mkdir()
-        rows.to_parquet(tmp_path / "set" / "train.parquet")
-    else:
-        {"jsonl": rows.to_json, "parquet": rows.to_parquet}[ending](file)
-    pairs = f"hf:{tmp_path / 'set'}" if ending == "hf" else str(file)
-    arguments = CoTMoTEDataArguments(pairs=pairs, num_negatives=2, cache_dir=str(tmp_path / "cache"))
-    for _ in range(2):  # the second time from the cache
-        read, summary = load_pairs(arguments)
-        assert read.to_list() == rows.select([0, 2]).remove_columns(["negative_3", "score"]).to_list()
-        assert summary == "2 pairs with 2 negatives each; skipped: 1 without all texts"

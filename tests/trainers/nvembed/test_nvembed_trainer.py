@@ -12,7 +12,7 @@ from processes import launch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from revela_hub.checkpoints import export_checkpoint
 from revela_hub.data.mixture.instructions import query_prompt
@@ -127,18 +127,6 @@ def test_a_text_is_in_a_batch_once_for_each_prompt(llama_folder: Path, mixture: 
     assert number[0, 0] == number[1, 1] and number[0, 1] == number[1, 3] and number[0, 0] != number[0, 1]
 
 
-@pytest.mark.parametrize("blend_tasks", [True, False])
-def test_batches_blend_the_tasks_or_not(
-    tmp_path: Path, llama_folder: Path, mixture: Dataset, monkeypatch: pytest.MonkeyPatch, blend_tasks: bool
-) -> None:
-    run = trainer(tmp_path, llama_folder, mixture, blend_tasks=blend_tasks, per_device_train_batch_size=4)
-    monkeypatch.setattr(NVEmbedCollator, "__call__", lambda _, rows: {"tasks": [row["task"] for row in rows]})
-    seen = [batch["tasks"] for batch in run.get_train_dataloader()]
-    assert sorted(task for tasks in seen for task in tasks) == sorted(mixture["task"])
-    assert any(len(set(tasks)) > 1 for tasks in seen) == blend_tasks
-    assert seen[:-1] != sorted(seen[:-1])  # not one task after the other
-
-
 def test_no_duplicates_looks_at_the_texts_alone(tmp_path: Path, llama_folder: Path, mixture: Dataset) -> None:
     """Task and instruction are the same in every row."""
     doubled = [row | {"anchor": f"{row['anchor']} twice"} for row in mixture]
@@ -197,7 +185,7 @@ def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
 ) -> None:
     """In the second epoch, with dropout in the adapters."""
     saving = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5}
-    options = {"blend_tasks": False, "lora_dropout": 0.2, "mini_batch_size": 10, **saving}
+    options = {"lora_dropout": 0.2, "mini_batch_size": 10, **saving}
     whole, resumed = whole_and_resumed(
         tmp_path, 5, lambda out, **more: trainer(out, llama_folder, mixture, **options, **more)
     )
@@ -318,9 +306,6 @@ def test_a_loaded_decoder_of_sentence_transformers(tmp_path: Path, llama_folder:
     for given in (args, adapting):  # without adapters, it would not train all weights
         with pytest.raises(UserError, match="it has adapters already"):
             NVEmbedTrainer(run.model, given, train_dataset=pairs())
-    frozen = AutoModel.from_pretrained(llama_folder).requires_grad_(False)  # the pooling is not
-    with pytest.raises(UserError, match="the decoder are frozen"):
-        NVEmbedTrainer(frozen, args, train_dataset=pairs())
 
 
 def test_a_model_keeps_its_query_instruction(tmp_path: Path, llama_folder: Path) -> None:

@@ -167,7 +167,7 @@ class _Kill(TrainerCallback):
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     tmp_path: Path, llama_folder: Path, groups: Dataset, lora_rank: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Over an epoch's end, with the retriever's later start, a falling temperature and dropout in the adapters."""
+    """Over an epoch's end, with the retriever's later start and dropout in the adapters."""
     options = {
         "lora_rank": lora_rank,
         "lora_dropout": 0.2 if lora_rank else 0.0,
@@ -175,7 +175,6 @@ def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
         "save_strategy": "steps",
         "save_steps": 3,
         "retriever_start_step": 2,
-        "temperature_start": 0.5,
     }
     whole = trainer(tmp_path / "whole", llama_folder, groups, **options)
     whole.train()
@@ -271,14 +270,6 @@ def test_the_retriever_waits_for_its_start_and_then_warms_up(
     run.lr_scheduler = None
     with pytest.raises(UserError, match="retriever_start_step"):  # an optimizer that does not know the retriever
         run.create_scheduler(6, torch.optim.SGD(run.model.parameters(), lr=0.1))
-
-
-def test_the_temperature_falls_to_that_of_the_model(tmp_path: Path, llama_folder: Path, groups: Dataset) -> None:
-    run = trainer(tmp_path / "run", llama_folder, groups, temperature_start=1.6, max_steps=4)
-    run.train()
-    logged = [entry["temperature"] for entry in run.state.log_history if "loss" in entry]
-    assert logged == pytest.approx([0.8, 0.4, 0.2, 0.1])
-    assert run.revela.config.temperature == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
