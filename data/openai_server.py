@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def openai_client(url: str, key: str | None = None, *, timeout: float = 600.0, retries: int = 5) -> Any:
+def openai_client(url: str, key: str | None = None, *, retries: int = 5) -> Any:
     """Return a client of the `openai` package; `/v1` is added to a URL without a path.
 
     The key is never the environment's `OPENAI_API_KEY`, which belongs to another server: pass it, or none.
@@ -29,7 +29,6 @@ def openai_client(url: str, key: str | None = None, *, timeout: float = 600.0, r
         base_url=url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1",
         api_key=key or "EMPTY",
         default_headers={"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()},  # type: ignore[dict-item]
-        timeout=timeout,
         max_retries=retries,
     )
 

@@ -26,7 +26,7 @@ from revela_hub.data.text.same_text import letters, one_form, text_key
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe_queries import Candidate, Passage, ProbeKind, passages_of_each
 from revela_hub.evaluation.query_shapes import QueryShape, in_shape, resembling
-from revela_hub.files import claim, local_path, scratch_folder
+from revela_hub.files import claim, local_path
 
 KINDS: tuple[ProbeKind, ...] = ("docstring", "title", "sentence")
 MIN_QUERIES = 20
@@ -268,14 +268,9 @@ def write_probe(probe: Probe, folder: str | Path) -> Path:
     }
     rows = ({"document": id_, "text": text} for id_, texts in probe.held_out.items() for text in texts)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    with scratch_folder("probe", claim(folder)) as part:  # other files in the folder are kept
-        write_beir(probe.task, part)
-        (part / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
-        (part / "probe.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
-        for file in part.rglob("*.*"):
-            target = folder / file.relative_to(part)
-            target.parent.mkdir(exist_ok=True)
-            file.replace(target)
+    write_beir(probe.task, claim(folder))  # other files in the folder are kept
+    (folder / HELD_OUT).write_text(lines, encoding="utf-8", newline="\n")
+    (folder / "probe.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
     return folder
 
 

@@ -115,9 +115,9 @@ def evaluate_retrieval(
     return evaluate_ranking(task, settings, dense=encoder, metrics=metrics)
 
 
-def retrieval_run(encoder: Encoder, task: RetrievalTask, batch_size: int = 32) -> Rankings:
+def retrieval_run(encoder: Encoder, task: RetrievalTask) -> Rankings:
     """Return the best 100 hits of each query, which `evaluate_retrieval` scores."""
-    return ranking_run(task, RankerSettings(batch_size=batch_size), dense=encoder)
+    return ranking_run(task, RankerSettings(), dense=encoder)
 
 
 def evaluate_bm25(
@@ -133,29 +133,17 @@ def bm25_run(task: RetrievalTask, settings: BM25Settings | None = None) -> Ranki
 
 
 def evaluate_ranking(
-    task: RetrievalTask,
-    settings: RankerSettings,
-    *,
-    dense: Encoder | None = None,
-    sparse: Any = None,
-    cache_dir: str | Path | None = None,
-    metrics: Sequence[str] = METRICS,
+    task: RetrievalTask, settings: RankerSettings, *, metrics: Sequence[str] = METRICS, **options: Any
 ) -> RetrievalScores:
-    """Score any kind of ranker on a task.
+    """Score any kind of ranker on a task with the metrics of `evaluate_retrieval`.
 
     Args:
         task: Corpus, queries and judgements.
         settings: The kind of ranker.
-        dense: The encoder, if the settings need one.
-        sparse: The `SparseEncoder`, if the settings need one.
-        cache_dir: A folder to keep vectors in, which requires the identities in the settings; None keeps nothing.
         metrics: As for `evaluate_retrieval`.
-
-    Raises:
-        UserError: A package is not installed, or the vectors contain NaN or infinity.
+        **options: The models `dense` and `sparse` if the settings need them, and other options of `ranking_runs`.
     """
-    models = {"dense": dense, "sparse": sparse, "cache_dir": cache_dir}
-    return score_run(ranking_run(task, settings, depth_of(metrics), **models), task, metrics)
+    return score_run(ranking_run(task, settings, depth_of(metrics), **options), task, metrics)
 
 
 def rerank_run(run: Rankings, task: RetrievalTask, reranker: Reranker) -> Rankings:
@@ -172,7 +160,7 @@ def rerank_run(run: Rankings, task: RetrievalTask, reranker: Reranker) -> Rankin
 
 
 def ranking_run(task: RetrievalTask, settings: RankerSettings, depth: int = TOP_K, **options: Any) -> Rankings:
-    """Return the best `depth` hits of each query; the options are the other arguments of `evaluate_ranking`."""
+    """Return the best `depth` hits of each query, after reranking if there is a reranker."""
     return ranking_runs(task, settings, depth, **options)[-1]
 
 
@@ -187,7 +175,7 @@ def ranking_runs(
 ) -> list[Rankings]:
     """Return the hits of a ranker, and with a reranker also those after reranking the best `settings.rerank_depth`.
 
-    Without a cache folder, the vectors are deleted afterwards.
+    The models are `dense` and `sparse`. Without a cache folder, the vectors are deleted afterwards.
     """
     _check_judgements(task)
     texts = TextList([task.corpus[id_] for id_ in documents_of(task)])

@@ -100,9 +100,7 @@ def paired_bootstrap(
     return PairedDifference(mean, low, high, p_value, len(d_Q), confidence)
 
 
-def compare_queries(
-    a: Mapping[str, float], b: Mapping[str, float], *, samples: int = SAMPLES, confidence: float = 0.95, seed: int = 0
-) -> PairedDifference:
+def compare_queries(a: Mapping[str, float], b: Mapping[str, float]) -> PairedDifference:
     """`paired_bootstrap` for scores by query id, such as one metric of `RetrievalScores.per_query`.
 
     Raises:
@@ -112,7 +110,7 @@ def compare_queries(
         raise ValueError(f"{len(a.keys() ^ b.keys())} queries have a score from only one of the models")
     # Sorted, so that the samples do not depend on the order of the queries.
     scores_of_a, scores_of_b = ([scores[query] for query in sorted(a)] for scores in (a, b))
-    return paired_bootstrap(scores_of_a, scores_of_b, samples=samples, confidence=confidence, seed=seed)
+    return paired_bootstrap(scores_of_a, scores_of_b)
 
 
 def too_few_queries(differences: Iterable[PairedDifference]) -> str:

@@ -145,11 +145,9 @@ class SparseRanker(InvertedIndex):
 
 
 def pack_terms(weights: Any, most: int = MAX_TERMS) -> NDArray[np.float32]:
-    """Return the `most` heaviest terms of each text as rows (N, 2 M), padded with -1 and 0; ties go to the lower term id.
+    """Return the `most` heaviest terms of each text in a sparse tensor (N, V) as rows (N, 2 M), padded with -1 and 0.
 
-    Args:
-        weights: A sparse tensor (N, V), as returned by a SparseEncoder.
-        most: M, or V if that is smaller.
+    Ties go to the lower term id.
     """
     weights_NV = as_terms(weights)
     most = min(most, weights_NV.shape[1])

@@ -48,9 +48,7 @@ class Task:
 
     Attributes:
         name: The name in the data set's column `task` and in messages.
-        type: The type of its rows: `retrieval` (anchor, positive, and optional negatives), `pairs` (anchor, positive),
-            `triplets` (anchor, positive, negative), `classification` and `clustering` (text, label), `sts` (sentence1,
-            sentence2, score).
+        type: The type of its rows; see `ROLES` for their columns.
         source: The source of its rows: a `Source` (its fields for files and data sets, and `max_documents` to read only the
             first rows), or a BEIR folder, whose judgements above 0 are the pairs.
         split: The split of a BEIR folder.
@@ -61,8 +59,8 @@ class Task:
         where: Use only rows with these values: `{label: 1}`, or one of several: `{score: [1, 2]}`.
         labels: Names of the values in the column of labels, for `mode: label`: `{0: negative, 1: positive}`.
         max_rows: Keep a uniform sample of this many rows while the source is read, so that it need not fit in memory.
-        exclude: Evaluation sets: BEIR folders, or sources with texts or lists of texts in their `text_column`. Rows whose text (of pairs: the anchor)
-            overlaps with one of theirs are dropped; see `revela_hub.data.text.ngram_overlap`.
+        exclude: Evaluation sets: BEIR folders, or sources with texts or lists of texts in their `text_column`. Rows whose text
+            (of pairs: the anchor) overlaps with one of theirs are dropped; see `revela_hub.data.text.ngram_overlap`.
         corpus: The source of the texts, if positives and negatives are ids (its `id_column`, `text_column` and
             `title_column`, joined by a space as in BEIR). Missing negatives are drawn from the whole corpus.
         queries: The source of the texts, if anchors are ids.

@@ -39,10 +39,7 @@ def question_prompt(text: str) -> str:
 
 
 class QuestionFilter:
-    """Keeps the questions that are about their passage, and counts the others.
-
-    Args:
-        passages: All passages. Words that are frequent in them do not count, nor do those of the prompt.
+    """Keeps the questions that are about their passage, and counts the others; frequent words and those of the prompt do not count.
 
     >>> kept = QuestionFilter(["Rivers carry sediment.", "Tides follow the moon."])
     >>> kept("what does a river move", "Rivers carry sediment."), kept("What is your question?", "Tides follow the moon.")

@@ -105,18 +105,10 @@ def stored_groups(
     cache_dir: str | Path | None = None,
     streaming: bool = False,
 ) -> "Dataset | IterableDataset":
-    """Read groups that were made before, such as the corpora of Revela's authors: the texts in a list of each row.
+    """Read groups that were made before, such as the corpora of Revela's authors: the texts in a list in a column of each row.
 
-    Args:
-        sources: Data sets of the Hub (`hf:owner/name`), or files of JSON lines or parquet.
-        column: The column with the list of a group's texts.
-        group_size: Longer groups are cut, shorter ones get absent chunks.
-        cache_dir: The cache folder; default: the cache of `datasets`.
-        streaming: Return an `IterableDataset`, whose rows are read during training.
-
-    Returns:
-        The columns of `build_groups`. All chunks of a group have the location of the row as their document, because the rows do
-        not name their documents.
+    Longer groups are cut to `group_size`, shorter ones get absent chunks. Returned are the columns of `build_groups`; all chunks of a
+    group have the location of the row as their document, because the rows do not name their documents.
     """
     import datasets
 

@@ -30,15 +30,9 @@ MASKED_FRACTION, RANDOM_FRACTION = 0.8, 0.1  # of the encoder's selected tokens;
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The properties of a tokenizer that masking needs.
+    """The properties of a tokenizer that masking needs: the tokens before and after a text ([CLS] and [SEP]), the mask, ...
 
-    Attributes:
-        first: The token before a text: `[CLS]`, `<s>`.
-        last: The token after a text: `[SEP]`, `</s>`.
-        mask: The mask token.
-        padding: The padding token.
-        is_special: (vocabulary,), True for special tokens.
-        ordinary: All other tokens, ascending.
+    `is_special` (vocabulary,) is True for special tokens, `ordinary` has all others, ascending.
     """
 
     first: int

@@ -81,7 +81,7 @@ class ExcludedTexts:
         if n < 2:
             raise UserError(f"the n-grams that texts are compared by need at least 2 words, not {n}")
         self.n = n
-        # name of the set -> length in words -> sorted hashes; length 0: hashes of the word sets of short texts
+        # name of the set -> number of words -> sorted hashes; 0: hashes of the word sets of short texts
         self._sets: dict[str, dict[int, Hashes]] = {}
 
     def add(self, name: str, texts: Iterable[str]) -> int:
@@ -134,15 +134,7 @@ def evaluation_files(source: Source) -> list[Source]:
 
 
 def read_excluded(sources: Sequence[SourceLike], n: int = 13) -> tuple[ExcludedTexts, str]:
-    """Read evaluation sets.
-
-    Args:
-        sources: BEIR folders (the queries of all splits, and the corpus), or any source of `revela_hub.data.read_documents`.
-        n: See `ExcludedTexts`.
-
-    Returns:
-        The texts, and a line with their numbers.
-    """
+    """Read evaluation sets: BEIR folders (queries and corpus), or any source of documents; return them, and a line with their numbers."""
     excluded, counts = ExcludedTexts(n), []
     parsed = parse_sources(sources)
     names = Counter(local_path(source.path).resolve().name for source in parsed)
@@ -168,9 +160,6 @@ class NearDuplicates:
     (standard error 0.035 at 0.8) for texts that agree in one band of minima; the bands are chosen so that at least 98% of the
     texts at the threshold do.
 
-    Args:
-        threshold: Similarity from which texts count as duplicates, above 0 and at most 1.
-
     >>> seen = NearDuplicates(0.7)
     >>> seen.add("Rivers carry sediment from the mountains down to the sea, where it settles.")
     >>> "rivers carry sediment from the mountains down to the sea where it settles slowly" in seen
@@ -180,8 +169,6 @@ class NearDuplicates:
     """
 
     def __init__(self, threshold: float = 0.8) -> None:
-        if not 0 < threshold <= 1:
-            raise UserError(f"the similarity of near-duplicates must be above 0 and at most 1, not {threshold}")
         from datasketch import MinHash, MinHashLSH  # imports scipy, which takes a second
 
         self.threshold = threshold

@@ -19,10 +19,6 @@ class ExtractiveQueries:
     A query consists of at most `words` consecutive words of one sentence, with the largest sum of log(N / n) over its
     distinct words, where n of the N passages contain the word; several queries do not overlap. Case and punctuation are
     removed.
-
-    Args:
-        queries: Maximum number of queries per passage.
-        words: Maximum number of words in a query.
     """
 
     def __init__(self, queries: int = 1, words: int = 8) -> None:

@@ -102,14 +102,10 @@ def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings)
 
 
 class DocumentTokens(NamedTuple):
-    """A tokenised document or a part of one.
+    """A tokenised document or a part of one, without special tokens.
 
-    Attributes:
-        text: The text.
-        tokens: (L,), without special tokens.
-        offsets: (L, 2), the start and the end of each token in the text.
-        word_starts: (L,), True for the first token of a word.
-        lengths: The number of tokens of each piece (sentence or line).
+    `offsets` (L, 2) are the start and the end of each token in the text, `word_starts` (L,) marks the first token of each word, and
+    `lengths` are the numbers of tokens of the pieces (sentences or lines).
     """
 
     text: str

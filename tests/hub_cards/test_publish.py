@@ -16,7 +16,6 @@ from datasets import Dataset
 from huggingface_hub.errors import HfHubHTTPError
 from loopback_hub import LoopbackHub, Repository
 from peft import LoraConfig, get_peft_model
-from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.checkpoints import publish
@@ -76,20 +75,6 @@ def checkpoint(
 
 
 # --- assembling
-
-
-def test_assembled_files(hub: LoopbackHub, checkpoint: Path, tmp_path: Path, unverified: list[Path]) -> None:
-    published = publish(
-        checkpoint, Destination("org/x"), Assembly(metadata=METADATA), dry_run=True, keep=tmp_path / "kept"
-    )
-    assert published.url is None
-    assert "org/x" not in hub.repositories
-    folder = tmp_path / "kept" / "model"
-    assert {"README.md", "model.safetensors", "modules.json"} <= published.files.keys()
-    card = (folder / "README.md").read_text()
-    assert "base_model: org/base-retriever" in card
-    assert "- revela\n" in card
-    assert len(load_file(tmp_path / "kept" / "reference.safetensors")["query"]) == 6
 
 
 def test_no_part_keeps_a_local_path(checkpoint: Path, tmp_path: Path) -> None:
@@ -302,29 +287,6 @@ def test_a_failed_check_is_exit_status_1(
     with pytest.raises(SystemExit, match="1"):
         cli.main(["check", str(retriever_folder), "--json"])
     assert json.loads(capsys.readouterr().out)["checks"] == [{"name": "weights", "ok": False, "detail": "NaN"}]
-
-
-def test_export_command(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "exported"
-    assert cli.main(["export", str(checkpoint), "--output_dir", str(output), "--lm", "--max_length", "99"]) == 0
-    assert {path.name for path in output.iterdir()} == {"retriever", "lm"}
-    assert f'SentenceTransformer("{output / "retriever"}")' in capsys.readouterr().out
-    assert json.loads((output / "retriever" / "sentence_bert_config.json").read_text())["max_seq_length"] == 99
-    from transformers import AutoModel, AutoModelForCausalLM
-
-    from revela_hub.trainers import load_checkpoint
-
-    merged = load_checkpoint(checkpoint).model
-    for auto, folder, expected in (
-        (AutoModel, output / "retriever", merged.retriever),
-        (AutoModelForCausalLM, output / "lm", merged.lm),
-    ):
-        model, loading = auto.from_pretrained(folder, output_loading_info=True)
-        assert not any(loading.values())
-        for name, tensor in expected.state_dict().items():
-            assert torch.equal(model.state_dict()[name], tensor), name
-    assert cli.main(["export", str(tmp_path), "--output_dir", str(output)]) == 2
-    assert "is not a checkpoint" in capsys.readouterr().err
 
 
 def test_export_does_not_replace_files_of_the_user(

@@ -1,7 +1,6 @@
 """BM25: the equation in a plain loop, its settings, and what it finds on a real collection."""
 
 import math
-import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -46,13 +45,6 @@ def test_equals_a_plain_loop(settings: BM25Settings) -> None:
         assert [by_row[row] for row in best] == pytest.approx([scores[row] for row in best], rel=1e-5)
         pairs = index.pair_scores(queries, np.full(len(documents), number), np.arange(len(documents)))
         assert pairs == pytest.approx(scores, rel=1e-5, abs=1e-7)
-
-
-def test_finds_words_of_scripts_without_spaces() -> None:
-    decomposed = unicodedata.normalize("NFD", "대한민국의 수도 서울에서")
-    index = BM25(["红楼梦的作者是曹雪芹。", "富士山は日本で一番高い山です。", "snake_case in Python 三体", decomposed])
-    hits = index.search(["谁写了红楼梦？", "日本の山", "《三体》", "Python", "서울"], 3)
-    assert [rows[rows >= 0].tolist() for rows in hits.rows_QK] == [[0], [1], [2], [2], [3]]
 
 
 @pytest.mark.parametrize(

@@ -207,14 +207,6 @@ def test_clusters_in_lists_as_mteb_has_them(folder: Path) -> None:
     ]
 
 
-def test_columns_are_joined_and_a_source_is_read_in_part(folder: Path) -> None:
-    write_lines(folder / "rows.jsonl", ({"title": f"T{n}", "abstract": f"A{n}", "label": n % 2} for n in range(9)))
-    source = {"path": "rows.jsonl", "max_documents": 4}
-    task = {"name": "t", "type": "clustering", "source": source, "columns": {"text": ["title", "abstract"]}}
-
-    assert [row["anchor"] for row in rows(load(folder, task))] == ["T0 A0", "T1 A1", "T2 A2", "T3 A3"]
-
-
 def test_rows_are_a_sample_and_not_those_of_evaluation_sets(folder: Path) -> None:
     given = [{"text": f"colour {n} of the many colours", "label": n % 2} for n in range(40)]
     write_lines(folder / "rows.jsonl", given)

@@ -198,24 +198,6 @@ def test_goes_on_with_fewer_tasks_where_the_lists_repeat_themselves(tmp_path: Pa
     assert [instructions.count(task.upper()) for task in tasks] == [5, 4]
 
 
-def test_duplicates_among_the_generated_are_removed(tmp_path: Path) -> None:
-    """The model has three examples, which it writes with other capitals and a word more."""
-
-    def answers(request: Request) -> str:
-        if "JSON list" in request.prompt:
-            return answer(request)
-        random = Random(request.seed)
-        text = json.loads(answer(Request('"user_query"', random.randrange(3))))
-        text["positive_document"] = text["positive_document"].capitalize() + random.choice(["", " indeed", "!"])
-        return json.dumps(text)
-
-    settings = SynthesisSettings(count=10, forms=["short-long"])
-    with pytest.raises(UserError, match=r"near-duplicate"):
-        synthesize(Model(answers), tmp_path, settings)
-    made = rows(tmp_path / "pairs.jsonl")
-    assert len(made) == len({tuple(words(row["anchor"])) for row in made}) == 3
-
-
 def test_examples_of_evaluation_sets_are_kept_out(tmp_path: Path) -> None:
     folder = tmp_path / "scifact"
     folder.mkdir()

@@ -9,7 +9,6 @@ from revela_hub.data import Document, ReadReport, chunk_document
 from revela_hub.data.text import chunks
 from revela_hub.data.text.chunks import CHARACTERS_PER_WORD
 from revela_hub.data.text.words import count_words
-from revela_hub.errors import UserError
 
 
 def prose(text: str, first_line: int = 1) -> Document:
@@ -67,14 +66,6 @@ def test_lines_of_prose() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", " \n\t\r\n ", "\x0c\u3000"])
-@pytest.mark.parametrize("document", [prose, code])
-def test_nothing_but_white_space(text: str, document: type[Document]) -> None:
-    report = ReadReport()
-    assert chunk_document(document(text), report=report) == []
-    assert report.chunks == 0
-
-
 def test_sentence_longer_than_a_chunk_is_cut_between_words() -> None:
     report = ReadReport()
     words = [f"w{number}" for number in range(25)]
@@ -84,46 +75,6 @@ def test_sentence_longer_than_a_chunk_is_cut_between_words() -> None:
     assert [len(chunk.text.split()) for chunk in chunks] == [1, 10, 10, 6]
     assert " ".join(chunk.text for chunk in chunks).split() == ["Short.", *words[:-1], "w24.", "After."]
     assert (report.cut, report.chunks) == (1, 4)
-
-
-@pytest.mark.parametrize("code", ["", "english", "EN", "a1b"])
-def test_no_language(code: str) -> None:
-    with pytest.raises(UserError, match="is not an ISO 639 code"):
-        chunk_document(prose("Rivers carry sediment."), language=code)
-
-
-def test_closing_quotation_mark_stays_with_its_sentence() -> None:
-    text = 'The sign "was put up by him.\nIt says."\nNobody saw it. It is old.'
-
-    chunks = chunk_document(prose(text), max_words=8)
-
-    assert [chunk.text for chunk in chunks] == ['The sign "was put up by him.', 'It says."\nNobody saw it. It is old.']
-    joined = chunk_document(prose('He said "it is so."\u2014First of all. Then another.'), max_words=7)
-    assert [chunk.text for chunk in joined] == ['He said "it is so."\u2014First of all.', "Then another."]
-
-
-def test_list_without_full_stops_is_cut_at_its_lines() -> None:
-    report = ReadReport()
-    lines = [f"item {number} of the list" for number in range(30)]
-
-    chunks = chunk_document(prose("\n".join(lines)), max_words=12, report=report)
-
-    assert [chunk.text for chunk in chunks] == ["\n".join(lines[index : index + 2]) for index in range(0, 30, 2)]
-    assert [chunk.start_line for chunk in chunks] == list(range(1, 31, 2))
-    assert report.cut == 0
-
-
-def test_unclosed_quotation_mark_holds_to_the_end_of_its_line() -> None:
-    report = ReadReport()
-    line = "She met Dr. A. Smith there. He went to see Dr. C. Brown and Mr. D. Black then."
-    # The two marks make a pair, a quotation of eleven lines, to sentencex.
-    text = "\n".join(['"An unclosed one that is long enough for a chunk.', *[line] * 9, 'And then it is the "end.'])
-
-    chunks = chunk_document(prose(text), max_words=12, report=report)
-
-    sentences = [sentence + "." for sentence in line.removesuffix(".").split(". He ")]
-    assert [chunk.text for chunk in chunks[1:-1]] == [sentences[0], "He " + sentences[1]] * 9
-    assert report.cut == 0
 
 
 def test_long_quotation_is_cut_at_its_full_stops() -> None:
@@ -188,12 +139,6 @@ def test_code_is_cut_before_functions_rather_than_inside() -> None:
     assert [chunk.text.split()[0] for chunk in chunks] == ["import", "@decorated"]
     assert [(chunk.start_line, chunk.end_line) for chunk in chunks] == [(1, 9), (10, 17)]
     assert "".join(chunk.text for chunk in chunks) == FUNCTIONS
-
-
-def test_code_is_not_cut_before_a_closing_bracket() -> None:
-    blocks = ["first = 1 2 3 4\n", "second = [\n    5 6 7 8,\n]\n", "third = 9 9 9 9\n"]
-
-    assert [chunk.text for chunk in chunk_document(code("".join(blocks)), max_words=13)] == blocks
 
 
 @pytest.mark.parametrize("max_words", [1, 2, 3, 5, 8, 13, 40, 120])

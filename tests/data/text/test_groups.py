@@ -1,17 +1,15 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
 
-from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups, row_cache
+from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups
 from revela_hub.data.text import groups as groups_module
 from revela_hub.data.text.groups import groups_needed
-from revela_hub.errors import UserError
 
 
 def write_documents(path: Path, lengths: dict[str, int]) -> Path:
@@ -65,11 +63,6 @@ def test_last_group(tmp_path: Path, lengths: dict[str, int], groups: list[list[s
     assert report.remarks() == [remark]
 
 
-def test_one_chunk_is_not_enough(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="at least 2 chunks"):
-        build(write_documents(tmp_path / "d.jsonl", {"a": 1}), tmp_path)
-
-
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each time that documents are read and cut."""
@@ -114,42 +107,6 @@ def test_what_changes_is_read_again(tmp_path: Path, readings: list[int]) -> None
     assert len(readings) == 6
     build(f"hf:{folder}", tmp_path)
     assert len(readings) == 6
-
-
-def test_run_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_documents(tmp_path / "d.jsonl", {"a": 6})
-
-    def killed(*_: Any) -> Iterator[Chunk]:
-        yield from [Chunk("a", "x", None, 1, 1)] * 4
-        raise RuntimeError("killed")
-
-    def full(*_: Any) -> None:
-        raise OSError("full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(groups_module, "_chunks", killed)
-        with pytest.raises(Exception, match="killed"):
-            build(path, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(row_cache, "write_text", full)  # between the rows and their report
-        with pytest.raises(OSError, match="full"):
-            build(path, tmp_path)
-
-    report = ReadReport()
-    assert names(build(path, tmp_path, report))[0] == ["a0", "a1", "a2", "a3"]
-    assert report.chunks == 6
-
-
-def test_processes_that_begin_together_build_once(tmp_path: Path, readings: list[int]) -> None:
-    path = write_documents(tmp_path / "d.jsonl", {"a": 60})
-    reports = [ReadReport() for _ in range(4)]
-
-    with ThreadPoolExecutor(4) as pool:
-        built = list(pool.map(lambda report: build(path, tmp_path, report), reports))
-
-    assert len(readings) == 1
-    assert all(groups[:] == built[0][:] for groups in built)
-    assert {str(report) for report in reports} == {"1 document, 60 chunks, 15 groups"}
 
 
 def test_max_groups_stops_reading(tmp_path: Path) -> None:
@@ -214,10 +171,6 @@ def test_mixture_by_weights(three: list[Dataset]) -> None:
     assert [row for row in mixed["text"] if row[0].startswith("Is a")] == three[0]["text"][:]
     assert mixed[:] == mix_groups(three[:2], [0.75, 0.25], seed=1)[:]
     assert mixed[:] != mix_groups(three[:2], [3, 1], seed=2)[:]
-
-
-def test_a_mixture_ends_with_its_first_source(three: list[Dataset]) -> None:
-    assert len(mix_groups([three[0], three[2]], [1, 1])) < 40
 
 
 def test_groups_needed_is_enough_and_not_much_more() -> None:

@@ -161,19 +161,6 @@ def test_sentences_that_are_too_long(tmp_path: Path, byte_bpe: Any) -> None:
     assert "longer than a span (split)" in str(report)
 
 
-def test_code_is_cut_at_its_lines(tmp_path: Path, byte_bpe: Any) -> None:
-    path = tmp_path / "area.py"
-    lines = ["def area(width, height):\n", "    return width * height\n", "\n", "def perimeter(width):\n"]
-    path.write_text("".join(lines))
-    length = max(len(byte_bpe(line)["input_ids"]) for line in lines)
-    spans = build(path, byte_bpe, max_length=length)
-    texts = [byte_bpe.decode(row["input_ids"]) for row in spans]
-    assert "".join(texts) == path.read_text()
-    # A line's end may be of one token with the next line's indentation, and then goes with that.
-    assert all("\n" in one[-1:] + other[:1] for one, other in zip(texts, texts[1:], strict=False))
-    assert len(texts) > 1
-
-
 @pytest.mark.parametrize("name", ["wordpiece_tokenizer", "byte_bpe", "sentencepiece"])
 def test_tokens_are_those_of_running_text(
     tmp_path: Path, name: str, texts: list[str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -192,20 +179,6 @@ def test_tokens_are_those_of_running_text(
     again = build(path, tokenizer, max_length=32, cache_dir=tmp_path / "other-cache")
     assert sum(len(row["input_ids"]) for row in again) == pytest.approx(sum(map(len, whole)), rel=0.03)
     assert max(len(row["input_ids"]) for row in again) <= 30
-
-
-def test_short_spans_are_left_out(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
-    path = write(tmp_path / "d.jsonl", "The fox jumps. The dog jumps.", "Fox.", "The raw text learns.")
-    report = ReadReport()
-    spans = build(path, wordpiece_tokenizer, report, min_tokens=5)
-    assert [" ".join(span) for span in words(spans, wordpiece_tokenizer)] == [
-        "the fox jumps . the dog jumps .",
-        "the raw text learns .",
-    ]
-    assert spans["span"][:] == [0, 1]
-    assert str(report) == "3 documents, 2 spans; skipped: 1 too short"
-    with pytest.raises(UserError, match="no span of at least 50 tokens"):
-        build(path, wordpiece_tokenizer, min_tokens=50)
 
 
 def test_the_cache_depends_on_the_tokenizer_but_not_on_its_state(
