@@ -169,7 +169,7 @@ def _turns(row: Row) -> Iterator[Row]:
     """Yield the row, or of a conversation each question, with the earlier ones and their answers as a part of the context."""
     columns = dict(row.columns)
     if isinstance(columns.get("context"), list):
-        columns["context"] = " ".join(columns["context"])
+        columns["context"] = " ".join(row.as_text("context", text) for text in columns["context"])
     if not isinstance(questions := columns.get("input"), list):
         yield Row(row.where, columns)
         return

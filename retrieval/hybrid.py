@@ -54,7 +54,8 @@ class Hybrid:
         parts: Two or more rankers.
         weights: One weight per part; a part with weight 0 is not used.
         fusion: See above.
-        depth: Minimum number of hits of each part to fuse.
+        depth: Hits of each part to fuse. With sum, at least as many as are searched for; with minmax, more than these do not change
+            the ranking of the first ones: other texts follow below.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Hybrid:
         """See `Ranker`."""
         found = self._found(tuple(queries), max(k, self.depth))
         if self.fusion == "minmax":
-            return fuse(found, k, self.weights)
+            hits = fuse([part.first(self.depth) for part in found], k, self.weights)
+            return hits if k <= self.depth else _followed(hits, fuse(found, k, self.weights), k)
         rows_QA = np.sort(np.concatenate([part.rows_QK for part in found], axis=1), axis=1)
         rows_QA[:, 1:][rows_QA[:, 1:] == rows_QA[:, :-1]] = -1  # each text once
         queries_P, places_P = np.nonzero(rows_QA >= 0)
@@ -92,6 +94,16 @@ class Hybrid:
 
     def _search(self, queries: tuple[str, ...], depth: int) -> list[Hits]:
         return [part.search(queries, depth) for part in self.parts]
+
+
+def _followed(hits: Hits, others: Hits, k: int) -> Hits:
+    """Return the hits, and the others that are not among them below, in their order."""
+    rows_QA = others.rows_QK.copy()
+    for known, rows in zip(hits.rows_QK, rows_QA, strict=True):
+        rows[np.isin(rows, known)] = -1
+    low_Q1 = np.min(hits.scores_QK, axis=1, where=hits.rows_QK >= 0, initial=0, keepdims=True)
+    scores_QA = np.concatenate([hits.scores_QK, low_Q1 - np.arange(1, rows_QA.shape[1] + 1)], axis=1)
+    return sort_hits(scores_QA, np.concatenate([hits.rows_QK, rows_QA], axis=1), k)
 
 
 def check_weights(weights: Sequence[float], parts: int) -> None:

@@ -72,6 +72,9 @@ def mine_mixture(
             write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             log(f"{task.name}: {report}")
         mined = {"type": "retrieval", "source": str(file.resolve()), "stages": [*task.in_stages]}
+        mined |= (
+            {"mined_from": task.mined_from or task.source.path} if task.mined_from or task.source.is_dataset else {}
+        )
         kept = {name: entry[name] for name in ("name", "instruction", "max_samples") if name in entry}
         entries.append(kept | mined | {"symmetric": task.is_symmetric})
     path = output / "mixture.yaml"
@@ -81,7 +84,7 @@ def mine_mixture(
 
 def _key(task: Task, settings: MiningSettings, ranking: RankerSettings, models: dict[str, Any]) -> str:
     """Return a name for what a file depends on."""
-    of_task = asdict(replace(task, stages=None))
+    of_task = asdict(replace(task, stages=None, mined_from=None))
     of_ranking = repr(replace(ranking, device="", batch_size=1, show_progress_bar=False))
     reranker = getattr(models.get("reranker"), "identity", models.get("reranker"))
     made_with = {"task": of_task, "settings": asdict(settings), "ranking": of_ranking, "reranker": reranker}

@@ -121,16 +121,22 @@ def load_mixture(
 
     Raises:
         UserError: The mixture is invalid, a source cannot be read, a column is missing, a task has no positives or no
-            negatives, or the stage has no tasks.
+            negatives, the stage has no tasks, or `without_tasks` names none.
     """
     import datasets
 
     if num_negatives < 1:
         raise UserError(f"num_negatives is {num_negatives}; it must be at least 1")
+    parsed = parse_mixture(mixture, root)
+    left_out = {pattern: {task.name for task in parsed if fnmatch(task.name, pattern)} for pattern in without_tasks}
+    if unknown := [pattern for pattern, names in left_out.items() if not names]:
+        raise UserError(
+            f"no task is named {', '.join(unknown)}; the tasks are {', '.join(task.name for task in parsed)}"
+        )
     every = [
         with_beir_parts(replace(task, mode=task.mode or classes))
-        for task in parse_mixture(mixture, root)
-        if not any(fnmatch(task.name, pattern) for pattern in without_tasks)
+        for task in parsed
+        if not any(task.name in names for names in left_out.values())
     ]
     tasks = tuple(task for task in every if stage is None or stage in task.in_stages)
     if not tasks:
@@ -157,7 +163,9 @@ def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path 
     report = TaskReport(task.name, task.type)
     negatives = [f"negative_{number}" for number in range(1, num_negatives + 1)]
     names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
-    settings = asdict(replace(task, stages=None)) | {"kind": task.is_retrieval}  # all that depends on the stages
+    settings = asdict(replace(task, stages=None, mined_from=None)) | {
+        "kind": task.is_retrieval
+    }  # all that depends on the stages
     made_with = {"same_text": 1, "num_negatives": num_negatives, "seed": seed, **settings}
     sources = [source for source in (task.source, task.corpus, task.queries, *task.exclude) if source]
     rows, counts = cached_rows(

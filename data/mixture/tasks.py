@@ -71,6 +71,7 @@ class Task:
         threshold: The minimum score of a pair in sts.
         max_samples: Maximum number of rows, sampled at random: the task's proportion of the mixture.
         stages: The training stages that use it. None: both for retrieval, pairs and triplets, 2 for the others.
+        mined_from: The data set of a mined task's rows, for the model card; `revela-hub mine --mixture` sets it.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Task:
     threshold: float = 4.0
     max_samples: int | None = None
     stages: tuple[int, ...] | None = None
+    mined_from: str | None = None
 
     def __post_init__(self) -> None:
         """Check what would make other pairs than the file describes, without an error."""

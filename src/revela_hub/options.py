@@ -26,6 +26,15 @@ def required(help: str) -> Any:
     return dataclasses.field(metadata={"help": help})
 
 
+def defaults_of(options: Any) -> dict[str, Any]:
+    """Return the defaults of a dataclass by their names."""
+    missing = dataclasses.MISSING
+    return {
+        each.name: each.default if each.default_factory is missing else each.default_factory()
+        for each in dataclasses.fields(options)
+    }
+
+
 def values_of(kind: Any, options: object) -> dict[str, Any]:
     """Return the values of the fields that a dataclass shares with an object of options, by their names."""
     names = (each.name for each in dataclasses.fields(kind))

@@ -119,18 +119,21 @@ def test_pairs_from_a_data_set_and_options_from_a_file(place: Path) -> None:
 MIXTURE = """
 tasks:
 - {name: claims, type: retrieval, source: beir, split: train, instruction: Find the passage}
-- {name: given, type: triplets, source: given.jsonl}
+- {name: given, type: triplets, source: "hf:given"}
 - {name: similar, type: sts, source: sts.jsonl, instruction: Find similar text}
 - {name: topics, type: classification, source: topics.jsonl}
 """
 
 
 def test_mines_every_task_of_a_mixture_for_training(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from datasets import Dataset
+
     from revela_hub.data import load_mixture
 
     Path("mixture.yaml").write_text(MIXTURE)
     texts = list(CORPUS.values())
-    write("given.jsonl", [{"anchor": t[:9], "positive": t, "negative": f"not {t}"} for t in texts[:3]])
+    triplets = [{"anchor": t[:9], "positive": t, "negative": f"not {t}"} for t in texts[:3]]
+    Dataset.from_list(triplets).save_to_disk("given")
     sts = [(texts[0], texts[1], 4.5), (texts[0], texts[4], 3), (texts[2], "A deep sea.", 5), ("Rivers.", texts[3], 0)]
     write("sts.jsonl", [{"sentence1": a, "sentence2": b, "score": score} for a, b, score in sts])
     write("topics.jsonl", [{"text": f"{t} {n}", "label": t} for t in "ab" for n in range(3)])
@@ -153,6 +156,7 @@ def test_mines_every_task_of_a_mixture_for_training(place: Path, capsys: pytest.
 
     given, mined = (load_mixture(f, num_negatives=2, stage=2) for f in ("mixture.yaml", "mined/mixture.yaml"))
     assert [task.in_stages for task in mined.tasks] == [task.in_stages for task in given.tasks]
+    assert [task.mined_from for task in mined.tasks] == [None, "hf:given", None, None]  # for the card
     columns = ("task", "anchor", "positive", "anchor_prompt", "document_prompt", "kind")
     assert {tuple(row[name] for name in columns) for row in mined.dataset} == {
         tuple(row[name] for name in columns) for row in given.dataset

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from transformers import BertTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from revela_hub.cli.main import main
@@ -59,6 +60,8 @@ def test_shards_hold_the_spans_of_the_whole_and_resume(words: list[str], tmp_pat
 
 def test_other_settings_need_another_folder(words: list[str], tmp_path: Path) -> None:
     assert main([*words, "--output_dir", str(tmp_path / "out")]) == 0
+    with FileLock(tmp_path / "out" / ".00000-of-00001.jsonl.lock"):  # by another process
+        assert main([*words, "--output_dir", str(tmp_path / "out")]) != 0
     assert main([*words, "--output_dir", str(tmp_path / "out"), "--seed", "1"]) == 2
     with (tmp_path / "documents.jsonl").open("a") as documents:
         documents.write('{"text": "Another document."}\n')

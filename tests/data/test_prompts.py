@@ -55,6 +55,7 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
         ({"question": "Who?", "answer": 3}, "no answer"),
         *((prompt | {"answer": "a"}, "no text in prompt") for prompt in ({}, {"prompt": " "}, {"question": 3})),
         ({"task": "poetry", "input": "x", "answer": "a"}, "poetry"),
+        ({"input": "x", "context": [[{"content": "y"}]], "answer": "a"}, "column 'context' holds list, not text"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, row: dict[str, object], message: str) -> None:

@@ -83,6 +83,17 @@ def test_equals_a_plain_loop(fusion: str, weights: list[float]) -> None:
     assert fusion == "sum" or hybrid.pair_scores(queries, np.array([4]), np.array([0])) <= weights[0]
 
 
+def test_more_hits_do_not_change_the_first_ones() -> None:
+    random = np.random.default_rng(1)
+    hybrid = Hybrid([Table(random.normal(size=(3, 60))) for _ in range(2)], [0.7, 0.3], "minmax", depth=10)
+    few, more, most = (hybrid.search(["0", "1", "2"], k) for k in (10, 11, 60))
+    for found in (more, most):
+        assert np.array_equal(found.rows_QK[:, :10], few.rows_QK)
+        assert np.array_equal(found.scores_QK[:, :10], few.scores_QK)
+    assert np.array_equal(np.sort(most.rows_QK), np.tile(np.arange(60), (3, 1)))
+    assert (np.diff(most.scores_QK) <= 0).all()
+
+
 def test_fuse_pads_and_keeps_the_lower_row_first() -> None:
     one = Hits(np.array([[0.9, -np.inf], [0.5, 0.4]], np.float32), np.array([[3, -1], [8, 2]]))
     none = Hits.none(2)

@@ -7,6 +7,7 @@ import pytest
 
 from revela_hub import Searcher, UserError
 from revela_hub.cli.main import main
+from revela_hub.search.models import fitted_settings
 
 
 @pytest.fixture
@@ -46,6 +47,11 @@ def test_an_index_is_searched(docs: Path, tmp_path: Path, retriever_folder: Path
     [hit] = Searcher(retriever_folder, index=str(index)).search("rivers", top_k=1)
     [same] = Searcher(retriever_folder, [docs]).search("rivers", top_k=1)
     assert hit.text == same.text and hit.score == pytest.approx(same.score, abs=1e-6)
+
+
+def test_without_a_connection_an_unknown_hybrid_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fitted_settings("someone/adapted") == {}
+    assert "hybrid.json" in capsys.readouterr().err
 
 
 def test_wrong_options(docs: Path) -> None:

@@ -69,6 +69,8 @@ class MaskedCollator(SharedEpoch):
         decoder = self.decoders[0] if decoder is None else decoder
         if decoder not in self.decoders:
             raise UserError(f"decoder must be one of {', '.join(self.decoders)}, got {decoder}")
+        if not (0 <= encoder_mask_ratio <= 1 and 0 <= decoder_mask_ratio <= 1):
+            raise UserError(f"mask ratios are from 0 to 1, not {encoder_mask_ratio} and {decoder_mask_ratio}")
         self.vocabulary = Vocabulary.of(tokenizer)
         self.decoder = decoder
         self.encoder_mask_ratio, self.decoder_mask_ratio = encoder_mask_ratio, decoder_mask_ratio

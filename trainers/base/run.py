@@ -15,7 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
 from revela_hub.interrupts import if_interrupted
 from revela_hub.loading import hub_name
+from revela_hub.options import defaults_of
 from revela_hub.trainers.base.arguments import RunArguments
 from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.checkpoints import (
@@ -206,10 +207,9 @@ def card_metadata(run: Run, *, summary: str, sources: Iterable[object]) -> Model
     method, arguments = run.method, run.arguments
     models = {name: value for name in method.models if (value := getattr(arguments, name)) is not None}
     changed: dict[str, Any] = {}
-    for option in fields(arguments):
-        default = option.default if option.default_factory is MISSING else option.default_factory()
-        if option.name not in models and run.record.settings.get(option.name, default) != default:
-            changed[option.name] = run.record.settings[option.name]
+    for name, default in defaults_of(arguments).items():
+        if name not in models and run.record.settings.get(name, default) != default:
+            changed[name] = run.record.settings[name]
     changed.pop("data", None)
     settings = {name: for_card(name, value) for name, value in (models | changed).items()}
     hub_data = {

@@ -23,11 +23,12 @@ Examples:
   accelerate launch -m revela_hub train cot-mote --config examples/cot-mote/pretrain.yaml
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from revela_hub.options import option, required
+from revela_hub.errors import UserError
+from revela_hub.options import defaults_of, option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import Layers, PositiveInt
 from revela_hub.trainers.base.arguments import check_positions
@@ -42,6 +43,8 @@ from revela_hub.trainers.cot_mote.data import (
 )
 from revela_hub.trainers.cot_mote.trainer import CoTMoTEFinetuner, CoTMoTETrainer
 
+# Options that --pseudo_queries replaces: its spans and queries are made.
+OF_TEXT = {"contexts", "queries_per_span", "min_tokens", "kind", "text_column", "exclude", "max_documents", "streaming"}
 BOTTLENECKS = {"dense": ["dense"], "sparse": ["sparse"], "both": ["dense", "sparse"]}
 
 
@@ -69,6 +72,19 @@ class Arguments(CoTMoTEDataArguments, CoTMoTETrainingArguments):
         None, "Attention implementation of the encoder, e.g. eager or flash_attention_2 (default: sdpa)."
     )
     trust_remote_code: bool = option(False, "Allow a model to run its own code from the Hub.")
+
+    def __post_init__(self) -> None:
+        """Raise a `UserError` for an option of the other stage, or of text with `pseudo_queries`."""
+        super().__post_init__()
+        other = {"pretrain": "finetune", "finetune": "pretrain"}[self.stage]
+        unused = {each.name for each in fields(self) if each.metadata.get("help", "").startswith(f"{other}: ")}
+        unused |= {"data"} if self.stage == "finetune" else OF_TEXT if self.pseudo_queries else set()
+        defaults = defaults_of(self)
+        if given := sorted(name for name in unused if getattr(self, name) != defaults[name]):
+            raise UserError(
+                f"--{given[0]} has no effect with --stage {self.stage}"
+                + " and --pseudo_queries" * bool(self.pseudo_queries)
+            )
 
 
 def run(arguments: Arguments) -> None:

@@ -129,7 +129,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             **trainer_options,
         )
         run.train(trainer)
-        run.export(trainer, summary=report, sources=[task.source.path for task in mixture.tasks])
+        run.export(trainer, summary=report, sources=[task.mined_from or task.source.path for task in mixture.tasks])
         return run.output
 
 

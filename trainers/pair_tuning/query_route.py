@@ -1,7 +1,7 @@
 """Train the query encoder alone, so that vectors of documents stay valid.
 
-    queries    --Router, route "query"-->     a copy of the retriever, trained
-    documents  --Router, route "document"-->  the retriever, frozen and without dropout
+    queries    --Router, route "query"-->     the retriever, trained
+    documents  --Router, route "document"-->  a copy of it, frozen and without dropout
 
 The export is a sentence-transformers folder with both routes. The document route names the model that its vectors are equal to
 (`DOCUMENT_ENCODER`), so that `search --index` accepts an index of that model.
@@ -29,13 +29,13 @@ QUERY, DOCUMENT = "query", "document"
 
 
 def with_query_route(retriever: SentenceTransformer, *, max_length: int | None = None) -> SentenceTransformer:
-    """Return a model with a trainable copy of the retriever for queries, and the retriever itself, frozen, for documents.
+    """Return a model with the retriever for queries, and a frozen copy of it for documents.
 
     A model that has both routes already keeps them. `max_length` limits the tokens of queries; documents keep their own limit.
     """
     if not isinstance(retriever[0], Router):
         modules: list[Any] = list(retriever)
-        router = Router.for_query_document(deepcopy(modules), modules, default_route=None, allow_empty_key=False)
+        router = Router.for_query_document(modules, deepcopy(modules), default_route=None, allow_empty_key=False)
         retriever = SentenceTransformer(
             modules=[router],
             prompts={name: prompt or "" for name, prompt in retriever.prompts.items()},

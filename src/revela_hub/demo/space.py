@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from revela_hub import __version__
+from revela_hub.adaptation import REPORT
 from revela_hub.data.sources.beir import read_queries
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.text.chunks import chunk_document
@@ -62,14 +63,14 @@ def space_files(
 def open_space(files: dict[str, str], repo_id: str, *, private: bool, update: bool) -> Callable[[], str]:
     """Check that the Space can be written; return the function that uploads it in one commit and returns its address.
 
-    Texts of an earlier page that are no longer given are deleted.
+    Files of an earlier page that this one lacks are deleted.
     """
     space = Repository(Destination(repo_id, private=private, update=update), "space")
     content = {name: text.encode() for name, text in files.items()}
     space.read(content)
 
     def upload() -> str:
-        space.commit(content, sorted((space.names & {SAMPLE, QUERIES}) - files.keys()))
+        space.commit(content, sorted((space.names & {SAMPLE, QUERIES, REPORT}) - files.keys()))
         return space.url()
 
     return upload

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from revela_hub.errors import UserError
+from revela_hub.files import local_path
 from revela_hub.hub_cards.contents import HYBRID
 from revela_hub.output import note, shows_progress
 from revela_hub.search.options import NO_RERANKING, SELF, EndpointOptions, ModelOptions, RankOptions
@@ -35,7 +36,13 @@ def fitted_settings(model: str) -> dict[str, Any]:
     from revela_hub.retrieval.encoder import model_in
 
     with suppress(OSError):  # loading the model reports it
-        return dict(model_json(model_in(model), HYBRID) or {}) if model != "bm25" else {}
+        found = model_json(model_in(model), HYBRID) if model != "bm25" else {}
+        if found is None and "/" in model and not local_path(model_in(model)).exists():
+            from huggingface_hub import try_to_load_from_cache
+
+            if try_to_load_from_cache(model, HYBRID) is None:  # neither there nor known to be missing
+                note(f"{model}: the Hub cannot be asked for {HYBRID}: without the hybrid that adapt may have fitted")
+        return dict(found or {})
     return {}
 
 

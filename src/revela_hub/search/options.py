@@ -3,12 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from revela_hub.options import option
+from revela_hub.errors import UserError
+from revela_hub.options import defaults_of, option
 from revela_hub.ranges import PositiveInt, TextLength, Weight
 
 Mode = Literal["dense", "sparse", "bm25", "hybrid"]
 SELF, NO_RERANKING = "self", "none"
 """Values of --rerank besides models: the retriever's own token vectors, and no reranking."""
+_MODES_OF = {
+    **dict.fromkeys(["parts", "fusion", "weights"], {"hybrid"}),
+    "sparse_model": {"hybrid", "sparse"},
+    **dict.fromkeys(["bm25", "bm25_stemmer", "bm25_stopwords", "bm25_split_identifiers"], {"bm25", "hybrid"}),
+}
 
 
 @dataclass(kw_only=True)
@@ -82,3 +88,9 @@ class RankOptions(EndpointOptions, ModelOptions):
     document_prompt: str | None = option(None, "Text to prepend to every passage (default: the model's own prompt).")
     cache_dir: str | None = option(None, "Cache folder for vectors (default: in the user's cache folder).")
     batch_size: PositiveInt = option(32, "Number of texts per forward pass.")
+
+    def check_modes(self, *modes: str) -> None:
+        """Raise a `UserError` for an option that none of the modes uses."""
+        for name, used in _MODES_OF.items():
+            if not used & {*modes} and getattr(self, name) != defaults_of(RankOptions)[name]:
+                raise UserError(f"--{name} requires --mode {' or '.join(sorted(used))}")

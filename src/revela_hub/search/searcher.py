@@ -125,6 +125,7 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
         )
         note(report)
     mode = options.mode or ("hybrid" if fitted_settings(options.model) else None)
+    options.check_modes("bm25" if options.model == "bm25" else mode or "dense")
     settings, dense, sparse, reranker = load_models(options, options.model, mode)
     folder = local_path(options.cache_dir or cache_folder("passages"))
     stored: dict[str, Any] = {}

@@ -280,6 +280,8 @@ def test_stages(folder: Path) -> None:
         "questions",
         "colours",
     ]
+    with pytest.raises(UserError, match="no task is named colour; the tasks are questions, colours"):
+        load(folder, QUESTIONS, COLOURS, without_tasks=["colour"])
     with pytest.raises(UserError, match=r"no task is for stage 1 \(the tasks are sts\); add stages: \[1\]"):
         load(folder, STS, stage=1)
 

@@ -10,6 +10,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
 from revela_hub.cli.main import main
+from revela_hub.trainers.pair_tuning.query_route import with_query_route
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
 WORDS = "the quick brown fox jumps over a lazy dog and rivers carry sediment from mountains to the sea".split()
@@ -54,6 +55,9 @@ def test_a_model_with_both_routes_is_trained_further(retriever_folder: Path, tmp
     first.train()
     folder = first.export(tmp_path / "first")
     second = trainer(tmp_path / "second", folder)
+    given = loaded(retriever_folder)
+    with_query_route(given)
+    assert all(parameter.requires_grad for parameter in given.parameters())
     second.train()
     tuned = loaded(second.export(tmp_path / "second"))
     assert np.array_equal(tuned.encode_document(TEXTS), loaded(retriever_folder).encode_document(TEXTS))

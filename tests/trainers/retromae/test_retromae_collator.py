@@ -206,6 +206,8 @@ def test_lengths(wordpiece_tokenizer: Any) -> None:
 def test_what_would_be_masked_wrongly_is_rejected(wordpiece_tokenizer: Any, bpe_tokenizer: Any) -> None:
     with pytest.raises(UserError, match="decoder must be"):
         RetroMAECollator(wordpiece_tokenizer, decoder="other")
+    with pytest.raises(UserError, match="from 0 to 1"):
+        RetroMAECollator(wordpiece_tokenizer, encoder_mask_ratio=30)
     with pytest.raises(UserError, match="has no mask token"):
         RetroMAECollator(bpe_tokenizer)
     with pytest.raises(IndexError):

@@ -158,9 +158,9 @@ def _check(arguments: Arguments) -> None:
         )
     if {cutoff(metric)[0] == "answer_recall" for metric in arguments.metrics} != {bool(arguments.data)}:
         raise UserError("--data measures --metrics answer_recall@K ..., and only --data has answers")
-    if arguments.data and arguments.dims:
-        raise UserError("an index has vectors of one length: --dims requires --corpus")
-    if arguments.tasks and (reranks or arguments.mode or arguments.endpoint or arguments.dims):
+    if (arguments.dims and not arguments.corpus) or (arguments.instructions and not arguments.tasks):
+        raise UserError("--dims requires --corpus, and --instructions requires --tasks")
+    if arguments.tasks and (reranks or arguments.mode or arguments.endpoint):
         raise UserError("mteb evaluates dense retrieval or its own BM25: the options of ranking require --corpus")
     if arguments.endpoint and len({*arguments.models} - {"bm25"}) != 1:
         raise UserError("--endpoint requires one model (besides bm25): a server has the vectors of one model")
@@ -178,13 +178,14 @@ def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
 
     assert arguments.corpus is not None
     task, metrics = read_beir(arguments.corpus, arguments.split), arguments.metrics
+    modes = _modes(arguments)
     shared, depth = load_reranker(arguments), depth_of(metrics)
     for name in arguments.models:
         if local_path(name).is_file():
             run = read_run(name, task, depth)
             yield Row(name, score_run(run, task, metrics), run)
             continue
-        for mode, label in _modes(arguments, name):
+        for mode, label in modes[name]:
             fitted = mode == "hybrid" and not arguments.mode
             models = load_models(arguments, name, mode, rerank=shared is None and mode in VECTOR_MODES)
             given = {"dense": models.dense, "sparse": models.sparse, "reranker": shared or models.reranker}
@@ -200,14 +201,18 @@ def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
                     yield Row(whole + suffix, score_run(run, task, metrics), run if arguments.save_run else None)
 
 
-def _modes(arguments: Arguments, name: str) -> list[tuple[str, str]]:
-    """Return the modes of a model, and the labels of their rows."""
-    modes: list[str] = ["bm25"] if name == "bm25" else [*arguments.mode]
-    if not modes and not arguments.dims and fitted_settings(name):
-        note(f"{name}: evaluated as `search` uses it, with its hybrid.json (--mode dense: the retriever alone)")
-        modes = ["hybrid"]
-    modes = modes or ["dense"]
-    return [(mode, name if len(modes) == 1 else f"{name} [{mode}]") for mode in modes]
+def _modes(arguments: Arguments) -> dict[str, list[tuple[str, str]]]:
+    """Return the modes of each model, with the labels of their rows."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in arguments.models:
+        modes: list[str] = ["bm25"] if name == "bm25" else [*arguments.mode]
+        if not modes and not arguments.dims and fitted_settings(name):
+            note(f"{name}: evaluated as `search` uses it, with its hybrid.json (--mode dense: the retriever alone)")
+            modes = ["hybrid"]
+        modes = modes or ["dense"]
+        found[name] = [(mode, name if len(modes) == 1 else f"{name} [{mode}]") for mode in modes]
+    arguments.check_modes(*(mode for rows in found.values() for mode, _ in rows))
+    return found
 
 
 def _on_questions(arguments: Arguments, _: object) -> Iterator[Row]:
@@ -218,8 +223,8 @@ def _on_questions(arguments: Arguments, _: object) -> Iterator[Row]:
 
     questions, options = read_prompts(arguments.data), values_of(RankOptions, arguments)
     names = ", ".join(parse_prompts(source).name for source in arguments.data)
-    for name in arguments.models:
-        for mode, label in _modes(arguments, name):
+    for name, modes in _modes(arguments).items():
+        for mode, label in modes:
             with Searcher(name, index=arguments.index, mode=mode, **options) as searcher:
                 found = searcher.search(list(questions["input"]), depth_of(arguments.metrics))
                 texts = ([hit.text for hit in hits] for hits in found)
@@ -230,6 +235,7 @@ def _on_questions(arguments: Arguments, _: object) -> Iterator[Row]:
 def _on_mteb(arguments: Arguments, _: object) -> Iterator[Row]:
     from revela_hub.evaluation.mteb_tasks import evaluate_mteb, means_of, resolve_tasks
 
+    arguments.check_modes()
     tasks = resolve_tasks(arguments.tasks)  # before a model is loaded
     instructions: Any = None
     if arguments.instructions is not None:

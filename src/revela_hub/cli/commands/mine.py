@@ -90,6 +90,9 @@ def run(arguments: Arguments) -> None:
         settings = replace(settings, relative_margin=None)
     if [bool(arguments.pairs), bool(arguments.beir), bool(arguments.mixture)].count(True) != 1:
         raise UserError("give one of --pairs FILE, --beir FOLDER and --mixture FILE (see revela-hub mine --help)")
+    if arguments.mixture and arguments.corpus:
+        raise UserError("the tasks of a --mixture have their own corpora: leave out --corpus")
+    arguments.check_modes("bm25" if arguments.model == "bm25" else arguments.mode or "dense")
     output = local_path(arguments.output).resolve()
     folder = claim(local_path(arguments.cache_dir or cache_folder("mining")))
     if arguments.mixture:

@@ -64,7 +64,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Generate the queries of the shard that are not in its file yet."""
-    from tqdm.auto import tqdm
+    from filelock import FileLock
 
     process = f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}"  # of `accelerate launch`
     if arguments.shard and not process.endswith("/1"):
@@ -77,6 +77,13 @@ def run(arguments: Arguments) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _check_settings(folder / ".settings.json", arguments, shards)
     file = folder / f"{shard:05}-of-{shards:05}.jsonl"
+    with FileLock(folder / f".{file.name}.lock", timeout=0):  # two processes would mix their lines
+        _generate(arguments, shard, shards, file)
+
+
+def _generate(arguments: Arguments, shard: int, shards: int, file: Path) -> None:
+    from tqdm.auto import tqdm
+
     if file.exists():
         print(f"{file} is complete")
         return
