@@ -18,6 +18,7 @@ from revela_hub.cli.main import main
 from revela_hub.data.sources.beir import read_queries
 from revela_hub.data.sources.source import parse_sources
 from revela_hub.errors import UserError
+from revela_hub.evaluation.probe import read_probe_task
 from revela_hub.interrupts import Interrupted
 from revela_hub.trainers.pair_tuning.data import build_text_pairs
 
@@ -166,6 +167,11 @@ def test_ctrl_c_ends_with_the_best_so_far_and_the_same_command_goes_on(
     shutil.rmtree(output / "work" / "rankings")  # the retrievers are read again
     printed = run()
     assert "training for" not in printed and printed.splitlines()[-1] == last
+    tested = read_probe_task(output / "work" / "probe")  # whole, for the demo and for recomputing
+    assert len(tested.qrels) > len(read_probe_task(output / "work" / "dev-probe").qrels)
+    printed = run("--budget", "4s")
+    assert "natural pairs: training" in printed and "distillation: training" in printed
+    assert read_probe_task(output / "work" / "probe") == tested
 
 
 def test_a_termination_is_no_ctrl_c(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import math
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from revela_hub.output import note
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
+from revela_hub.trainers.base.measuring import MEASUREMENTS_FOLDER
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
 from revela_hub.trainers.pair_tuning.data import read_labelled_pairs
 
@@ -102,7 +104,7 @@ class Adaptation:
                 self.probe, labels = replace(self.probe, task=task), str(left)
         self.task = self.probe.task
         self.dev, self.test = split_by_document(self.probe, self.log)
-        self.inputs = Inputs(self.options, self.plan, self.work / "probe", labels, bm25)
+        self.inputs = Inputs(self.options, self.plan, self.work / "dev-probe", labels, bm25)
         self.log(f"{self.probe}; dev half {len(self.dev.queries)}, test half {len(self.test.queries)}")
         self.log(self.plan)
         if (enough := self.plan.measuring / plan.MEASURING) > 1.01 * options.seconds:
@@ -114,7 +116,7 @@ class Adaptation:
         return plan.make_plan(model, sample, self.options.seconds, candidates.possible(self.options))
 
     def _keep_probe(self) -> None:
-        """Write the settings, the plan, and the dev half of the probe for the runs.
+        """Write the settings, the plan, the probe, and its dev half for the runs.
 
         Results of an earlier run are used only if all is the same: the ids of queries are numbers, and would match those of any text.
         """
@@ -122,6 +124,9 @@ class Adaptation:
         file = self.options.output / SETTINGS
         if file.exists():
             before = json.loads(file.read_text(encoding="utf-8"))
+            if (budget := before.get("budget", self.options.budget)) != self.options.budget:
+                self._change_budget(self.options.seconds / replace(self.options, budget=budget).seconds)
+                write_text(file, json.dumps(before := before | {"budget": self.options.budget}, indent=2) + "\n")
             if changed := [name for name, value in settings.items() if before.get(name) != value]:
                 raise UserError(
                     f"{self.options.output} has results of another text, model or options ({', '.join(changed)} changed):"
@@ -130,12 +135,27 @@ class Adaptation:
         else:
             self._remember("plan", asdict(self.plan))
             write_text(file, json.dumps(settings, indent=2) + "\n")
+        if not (whole := self.work / "probe").exists():
+            with atomic(whole) as part:
+                write_probe(self.probe, part)
         if not self.inputs.probe.exists():
             # With all queries, although only some have judgements: runs train on no pair that asks one of them.
             measured = measured_in_training(self.dev)
             measured = replace(measured, queries=measured.queries | self.task.queries)
             with atomic(self.inputs.probe) as part:
                 write_probe(replace(self.probe, task=measured), part)
+
+    def _change_budget(self, factor: float) -> None:
+        """Continue a run of another budget: its probe stays, and with more time, finished candidates are trained again."""
+        longer = {name: factor * seconds for name, seconds in self.plan.training.items()}
+        self.plan = self.inputs.plan = replace(self.plan, training=longer)
+        for name in self.plan.training if factor > 1 else ():
+            if self.state.pop(name, None) is not None:
+                shutil.rmtree(self.work / name, ignore_errors=True)
+                for rankings in (self.work / "rankings").glob(f"{name}*.json"):
+                    rankings.unlink()
+        self._remember("plan", asdict(self.plan))
+        self.log(f"another budget: the probe of the earlier run stays; {self.plan}")
 
     def measure_baselines(self, *, code: bool = False) -> None:
         """Rank with the base retriever and BM25, and fit the weight of their hybrid; then that of late interaction.
@@ -178,6 +198,8 @@ class Adaptation:
                 with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
                     candidates.CANDIDATES[name](self.inputs, folder, seconds)
                 self._remember(name, time.monotonic() - started)
+                for part in (*folder.glob("checkpoint-*"), folder / MEASUREMENTS_FOLDER):
+                    shutil.rmtree(part, ignore_errors=True)
             self._add(replace(self._system(title, name, str(folder / RETRIEVER)), seconds=self.state[name]))
         except UserError as error:  # such as a retriever that a method does not support
             self.log(f"{title}: skipped, because {error}")
