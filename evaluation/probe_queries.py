@@ -42,13 +42,18 @@ _FRONT_MATTER = re.compile(
 )
 _TITLE = re.compile(r"^title[ \t]*[:=](?![ \t]*[>|])(.*)", re.M)
 
-# A heading in Markdown (# Title), or in reStructuredText (a line underlined with =, -, ~ or ^); or a block of code between ``` or ~~~,
-# which is matched as a whole because it may contain comments (# ...).
+# A block of code between ``` or ~~~, which may contain comments (# ...) and sentences.
+_CODE = r"[ \t]*(?P<fence>`{3,}|~{3,})[^`\n]*\n(?:.*\n)*?(?:[ \t]*(?P=fence)[`~]*|.*\Z)"
+_FENCED = re.compile(rf"^{_CODE}[ \t\r]*$", re.M)
+# A heading in Markdown (# Title), or in reStructuredText (a line underlined with =, -, ~ or ^); or a block of code.
 _HEADING = re.compile(
-    r"^(?:[ \t]*(?P<fence>`{3,}|~{3,})[^`\n]*\n(?:.*\n)*?(?:[ \t]*(?P=fence)[`~]*|.*\Z)"
+    rf"^(?:{_CODE}"
     r"|#{1,6}[ \t]+(?P<hash>\S.*)|(?P<under>\S.*)\n(?!~{3}\s)(?P<line>[=\-~^])(?P=line){2,})[ \t\r]*$",
     re.M,
 )
+# What nobody types in a query: the number of a section (2.1, B.4.7.), the address of a link, bold text and code in Markdown.
+_NUMBER = re.compile(r"^(?:[A-Z]\.\d+|\d+\.)[\d.]*\s+")
+_MARKUP = re.compile(r"!?\[([^\[\]]*)\]\([^()\s]*(?:\s+\"[^\"]*\")?\)|\*\*|`")
 # Files about the rights to a text and its versions, which searches rarely ask for.
 _FORMALITIES = re.compile(
     r"(?:LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|CHANGE(?:LOG|S)|HISTORY|NEWS|AUTHORS)(?:[-._].*)?"
@@ -100,14 +105,15 @@ def _sections(document: Document, random: Random) -> Iterator[Passage]:
     asked = document.path is None or not _FORMALITIES.fullmatch(Path(document.path).name)
     for heading, body in _split(document.text):
         chunks = chunk_document(Document(document.id, body, None, "text"), MAX_WORDS)
+        title, prose = _query(_NUMBER.sub("", heading)), _FENCED.sub("", body)
         for number, chunk in enumerate(chunks):
             if count_words(chunk.text) < MIN_PASSAGE_WORDS:
                 continue
             candidates: dict[ProbeKind, Candidate] = {}
-            if asked and heading and not number and MIN_TITLE_WORDS <= count_words(heading) <= MAX_TITLE_WORDS:
-                candidates["title"] = Candidate(_one_line(heading), heading)
-            if asked and (sentence := _sentence(chunk.text, random)):
-                candidates["sentence"] = Candidate(_one_line(sentence), sentence)
+            if asked and not number and MIN_TITLE_WORDS <= count_words(title) <= MAX_TITLE_WORDS:
+                candidates["title"] = Candidate(title, heading)
+            if asked and (sentence := _sentence(chunk.text, prose, random)):
+                candidates["sentence"] = Candidate(_query(sentence), sentence)
             yield Passage(document.id, chunk.text, candidates)
 
 
@@ -133,11 +139,16 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
     yield heading, text[start:]
 
 
-def _sentence(text: str, random: Random) -> str | None:
-    """Choose one of the sentences, if the rest is long enough to be a passage."""
+def _sentence(text: str, prose: str, random: Random) -> str | None:
+    """Choose one of the sentences of prose that is no row of a table, if the rest is long enough to be a passage."""
     sentences = [piece.strip() for piece in document_pieces(Document("", text, None, "text"), MAX_WORDS)]
     fitting = [
-        s for s in sentences if MIN_SENTENCE_WORDS <= count_words(s) <= MAX_SENTENCE_WORDS and _SENTENCE_END.search(s)
+        s
+        for s in sentences
+        if MIN_SENTENCE_WORDS <= count_words(s) <= MAX_SENTENCE_WORDS
+        and _SENTENCE_END.search(s)
+        and "|" not in s
+        and s in prose
     ]
     if len(sentences) < 3 or not fitting:
         return None
@@ -145,5 +156,6 @@ def _sentence(text: str, random: Random) -> str | None:
     return sentence if count_words(text) - count_words(sentence) >= MIN_PASSAGE_WORDS else None
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _query(text: str) -> str:
+    """Return a text in one line, and without markup."""
+    return " ".join(_MARKUP.sub(r"\1", text).split())

@@ -11,6 +11,7 @@ rare words and lexical overlap. No labels are needed: overlap is measured with t
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.text.words import join_words, word_places, words, words_at
+from revela_hub.data.text.words import UNSPACED, word_places, words, words_at
 from revela_hub.retrieval.bm25 import BM25
 
 QueryShape: TypeAlias = Literal["whole", "short", "keywords", "dropout"]
@@ -28,6 +29,7 @@ MAX_KEYWORDS = 4
 SHORT_WORDS = 8
 FREQUENT_FRACTION = 0.1
 """Fraction of the passages from which a word counts as a function word."""
+_IN_CLAUSE = re.compile(f"[{UNSPACED}]{{2}}")
 
 
 @dataclass(frozen=True)
@@ -62,15 +64,24 @@ def keywords(text: str, vocabulary: WordCounts, number: int = MAX_KEYWORDS) -> s
 def shorten(text: str, vocabulary: WordCounts, number: int = SHORT_WORDS) -> str:
     """Return the consecutive words of a text with the highest sum of inverse document frequencies.
 
+    Where words have no spaces between them, the text begins and, if there is an end nearby, ends with a clause.
+
     >>> vocabulary = WordCounts.of(["the river bends", "the sea", "the bank of the river", "rivers erode"])
     >>> shorten("The sea, the river and rain erode a bank.", vocabulary, number=4)
     'and rain erode a'
+    >>> shorten("如果需要重新分区，请先备份，再创建文件系统。", vocabulary, number=6)
+    '请先备份，再创建文件系统。'
     """
     places = word_places(text)
     weights = [sum(min(vocabulary.idf(word), 8.0) for word in at) for at in words_at(text, places)]
-    starts = range(max(1, len(places) - number + 1))
-    best = max(starts, key=lambda start: (sum(weights[start : start + number]), -start))
-    return join_words(text, places[best : best + number])
+    bounds = [n for n, (start, _) in enumerate(places) if not (start and _IN_CLAUSE.match(text, start - 1))]
+    windows = []
+    for start in bounds:
+        aim = min(start + number, len(places))
+        near = [end for end in (*bounds, len(places)) if end > start and 2 * abs(end - aim) <= number]
+        windows.append((start, min(near, key=lambda end: abs(end - aim), default=aim)))
+    start, stop = max(windows, key=lambda window: (sum(weights[slice(*window)]), -window[0]), default=(0, 0))
+    return text[places[start][0] : places[stop - 1][1]] if stop else ""
 
 
 def drop_words(text: str, seed: str) -> str:

@@ -13,13 +13,16 @@ SUFFIXES = frozenset({".docx", ".epub", ".htm", ".html", ".ipynb", ".pdf", ".ppt
 CONVERTED_FORMATS = "PDF, Word, PowerPoint, EPUB, HTML or Jupyter (pip install markitdown pypdfium2)"
 """The reason in a report for files that are skipped without the extra."""
 
+# Addresses and escapes (DEBIAN\\_FRONTEND) are noise in passages and queries.
+_MARKDOWN = {"strip": ["a", "img"], "escape_asterisks": False, "escape_underscores": False}
+
 
 @cache
 def converter_version() -> str:
     """Return the versions of MarkItDown and pypdfium2, or "" if one of them is not installed."""
     if not (importlib.util.find_spec("markitdown") and importlib.util.find_spec("pypdfium2")):
         return ""
-    return " ".join(importlib.metadata.version(name) for name in ("markitdown", "pypdfium2"))
+    return " ".join([*(importlib.metadata.version(name) for name in ("markitdown", "pypdfium2")), *_MARKDOWN])
 
 
 def as_text(content: bytes, suffix: str) -> str:
@@ -35,7 +38,7 @@ def as_text(content: bytes, suffix: str) -> str:
 
         charset = "utf-8" if suffix in (".htm", ".html", ".ipynb") else None  # else it is guessed from the beginning
         information = StreamInfo(extension=suffix, charset=charset)
-        text = _converter().convert_stream(io.BytesIO(content), stream_info=information).markdown
+        text = _converter().convert_stream(io.BytesIO(content), stream_info=information, **_MARKDOWN).markdown
     return text.encode(errors="replace").decode().strip()
 
 

@@ -88,6 +88,24 @@ def test_front_matter_and_comments_in_code_are_no_titles(start: str, title: str 
     assert "run --now" in passages[1].text
 
 
+def test_queries_are_without_numbers_of_sections_markup_tables_and_code() -> None:
+    link = '[the monks](old/books.html "Monks")'
+    text = "\n".join(
+        [
+            "## B.4.7. The story of `rivers`",
+            f"Everything that is **known** about rivers comes from the old books of {link}.",
+            "| The cells of a table are | no sentence that anybody would ask for. |",
+            "```\n# A comment in the code above is no sentence that anybody would ask for.\n```",
+        ]
+    )
+    [(_, [passage])] = passages_of_each([Document("a", text, None, "text")], lambda _: Random(0))
+    assert {kind: candidate.text for kind, candidate in passage.candidates.items()} == {
+        "title": "The story of rivers",
+        "sentence": "Everything that is known about rivers comes from the old books of the monks.",
+    }
+    assert all(candidate.removed in text for candidate in passage.candidates.values())
+
+
 @pytest.fixture
 def probe(text: Path) -> Probe:
     return build_probe(str(text), SETTINGS)

@@ -12,7 +12,7 @@ from revela_hub.data.sources.source import parse_sources
 from revela_hub.errors import UserError
 
 PAGE = """<html><head><title>Contracts - Wiki</title><script>run()</script></head><body>
-<nav><a href="/">Home</a></nav><main><h1>Contracts</h1><p>They are <a href="/renew">renewed</a> in M\u00e4rz.</p></main>
+<nav><a href="/">Home</a></nav><main><h1>Contracts</h1><p>They are <a href="/renew">renewed</a> in M\u00e4rz: NEW_FORM.</p></main>
 <footer>Imprint</footer></body></html>"""
 WORD = (
     '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>'
@@ -75,7 +75,7 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
 
     assert documents.pop().text == "# Caf\u00e9\n" * 9000 + "\n```python\nx = 1\n```"  # UTF-8 to its end
     assert [document.text for document in documents] == [
-        "[Home](/)\n\n# Contracts\n\nThey are [renewed](/renew) in M\u00e4rz.\n\nImprint",
+        "Home\n\n# Contracts\n\nThey are renewed in M\u00e4rz: NEW_FORM.\n\nImprint",
         "The canteen opens at noon.",
         "Parking is free.",
     ]
