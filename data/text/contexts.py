@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from revela_hub.data.row_cache import Types, document_rows
+from revela_hub.data.row_cache import RowMaker, Types, document_rows
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.masking import Vocabulary
@@ -42,6 +42,7 @@ def build_contexts(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
     streaming: bool = False,
+    num_proc: int = 1,
     **settings: Any,
 ) -> "Dataset | IterableDataset":
     """Make rows from the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
@@ -54,6 +55,7 @@ def build_contexts(
         cache_dir: The cache folder; default: the cache of `datasets`.
         report: Its counts are updated (for cached rows with the counts of the run that wrote them).
         streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
+        num_proc: Processes that make the rows, which do not depend on their number.
         **settings: Fields of `SpanSettings`; `max_length` is 144 by default.
 
     Returns:
@@ -78,7 +80,9 @@ def build_contexts(
         "queries": None if queries is None else {"what": queries.description, "each": queries.queries},
     }
     rows = partial(_rows, tokenizer, made, {*contexts}, queries)
-    return document_rows("contexts", sources, types, made_with, rows, cache_dir, report, streaming=streaming)
+    few = "the data contain no text with a contextual span: use longer documents"
+    maker = RowMaker("contexts", types, made_with, rows, few, max_rows=made.max_spans)
+    return document_rows(maker, sources, cache_dir=cache_dir, report=report, streaming=streaming, num_proc=num_proc)
 
 
 def _rows(
@@ -89,8 +93,6 @@ def _rows(
     documents: Iterable[Document],
     report: ReadReport,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the numbered rows."""
-    number = 0
     spans = _spans(documents, tokenizer, settings, contexts, report)
     while batch := list(islice(spans, SPANS_AT_ONCE)):
         asked: list[list[_Text]] = [[] for _ in batch]
@@ -105,11 +107,8 @@ def _rows(
             if not pairs:
                 report.skipped["alone in its document"] += 1
             for expert, (ids, starts), (context_ids, context_starts) in pairs:
-                row = {"row": number, "expert": expert, "input_ids": ids, "word_starts": starts}
+                row = {"expert": expert, "input_ids": ids, "word_starts": starts}
                 yield row | {"context_ids": context_ids, "context_word_starts": context_starts}
-                number += 1
-    if not number:
-        raise UserError(f"the data contain no text with a contextual span (read: {report}): use longer documents")
 
 
 _Text: TypeAlias = tuple[np.ndarray, np.ndarray]  # tokens and word starts
@@ -131,8 +130,6 @@ def _spans(
                 found.append(document.span(*kept[number + 1 if number + 1 < len(kept) else number - 1]))
             yield {"text": document.span(start, end), "contexts": found}
             report.spans += 1
-            if report.spans == settings.max_spans:
-                return
 
 
 def _tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> list[_Text]:

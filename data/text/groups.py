@@ -18,7 +18,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.row_cache import Types, cached_rows, document_rows, features, rows_fingerprint
+from revela_hub.data.row_cache import RowMaker, Types, cached_rows, document_rows, features, rows_fingerprint
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import Document, Source, SourceLike
@@ -71,6 +71,7 @@ def build_groups(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
     streaming: bool = False,
+    num_proc: int = 1,
 ) -> "Dataset | IterableDataset":
     """Build groups from the sources' documents, or read them from the cache.
 
@@ -80,11 +81,13 @@ def build_groups(
         cache_dir: The cache folder; default: the cache of `datasets`.
         report: Its counts are updated (for cached rows with the counts of the run that wrote them).
         streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
+        num_proc: Processes that make the rows, which do not depend on their number.
 
     Returns:
         A data set with one row per group: `group` (int64, its number), `document` and `text` (lists of `group_size`
-        strings: the id of each chunk's document, and the chunk). The last group may be incomplete: it is padded with `""`,
-        which the collator turns into absent rows. A single leftover chunk has nothing to attend to and is dropped.
+        strings: the id of each chunk's document, and the chunk). The last group may be incomplete, as that of every 64 million
+        characters: it is padded with `""`, which the collator turns into absent rows. A single leftover chunk has nothing to attend to
+        and is dropped.
 
     Raises:
         UserError: As `read_documents`; fewer than two chunks in total.
@@ -93,8 +96,9 @@ def build_groups(
     if settings.run_length in (None, settings.group_size):
         settings = replace(settings, run_length=None, seed=0)  # nothing is drawn
     made_with = {"sentencex": version("sentencex")} | asdict(settings)
-    rows = partial(_rows, settings)
-    return document_rows("groups", sources, COLUMNS, made_with, rows, cache_dir, report, streaming=streaming)
+    few = "training needs at least 2 chunks of text: add more text"
+    maker = RowMaker("groups", COLUMNS, made_with, partial(_rows, settings), few, max_rows=settings.max_groups)
+    return document_rows(maker, sources, cache_dir=cache_dir, report=report, streaming=streaming, num_proc=num_proc)
 
 
 def stored_groups(
@@ -166,18 +170,15 @@ def _rows(settings: GroupSettings, documents: Iterable[Document], report: ReadRe
     size, chunks = settings.group_size, _chunks(documents, settings, report)
     if settings.run_length is not None:
         chunks = chain.from_iterable(_shuffled_runs(chunks, settings.run_length, settings.seed))
-    while report.groups != settings.max_groups:
+    while True:
         group = list(islice(chunks, size))
         if len(group) < 2:
-            if not report.groups:
-                raise UserError(f"training needs at least 2 chunks of text: add more text (read: {report})")
             report.dropped += len(group)
             return
         absent = size - len(group)
         report.absent += absent
         report.groups += 1
         yield {
-            "group": report.groups - 1,
             "document": [chunk.document for chunk in group] + [""] * absent,
             "text": [chunk.text for chunk in group] + [""] * absent,
         }

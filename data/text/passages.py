@@ -6,12 +6,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revela_hub.data.row_cache import document_rows
+from revela_hub.data.row_cache import RowMaker, document_rows
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.chunks import chunk_document
 from revela_hub.data.text.words import count_words
-from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -26,25 +25,30 @@ def build_passages(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
     streaming: bool = False,
+    num_proc: int = 1,
 ) -> "Dataset | IterableDataset":
     """Split the documents into passages of whole sentences (code: lines), or read them from the cache."""
     types = {"row": "int64", "document": "string", "text": "string"}
     settings = {"max_words": max_words, "min_words": min_words, "language": language}
     made_with = {"sentencex": version("sentencex")} | settings
     rows = partial(_rows, max_words, min_words, language)
-    return document_rows("passages", sources, types, made_with, rows, cache_dir, report, streaming=streaming)
+    few = f"the data contain fewer than 2 passages of {min_words} words: add more text"
+    return document_rows(
+        RowMaker("passages", types, made_with, rows, few, least=2),
+        sources,
+        cache_dir=cache_dir,
+        report=report,
+        streaming=streaming,
+        num_proc=num_proc,
+    )
 
 
 def _rows(
     max_words: int, min_words: int, language: str, documents: Iterable[Document], report: ReadReport
 ) -> Iterator[dict[str, Any]]:
-    number = 0
     for document in documents:
         for chunk in chunk_document(document, max_words, language=language, report=report):
             if count_words(chunk.text) < min_words:
                 report.skipped["too short"] += 1
                 continue
-            yield {"row": number, "document": chunk.document, "text": chunk.text}
-            number += 1
-    if number < 2:
-        raise UserError(f"the data contain fewer than 2 passages of {min_words} words: add more text (read: {report})")
+            yield {"document": chunk.document, "text": chunk.text}

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from revela_hub.data.row_cache import Types, document_rows
+from revela_hub.data.row_cache import RowMaker, Types, document_rows
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document, SourceLike
 from revela_hub.data.text.chunks import document_pieces
 from revela_hub.data.text.masking import Bools, Tokens, Vocabulary
 from revela_hub.data.text.words import UNSPACED_CHARACTER
-from revela_hub.errors import UserError
 from revela_hub.files import key_of
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class SpanSettings:
         max_length: Maximum number of tokens of a span, including the two special tokens that the collator adds.
         min_tokens: Minimum number of tokens without special tokens; shorter spans are skipped.
         language: ISO 639-1 code, for sentence segmentation.
-        max_spans: Stop after this many spans.
+        max_spans: Stop after this many rows.
     """
 
     max_length: int = 512
@@ -66,6 +65,7 @@ def build_spans(
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
     streaming: bool = False,
+    num_proc: int = 1,
     **settings: Any,
 ) -> "Dataset | IterableDataset":
     """Make spans of the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
@@ -76,6 +76,7 @@ def build_spans(
         cache_dir: The cache folder; default: the cache of `datasets`.
         report: Its counts are updated (for cached rows with the counts of the run that wrote them).
         streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
+        num_proc: Processes that make the rows, which do not depend on their number.
         **settings: Fields of `SpanSettings`.
 
     Returns:
@@ -89,7 +90,9 @@ def build_spans(
     Vocabulary.of(tokenizer)  # it must be one that masks can be made for
     types: Types = {"span": "int64", "input_ids": ["int32"], "word_starts": ["uint8"]}
     rows, made_with = partial(_rows, tokenizer, made), tokenized_with(tokenizer, made)
-    return document_rows("spans", sources, types, made_with, rows, cache_dir, report, streaming=streaming)
+    few = f"the data contain no span of at least {made.min_tokens} tokens"
+    maker = RowMaker("spans", types, made_with, rows, few, max_rows=made.max_spans)
+    return document_rows(maker, sources, cache_dir=cache_dir, report=report, streaming=streaming, num_proc=num_proc)
 
 
 def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> dict[str, Any]:
@@ -131,12 +134,8 @@ def _rows(
     for document in tokenized_documents(documents, tokenizer, settings, report):
         for start, end in packed_spans(document, settings, report):
             tokens, word_starts = document.span(start, end)
-            yield {"span": report.spans, "input_ids": tokens, "word_starts": word_starts}
             report.spans += 1
-            if report.spans == settings.max_spans:
-                return
-    if not report.spans:
-        raise UserError(f"the data contain no span of at least {settings.min_tokens} tokens (read: {report})")
+            yield {"input_ids": tokens, "word_starts": word_starts}
 
 
 def packed_spans(document: DocumentTokens, settings: SpanSettings, report: ReadReport) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -72,6 +73,27 @@ def atomic(path: Path) -> Iterator[Path]:
                 remove(path.rename(_beside(path)))
     finally:
         remove(temporary)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Let the processes and threads of this machine write a file or folder one after another, by a lock beside it.
+
+    Unlike in a barrier of a process group, they may wait for hours.
+    """
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        sys.stderr.write(f"waiting for another process, which writes {path.name}\n")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _beside(path: Path) -> Path:

@@ -1,10 +1,12 @@
-"""The recipes of RetroMAE and CoT-MoTE start as they are, from data sets and models of the Hub with the same columns and files, tiny."""
+"""The recipes of Revela, its baselines, RetroMAE and CoT-MoTE start as they are, from data sets and models of the Hub with the same columns and files, tiny."""
 
+import gzip
 import importlib.util
 import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +22,7 @@ TINY = "--max_steps 2 --per_device_train_batch_size 2 --gradient_accumulation_st
 TINY += " --report_to none --save_strategy no --dataloader_num_workers 0 --cache_dir cache --quiet"
 
 
-def parquet(**columns: list[str]) -> bytes:
+def parquet(**columns: list[Any]) -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.table(columns), file)
     return file.getvalue()
@@ -32,6 +34,7 @@ def place(
     tmp_path: Path,
     texts: list[str],
     mlm_folder: Path,
+    llama_folder: Path,
     wordpiece_tokenizer: BertTokenizerFast,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
@@ -52,6 +55,19 @@ def place(
             "default/train/0000.parquet": parquet(docid=list("0123"), title=["", "a", "b", "c"], text=texts[:4])
         },
     }
+    files["meta-llama/Llama-3.2-1B"] = {path.name: path.read_bytes() for path in llama_folder.iterdir()}
+    shard = "data/train-00000-of-00001.parquet"
+    passages = [{"docid": str(n), "title": "T", "text": f"T. {text}"} for n, text in enumerate(texts)]
+    lines = "".join(json.dumps(row) + "\n" for row in passages).encode()
+    files["datasets/Tevatron/wikipedia-nq-corpus"] = {"corpus.jsonl.gz": gzip.compress(lines)}
+    files["datasets/code-rag-bench/online-tutorials"] = {shard: parquet(title=["T"], text=texts[:1], type=[""])}
+    files["datasets/code-rag-bench/library-documentation"] = {shard: parquet(doc_id=["a"], doc_content=texts[:1])}
+    files["datasets/code-rag-bench/stackoverflow-posts"] = {shard: parquet(text=texts)}
+    files["datasets/HuggingFaceFW/fineweb-edu"] = {
+        "README.md": wiki.replace(b"20231101.en/", b"sample/10BT/").replace(b"20231101.en", b"sample-10BT"),
+        "sample/10BT/train-00000.parquet": parquet(id=["1", "2"], text=[" ".join(texts)] * 2),
+    }
+    files["datasets/trumancai/revela_training_corpus"] = {shard: parquet(text=[[*texts, "", *texts][:16]] * 2)}
     files["Shitao/RetroMAE"] = {path.name: path.read_bytes() for path in pickle_weights(mlm_folder).iterdir()}
     config = T5Config(
         vocab_size=len(wordpiece_tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8,
@@ -81,6 +97,27 @@ def place(
 def run(command: str, recipe: str = "", more: str = TINY) -> None:
     config = ["--config", str(EXAMPLES / recipe)] if recipe else []
     assert main([*command.split(), *config, *more.split()]) == 0
+
+
+REVELA = TINY.replace("--bf16 false", "--max_words 12 --probe none")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        *((name, "") for name in ("wikipedia", "code", "fineweb", "mixed")),
+        ("wikipedia", "--data hf:trumancai/revela_training_corpus --groups_column text"),
+    ],
+)
+def test_revela_is_trained(recipe: str, more: str, place: Path) -> None:
+    run("train revela", f"revela/{recipe}.yaml", f"{REVELA} --total_groups_per_step 2 {more} --output_dir out")
+    assert (place / "out" / "retriever" / "modules.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["contriever", "replug"])
+def test_the_baselines_of_revela_are_trained(name: str, place: Path) -> None:
+    run(f"train {name}", f"revela/baselines/{name}-wikipedia.yaml", f"{REVELA} --output_dir out")
+    assert (place / "out" / "retriever" / "modules.json").is_file()
 
 
 @pytest.mark.parametrize("recipe", ["pretrain", "pretrain_msmarco"])

@@ -167,7 +167,7 @@ def train(arguments, **options):
         if run.finished:
             return run.output
         held_out = hold_out_text(arguments)
-        rows, report = run.read("reading the text", lambda: _read(arguments, held_out.folder))
+        rows, report = run.read(*_read(arguments, held_out.folder))
         loaded = load_toy(arguments.encoder)
         trainer = ToyTrainer(loaded, arguments, train_dataset=rows, retrieval_task=held_out.task, **options)
         run.train(trainer)

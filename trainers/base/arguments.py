@@ -1,22 +1,18 @@
 """Training arguments shared by the methods: those of transformers, and options for adapters, text and evaluation."""
 
-import hashlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from filelock import FileLock, Timeout
 from transformers import TrainingArguments
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source, parse_sources
 from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.errors import UserError
-from revela_hub.files import local_path
 from revela_hub.loading import bf16_is_fast
 from revela_hub.options import option
 from revela_hub.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability, check_ranges
@@ -78,28 +74,6 @@ class RunArguments(TrainingArguments):
         """Return the text that the run reads, for the check that it does not contain the output folder."""
         return []
 
-    @contextmanager
-    def preparing(self, what: str) -> Iterator[None]:
-        """Let one process after the other prepare data: the first one writes the cache, which the others read.
-
-        Unlike in a barrier, the others may wait for hours. The lock is in the cache folder, which nodes may not share.
-        """
-        import datasets
-
-        cache = local_path(getattr(self, "cache_dir", None) or datasets.config.HF_DATASETS_CACHE)
-        cache.mkdir(parents=True, exist_ok=True)
-        run = hashlib.sha256(str(Path(self.output_dir or ".").resolve()).encode()).hexdigest()[:16]
-        lock = FileLock(cache / f"revela-hub-{run}.lock", is_singleton=True)  # may be nested
-        try:
-            lock.acquire(timeout=1)
-        except Timeout:
-            sys.stderr.write(f"process {self.process_index} waits for another one: {what}\n")
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
-
     def log(self, text: object) -> None:
         """Log a line to standard output, on the main process only and not with `quiet`."""
         if self.should_log and not self.quiet:
@@ -136,6 +110,7 @@ class TextArguments(TextOptions):
     )
     language: str = option("en", "ISO 639-1 code of the text's language, used to split sentences.")
     cache_dir: str | None = option(None, "Cache folder for prepared data (default: the cache of datasets).")
+    num_proc: PositiveInt = option(1, "Number of processes that prepare large text, in parts of 64 million characters.")
 
     def sources(self, held_out: str | Path | None = None) -> list[Source]:
         """Return the sources that `data` names.
@@ -167,7 +142,7 @@ def text_rows(
 ) -> tuple[Rows, ReadReport]:
     """Make rows of the text with `build`, such as `build_passages`, and its settings; return them with a report on the sources."""
     report = ReadReport()
-    how = {"cache_dir": arguments.cache_dir, "streaming": arguments.streaming, "report": report}
+    how = {name: getattr(arguments, name) for name in ("cache_dir", "streaming", "num_proc")} | {"report": report}
     return build(arguments.sources(held_out), **settings, **how), report
 
 

@@ -37,8 +37,7 @@ def prepared_rows(
     source = Source(f"{HUB_PREFIX}train_dataset", rows=rows)
     if isinstance(rows, IterableDataset):
         return build(source, streaming=True)
-    with args.preparing("preparing the text"):
-        return build(source)
+    return build(source)
 
 
 def training_rows(rows: Any, args: RunArguments) -> Any:

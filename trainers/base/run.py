@@ -13,7 +13,7 @@ Every command has this form:
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,10 +75,8 @@ class Run:
         """Output folder."""
         return Path(self.arguments.output_dir or ".")
 
-    def read(self, what: str, load: Callable[[], tuple[Rows, object]]) -> tuple[Rows, str]:
-        """Read the training data and log the report. One process prepares and caches the data before the others read them."""
-        with self.arguments.preparing(what):
-            rows, report = load()
+    def read(self, rows: Rows, report: object) -> tuple[Rows, str]:
+        """Log the report on the training data, and return it as text. One process prepares the data, see `data.row_cache`."""
         summary = "text that is read during training" if isinstance(rows, datasets.IterableDataset) else str(report)
         self.arguments.log(summary)
         return rows, summary

@@ -13,7 +13,7 @@ from revela_hub.data.sources.beir import RetrievalTask, read_beir
 from revela_hub.data.sources.documents import HELD_OUT, read_held_out
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
-from revela_hub.files import atomic, claim, local_path, names_in
+from revela_hub.files import atomic, claim, local_path, names_in, one_at_a_time
 from revela_hub.trainers.base.distributed import from_main
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _run_probe(arguments: Any, max_queries: int | None) -> Path | None:
     from revela_hub.evaluation.probe import NoProbe, ProbeSettings, build_probe, write_probe
 
     folder = Path(arguments.output_dir) / PROBE_FOLDER
-    with arguments.preparing("making the probe"):
+    with one_at_a_time(folder):  # no process waits in a collective
         if (folder / RUN_MARKER).is_file():
             return folder
         queries = min(arguments.probe_queries, max_queries or arguments.probe_queries)

@@ -57,6 +57,7 @@ from revela_hub.trainers.imprag.data import (
     ImpRAGDataArguments,
     as_prompts,
     as_texts,
+    map_once,
     pair_tokens,
     tokenize_passages,
     tokenize_prompts,
@@ -233,7 +234,7 @@ def pasted_prompts(
         read = [passages[at] for at in ranking_Nk[number].tolist() if at >= 0] if row["retrieve"] else []
         return {"prompt": paste(row["prompt"], read), "completion": f" {row['answers'][0]}"}
 
-    return prompts.map(pasted, with_indices=True, remove_columns=prompts.column_names, desc="Pasting passages")
+    return map_once(prompts, pasted, with_indices=True, remove_columns=prompts.column_names, desc="Pasting passages")
 
 
 def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
@@ -243,7 +244,7 @@ def tokenized_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Datas
         both = list(zip(*pair_tokens(tokenizer, rows["prompt"], rows["completion"]), strict=True))
         return {"input_ids": [p + a for p, a in both], "labels": [[-100] * len(p) + a for p, a in both]}
 
-    return pairs.map(tokenized, batched=True, remove_columns=pairs.column_names, desc="Tokenizing prompts")
+    return map_once(pairs, tokenized, batched=True, remove_columns=pairs.column_names, desc="Tokenizing prompts")
 
 
 def pasted_log_likelihoods(

@@ -58,7 +58,7 @@ def train_on_text(
         if run.finished:
             return run.output
         held_out = hold_out_text(arguments)
-        rows, report = run.read("reading the text", lambda: text_rows(arguments, build, held_out.folder))
+        rows, report = run.read(*text_rows(arguments, build, held_out.folder))
         prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
         trainer = make(
             arguments.retriever,

@@ -106,11 +106,11 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         given: dict[str, Any] = {"args": arguments, "processing_class": start.tokenizer, **trainer_options}
         trainer: CoTMoTETrainer | CoTMoTEFinetuner
         if arguments.stage == "pretrain":
-            rows, summary = run.read("reading the text", lambda: load_contexts(arguments, start.tokenizer))
+            rows, summary = run.read(*load_contexts(arguments, start.tokenizer))
             given |= {name: getattr(arguments, name) for name in ("encoder_mask_ratio", "decoder_mask_ratio")}
             trainer = CoTMoTETrainer(start.model, train_dataset=rows, **given)
         else:
-            rows, summary = run.read("reading the pairs", lambda: load_pairs(arguments))
+            rows, summary = run.read(*load_pairs(arguments))
             given |= {name: getattr(arguments, name) for name in ("query_max_length", "max_length")}
             trainer = CoTMoTEFinetuner(start.encoder, train_dataset=rows, **given)
         run.train(trainer)

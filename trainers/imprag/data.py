@@ -1,7 +1,8 @@
 """Arguments and data of ImpRAG (arXiv 2506.02279): prompts, passages and batches. Defaults are the paper's, or ours if it gives none."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,16 +17,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.data.prompts import COLUMNS, parse_prompts, prompt_row, read_prompts, text_prompts
-from revela_hub.data.row_cache import rows_fingerprint
+from revela_hub.data.prompts import COLUMNS, TYPES, parse_prompts, prompt_row, read_prompts, text_prompts
+from revela_hub.data.row_cache import cached_file, cached_rows, rows_fingerprint
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import Row
 from revela_hub.data.sources.source import Document, Source, parse_sources
 from revela_hub.data.text.same_text import text_hash
 from revela_hub.errors import UserError
-from revela_hub.files import atomic, claim, local_path
+from revela_hub.files import atomic, local_path, one_at_a_time
 from revela_hub.hub_cards.method import Method
+from revela_hub.internals import fingerprint
 from revela_hub.loading import varying_shapes
 from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Rank, TwoOrMore
@@ -169,7 +171,7 @@ def train_on_prompts(method: Method, arguments: Any, make: Callable[..., Any], m
     with open_run(method, arguments) as run:
         if run.finished:
             return run.output
-        (prompts, passages), report = run.read("reading the data", lambda: load_data(arguments, arguments.seed))
+        (prompts, passages), report = run.read(*load_data(arguments, arguments.seed))
         data: dict[str, Any] = {"train_dataset": prompts, "passages": passages}
         data |= {name: getattr(arguments, name) for name in ("pseudo_labels", "query_text", "ranking")}
         init = {"trust_remote_code": arguments.trust_remote_code} | options.pop("model_init_kwargs", {})
@@ -188,15 +190,25 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[tuple[Dataset,
         "next_sentence": arguments.sentence_fraction,
         "previous_sentence": arguments.sentence_fraction,
     }
-    parts = []
-    for kind, fraction in fractions.items():
-        if number := round(fraction * len(prompts)):
-            drawn = Random(f"{seed} {kind}").sample(range(len(passages)), min(len(passages), 4 * number))
-            some = (Document(str(row), passages.read([row])[0], None, "text") for row in drawn)
-            documents = read_documents(arguments.plain_text) if arguments.plain_text else some
-            parts.append(text_prompts(documents, kind, number, seed=seed))
-    counts = f"{counted(len(prompts), 'prompt')}, {counted(sum(map(len, parts)), 'row')} made from raw text, {counted(len(passages), 'passage')}"
-    return (datasets.concatenate_datasets([prompts, *parts]).shuffle(seed=seed), passages), counts
+
+    def mixed() -> Iterator[dict[str, Any]]:
+        parts = [prompts]
+        for kind, fraction in fractions.items():
+            if number := round(fraction * len(prompts)):
+                drawn = Random(f"{seed} {kind}").sample(range(len(passages)), min(len(passages), 4 * number))
+                some = (Document(str(row), passages.read([row])[0], None, "text") for row in drawn)
+                documents = read_documents(arguments.plain_text) if arguments.plain_text else some
+                parts.append(text_prompts(documents, kind, number, seed=seed))
+        yield from datasets.concatenate_datasets(parts).shuffle(seed=seed)
+
+    sources = parse_sources(arguments.plain_text) if arguments.plain_text else []
+    made_with = fractions | {"seed": seed, "prompts": fingerprint(prompts), "passages": passages.fingerprint}
+    rows, _ = cached_rows(f"mixed-{rows_fingerprint(made_with, sources)}", TYPES, mixed)
+    made = counted(len(rows) - len(prompts), "row")
+    return (
+        rows,
+        passages,
+    ), f"{counted(len(prompts), 'prompt')}, {made} made from raw text, {counted(len(passages), 'passage')}"
 
 
 def read_corpus(arguments: ImpRAGDataArguments) -> TextFile:
@@ -205,10 +217,11 @@ def read_corpus(arguments: ImpRAGDataArguments) -> TextFile:
         return PassageStore(arguments.corpus[0]).passages
     sources = parse_sources(arguments.corpus)
     name = f"passages-{rows_fingerprint({'max_words': arguments.max_words}, sources)}"
-    folder = claim(local_path(datasets.config.HF_DATASETS_CACHE) / "revela_hub") / name
-    if not folder.is_dir():
-        with atomic(folder) as new:
-            read_passages(read_documents(sources), new, max_words=arguments.max_words)
+    folder = cached_file(name).with_suffix("")
+    with one_at_a_time(folder):
+        if not folder.is_dir():
+            with atomic(folder) as new:
+                read_passages(read_documents(sources), new, max_words=arguments.max_words)
     return Passages(next(folder.glob("texts-*.arrow")))
 
 
@@ -267,7 +280,7 @@ def tokenize_prompts(
         prompt_ids, answer_ids = pair_tokens(tokenizer, rows["prompt"], completions)
         return {"prompt_ids": prompt_ids, "answer_ids": answer_ids}
 
-    data = prompts.map(tokenized, batched=True, desc="Tokenizing prompts")
+    data = map_once(prompts, tokenized, batched=True, desc="Tokenizing prompts")
     fits = [len(p) + len(a) <= max_length for p, a in zip(data["prompt_ids"], data["answer_ids"], strict=True)]
     kept = [row for row, fit in enumerate(fits) if fit]
     if long := len(fits) - len(kept):
@@ -278,6 +291,12 @@ def tokenize_prompts(
         log(f"{what}: dropped; raise --max_length to keep them")
         data = data.select(kept)
     return data.add_column("source_row", kept).add_column("row", list(range(len(data))))
+
+
+def map_once(rows: Dataset, function: Callable[..., Any], **options: Any) -> Dataset:
+    """Return `rows.map(...)`. Of rows on disk, one process of a machine makes it, and the others read its cache."""
+    with one_at_a_time(cached_file(f"map-{fingerprint(rows)}")) if rows.cache_files else nullcontext():
+        return rows.map(function, **options)
 
 
 def tokenize_passages(

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from revela_hub.errors import UserError
-from revela_hub.files import atomic, checksum, key_of, local_path
+from revela_hub.files import atomic, checksum, key_of, local_path, one_at_a_time
 from revela_hub.retrieval.dense import best_hits, open_index
 from revela_hub.retrieval.encoder import load_encoder, model_identity
 from revela_hub.retrieval.hits import Hits, sort_hits
@@ -70,7 +70,7 @@ def prompt_ranking(
     name = retriever if retriever == "bm25" else model_identity(retriever)
     key = key_of(name, passages.fingerprint, TextList(queries).fingerprint, checksum(rows))
     path = local_path(file or Path(args.output_dir or ".") / f"ranking-{key[:16]}-{depth}.safetensors")
-    with args.preparing("ranking the passages"):
+    with one_at_a_time(path):
         if not path.is_file():
             ranked = np.full((len(prompts), depth), -1, np.int32)
             ranked[rows] = rank_passages(retriever, queries, passages, depth, **options)

@@ -19,7 +19,6 @@ Examples:
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,8 +111,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
             return run.output
         names = ("num_negatives", "seed", "stage", "classes", "without_tasks", "cache_dir")
         options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-        read = partial(load_mixture, arguments.mixture, **options)
-        mixture, report = run.read("reading the mixture", lambda: (made := read(), made))
+        mixture = load_mixture(arguments.mixture, **options)
+        _, report = run.read(mixture.dataset, mixture)
         rows, task = hold_out_rows(arguments, mixture.dataset, mixture.retrieval)
         if len(rows) < len(mixture.dataset):
             report = f"{len(rows):,} of {report}"

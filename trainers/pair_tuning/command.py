@@ -103,25 +103,24 @@ def _read(arguments: Arguments, run: Run) -> tuple[Dataset, RetrievalTask | None
     pairs = arguments.pairs
     if pairs:
         columns = {"anchor_column": arguments.anchor_column, "positive_column": arguments.positive_column}
-        rows, said = run.read("reading the pairs", lambda: read_labelled_pairs(pairs, **columns, split=arguments.split))
+        rows, said = run.read(*read_labelled_pairs(pairs, **columns, split=arguments.split))
         left, task = hold_out_rows(arguments, rows)
         if len(left) < len(rows):
             said = f"{said}, of which {len(left):,} are trained on"
         return left, task, said
     report = ReadReport()
-    kept: dict[str, Any] = {"seed": arguments.seed, "cache_dir": arguments.cache_dir}
-    task, probe = _hold_out(arguments, run, kept)
+    kept: dict[str, Any] = {name: getattr(arguments, name) for name in ("seed", "cache_dir", "num_proc")}
+    task, probe = _hold_out(arguments, kept)
     kept["report"] = report
-    rows, said = run.read("reading the text", lambda: (build_text_pairs(arguments.sources(probe), **kept), report))
+    rows, said = run.read(build_text_pairs(arguments.sources(probe), **kept), report)
     return rows, task, said
 
 
-def _hold_out(arguments: Arguments, run: Run, kept: dict[str, Any]) -> HeldOutText:
+def _hold_out(arguments: Arguments, kept: dict[str, Any]) -> HeldOutText:
     """Return the task to measure on; a probe of the text takes at most half of its pairs."""
     most = None
     if arguments.probe == "auto" and not arguments.eval_corpus:
-        with arguments.preparing("reading the text"):
-            available = len(build_text_pairs(arguments.sources(), **kept))
+        available = len(build_text_pairs(arguments.sources(), **kept))
         if available < 2 * MIN_QUERIES:
             arguments.log(
                 f"no evaluation: the text has {counted(available, 'natural pair')}, fewer than {2 * MIN_QUERIES}"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.mixture.held_out import without_queries
 from revela_hub.data.mixture.pairs import KnownPairs
-from revela_hub.data.row_cache import document_rows
-from revela_hub.data.sources.beir import is_beir, read_beir_pairs, read_queries
+from revela_hub.data.row_cache import RowMaker, cached_rows, document_rows, rows_fingerprint
+from revela_hub.data.sources.beir import beir_files, is_beir, read_beir_pairs, read_queries
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import Document, Source, SourceLike, parse_source, parse_sources
@@ -47,29 +47,38 @@ def read_labelled_pairs(
     Raises:
         UserError: A column is missing, a value is not text, a negative is missing, or there are fewer than two pairs.
     """
-    from datasets import Dataset
-
     parsed, skipped = parse_source(source), Counter[str]()
-    rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by their keys: a pair in another spelling is a repetition
-    for texts in _texts(parsed, anchor_column, positive_column, split, skipped):
-        if not all(text.strip() for text in texts[:2]):
-            skipped["empty"] += 1
-        elif (keys := tuple(map(text_key, texts))) in rows:
-            skipped["repeated"] += 1
-        else:
-            rows[keys] = texts
-    known = KnownPairs((anchor, positive) for anchor, positive, *_ in rows.values())
-    right = [row for row in rows.values() if not any((row[0], negative) in known for negative in row[2:])]
-    skipped["with a positive as a hard negative"] += len(rows) - len(right)
-    negatives = len(next(iter(rows), ("", ""))) - 2
-    report = counted(len(right), "pair") + (f" with {counted(negatives, 'hard negative')} each" if negatives else "")
-    report += "; skipped: " * bool(+skipped) + ", ".join(f"{count:,} {why}" for why, count in (+skipped).items())
-    columns = list(map(list, zip(*right, strict=True)))
-    same = not negatives and any(len(set(map(text_key, column))) == 1 for column in columns)
-    if len(right) < 2 or same:
-        raise UserError(f"{parsed.path}: {report}; training needs different queries and passages, or hard negatives")
+    files = [parsed]
+    if not parsed.is_dataset and is_beir(parsed.path):
+        files = [Source(str(file)) for file in beir_files(parsed.path, split)]
+    read = partial(_texts, parsed, anchor_column, positive_column, split)
+    negatives = len(next(read(Counter()), ("", ""))) - 2
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(negatives))]
-    return Dataset.from_dict(dict(zip(names, columns, strict=True))), report
+
+    def right() -> Iterator[dict[str, str]]:
+        rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by their keys: a pair in another spelling is a repetition
+        for texts in read(skipped):
+            if not all(text.strip() for text in texts[:2]):
+                skipped["empty"] += 1
+            elif (keys := tuple(map(text_key, texts))) in rows:
+                skipped["repeated"] += 1
+            else:
+                rows[keys] = texts
+        known = KnownPairs((anchor, positive) for anchor, positive, *_ in rows.values())
+        for row in rows.values():
+            if any((row[0], negative) in known for negative in row[2:]):
+                skipped["with a positive as a hard negative"] += 1
+            else:
+                yield dict(zip(names, row, strict=True))
+
+    name = f"labelled-pairs-{rows_fingerprint({'columns': [anchor_column, positive_column], 'split': split}, files)}"
+    rows, counts = cached_rows(name, dict.fromkeys(names, "string"), right, lambda: skipped)
+    report = counted(len(rows), "pair") + (f" with {counted(negatives, 'hard negative')} each" if negatives else "")
+    report += "; skipped: " * bool(counts) + ", ".join(f"{count:,} {why}" for why, count in counts.items())
+    same = not negatives and any(len(set(map(text_key, rows[column]))) == 1 for column in names)
+    if len(rows) < 2 or same:
+        raise UserError(f"{parsed.path}: {report}; training needs different queries and passages, or hard negatives")
+    return rows, report
 
 
 def _texts(
@@ -106,6 +115,7 @@ def build_text_pairs(
     seed: int = 0,
     cache_dir: str | Path | None = None,
     report: ReadReport | None = None,
+    num_proc: int = 1,
 ) -> "Dataset":
     """Build the natural pairs of the sources' documents, or read them from the cache (by default that of `datasets`).
 
@@ -117,13 +127,21 @@ def build_text_pairs(
     types = {"anchor": "string", "positive": "string"}
     made_with = {"sentencex": version("sentencex"), "seed": seed}
     sources = parse_sources(sources)
-    rows = document_rows("text-pairs", sources, types, made_with, partial(_rows, seed), cache_dir, report)
+    maker = RowMaker("text-pairs", types, made_with, partial(_rows, seed), "", least=0)
+    read = ReadReport()
+    rows = document_rows(maker, sources, cache_dir=cache_dir, report=read, num_proc=num_proc)
+    if len(rows) < 2:
+        raise TooFewPairs(
+            f"the text has {counted(len(rows), 'natural pair')} (read: {read}); add functions with docstrings, headings, or"
+            " passages of three sentences, or train without pairs (revela-hub train contriever)"
+        )
     probes = sorted({source.held_out for source in sources if source.held_out and is_beir(source.held_out)})
     left = without_queries(rows, (query for probe in probes for query in read_queries(probe).values()))
     if len(left) < 2:
         raise TooFewPairs(f"the evaluation asks all but {len(left)} of the {len(rows)} natural pairs of the text")
     if report is not None:
-        report.held_out += len(rows) - len(left)
+        read.held_out += len(rows) - len(left)
+        report.add(read)
     return left
 
 
@@ -132,18 +150,11 @@ class TooFewPairs(UserError):
 
 
 def _rows(seed: int, documents: Iterable[Document], report: ReadReport) -> Iterator[dict[str, Any]]:
-    number = 0
     for _, passages in passages_of_each(documents, lambda document: Random(f"{seed}/{document.id}")):
         for passage in passages:
             report.chunks += 1
             if pair := _pair(passage):
                 yield pair
-                number += 1
-    if number < 2:
-        raise TooFewPairs(
-            f"the text has {counted(number, 'natural pair')} (read: {report}); add functions with docstrings, headings, or passages"
-            " of three sentences, or train without pairs (revela-hub train contriever)"
-        )
 
 
 def _pair(passage: Passage) -> dict[str, str] | None:

@@ -77,9 +77,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         check_positions(arguments.encoder, loaded.model.max_length, arguments.max_length)
         # The published model keeps the length that it was trained with.
         loaded.model.config.max_seq_length = arguments.max_length
-        spans, report = run.read(
-            "reading and packing the text", lambda: load_spans(arguments, loaded.tokenizer, held_out.folder)
-        )
+        spans, report = run.read(*load_spans(arguments, loaded.tokenizer, held_out.folder))
         trainer = RetroMAETrainer(
             loaded.model,
             arguments,

@@ -139,7 +139,8 @@ def _groups(arguments: RevelaDataArguments, sources: list[Source], report: ReadR
     if arguments.groups_column is not None:
         return _first(stored_groups(sources, arguments.groups_column, arguments.group_size, **how), limit)
     own = {"seed": arguments.group_seed, "max_groups": limit and groups_needed(share, limit) if share < 1 else limit}
-    return build_groups(sources, GroupSettings(**values_of(GroupSettings, arguments) | own), report=report, **how)
+    how |= {"report": report, "num_proc": arguments.num_proc}
+    return build_groups(sources, GroupSettings(**values_of(GroupSettings, arguments) | own), **how)
 
 
 def _first(groups: Any, limit: int | None) -> Any:

@@ -112,7 +112,7 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         if run.finished:
             return run.output
         held_out = hold_out_text(arguments)
-        groups, report = run.read("reading and grouping the text", lambda: load_groups(arguments, held_out.folder))
+        groups, report = run.read(*load_groups(arguments, held_out.folder))
         backbones = load_backbones(
             arguments.retriever,
             arguments.lm,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups
+from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups, row_cache
 from revela_hub.data.text import groups as groups_module
 from revela_hub.data.text.groups import groups_needed
 
@@ -107,6 +107,48 @@ def test_what_changes_is_read_again(tmp_path: Path, readings: list[int]) -> None
     assert len(readings) == 6
     build(f"hf:{folder}", tmp_path)
     assert len(readings) == 6
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_cache, "PART_CHARACTERS", 40)
+
+
+@pytest.mark.parametrize("settings", [{}, {"run_length": 2}, {"max_groups": 5}], ids=str)
+@pytest.mark.usefixtures("small_parts")
+def test_several_processes_make_the_rows_of_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {name: 10 for name in "abcdefgh"})
+    cut, reports = GroupSettings(**({"group_size": 4, "max_words": 2} | settings)), [ReadReport(), ReadReport()]
+    one, three = (
+        build_groups(path, cut, cache_dir=tmp_path / f"cache-{number}", report=report, num_proc=number)
+        for number, report in zip((1, 3), reports, strict=True)
+    )
+    assert three[:] == one[:] and len(one) == settings.get("max_groups", 8 * 3)
+    assert len(set(one["group"])) == len(one) and len({row["document"][0] for row in one}) > 1
+    if not settings:
+        assert reports[0] == reports[1] and str(reports[0]).startswith("8 documents, 80 chunks, 24 groups")
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_killed_preparation_makes_only_what_is_missing(
+    tmp_path: Path, readings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_documents(tmp_path / "d.jsonl", {name: 9 for name in "abcd"})
+    whole = build_groups(path, GroupSettings(4, max_words=2), cache_dir=tmp_path / "whole")[:]
+    cut = groups_module._rows
+
+    def killed(settings: GroupSettings, documents: Any, report: ReadReport) -> Iterator[Any]:
+        for row in cut(settings, documents, report):
+            if "c5" in str(row):
+                raise KeyboardInterrupt
+            yield row
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(groups_module, "_rows", killed)
+        build(path, tmp_path)
+    del readings[:]
+    assert build(path, tmp_path)[:] == whole
+    assert len(readings) == 2  # c and d
 
 
 def test_max_groups_stops_reading(tmp_path: Path) -> None:

@@ -199,6 +199,33 @@ def test_a_signal_to_one_process_ends_all_after_the_same_step(words: list[str], 
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
 
 
+_SLOW = """
+import sys, time
+from datetime import timedelta
+from torch import distributed
+from revela_hub.cli.main import main
+from revela_hub.data import row_cache
+read = row_cache.read_documents
+def slowly(*sources, **options):
+    time.sleep({seconds})  # in the process that uses the documents
+    yield from read(*sources, **options)
+row_cache.read_documents = slowly
+# On CPUs, TrainingArguments leaves out --ddp_timeout.
+distributed.init_process_group("gloo", timeout=timedelta(seconds={timeout}))
+sys.exit(main({words!r}))
+"""
+
+
+@pytest.mark.slow
+def test_text_may_take_longer_to_prepare_than_processes_wait_for_each_other(words: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    words += ["--probe", "none", "--max_steps", "2"]
+    script.write_text(_SLOW.format(seconds=12, timeout=8, words=words))
+    written = "".join(launch(str(script), processes=2))
+    assert written.count("waiting for another process, which writes spans-") == 1
+    assert (tmp_path / "out" / "encoder" / "modules.json").is_file()
+
+
 # --- the output folder
 
 
