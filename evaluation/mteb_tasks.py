@@ -36,12 +36,7 @@ Instructions: TypeAlias = Mapping[str, str | Mapping[str, str]]
 
 @dataclass(frozen=True)
 class TaskScores(RetrievalScores):
-    """Scores of a task of mteb: its main score in `metrics`, of a retrieval task the metrics that were asked for.
-
-    Attributes:
-        category: "Retrieval", "Classification", "STS", ...
-        main_score: What mteb calls the main score of the task.
-    """
+    """Scores of a task of mteb and its category: its main score in `metrics`, of a retrieval task the metrics that were asked for."""
 
     category: str = "Retrieval"
     main_score: float = 0.0

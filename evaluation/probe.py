@@ -82,10 +82,6 @@ class Probe:
         """The number of queries of each kind."""
         return Counter(kind_of(query) for query in self.task.queries)
 
-    def of_kind(self, kind: str) -> RetrievalTask:
-        """Return the task with the queries of one kind and the whole corpus."""
-        return self.task.subset((query for query in self.task.queries if kind_of(query) == kind), f"probe/{kind}")
-
     def __str__(self) -> str:
         """A summary in one line."""
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
@@ -96,7 +92,7 @@ class Probe:
 
     def examples(self, number: int = 5) -> list[tuple[str, str]]:
         """Return some queries of every kind, each with its relevant passage in one line."""
-        by_kind = (self.of_kind(kind).queries for kind in self.kinds)
+        by_kind = ([query for query in self.task.queries if kind_of(query) == kind] for kind in self.kinds)
         chosen = [query for turn in zip_longest(*by_kind) for query in turn if query][:number]
         passages = [self.task.corpus[next(iter(self.task.qrels[query]))] for query in chosen]
         return [(self.task.queries[q], " ".join(text.split())) for q, text in zip(chosen, passages, strict=True)]

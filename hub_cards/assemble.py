@@ -48,25 +48,15 @@ class Assembly:
 
 @dataclass(frozen=True)
 class Assembled:
-    """A folder that is ready to be verified.
-
-    Attributes:
-        folder: its path.
-        method: the training method; None for a finished folder.
-        base: base model, a Hub id or a folder.
-        reference: safetensors file with the expected vectors.
-        remote_code: whether the verification runs code in the folder.
-        keep_card: the folder has a card that we did not write; keep it unless there is metadata for a new one.
-        skipped: files of a finished folder that are not published.
-    """
+    """A folder that is ready to be verified."""
 
     folder: Path
-    method: Method | None = None
-    base: str | None = None
-    reference: Path | None = None
-    remote_code: bool = False
-    keep_card: bool = False
-    skipped: list[str] = field(default_factory=list)
+    method: Method | None = None  # of a checkpoint
+    base: str | None = None  # a Hub id or a folder
+    reference: Path | None = None  # file with the expected vectors
+    remote_code: bool = False  # whether the verification runs code in the folder
+    keep_card: bool = False  # unless there is metadata for a new one: its author wrote it
+    skipped: list[str] = field(default_factory=list)  # files of a finished folder that are not published
 
 
 # (checkpoint, new folder, assembly) -> the folder as it was written

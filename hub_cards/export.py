@@ -183,12 +183,9 @@ def save_config(config: PreTrainedConfig, folder: Path) -> None:
     """Save a configuration without references to code that is not in the folder: an adapter is saved without the model's code."""
     config.save_pretrained(folder)
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    known = {auto: name for auto, name in (content.pop("auto_map", None) or {}).items() if _has_code(folder, name)}
+    named = (content.pop("auto_map", None) or {}).items()
+    known = {auto: name for auto, name in named if (folder / f"{name.partition('.')[0]}.py").is_file()}
     write_json(folder / "config.json", content | ({"auto_map": known} if known else {}))
-
-
-def _has_code(folder: Path, reference: str) -> bool:
-    return (folder / f"{reference.partition('.')[0]}.py").is_file()
 
 
 def make_readable(folder: Path) -> None:

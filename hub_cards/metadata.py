@@ -31,20 +31,11 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 @dataclass(frozen=True)
 class Result:
-    """Scores of a model on a task.
-
-    Attributes:
-        task: name of the task.
-        metrics: metric -> value from 0 to 1, the main metric first, as in `{"ndcg_at_10": 0.645}`.
-        model: name of the model it is compared with; None for the model of the card.
-        dataset: id of the dataset on the Hub.
-        split: split of the dataset.
-        revision: commit of the dataset.
-    """
+    """Scores of a model on a task; `dataset`, `split` and `revision` are those of a data set on the Hub."""
 
     task: str
-    metrics: dict[str, float | int]
-    model: str | None = None
+    metrics: dict[str, float | int]  # from 0 to 1, the main metric first, as in {"ndcg_at_10": 0.645}
+    model: str | None = None  # name of a model that is compared with the model of the card
     dataset: str | None = None
     split: str = "test"
     revision: str | None = None

@@ -26,22 +26,13 @@ _NO_METHODS: Mapping[str, Method] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Published:
-    """The result of publishing.
-
-    Attributes:
-        checks: checks of the verified folder.
-        files: path -> size, of the published files.
-        skipped: files that are not published.
-        deleted: deleted files of the previous model.
-        url: URL of the model; None after a dry run.
-        commit: hash of the commit.
-    """
+    """The result of publishing."""
 
     checks: list[Check]
-    files: dict[str, int]
+    files: dict[str, int]  # path -> size
     skipped: list[str] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)
-    url: str | None = None
+    deleted: list[str] = field(default_factory=list)  # files of the previous model
+    url: str | None = None  # None after a dry run
     commit: str | None = None
 
 

@@ -51,7 +51,7 @@ def encode_texts(
         vectors_PD: Tensor = encoded(encoder, batch, kind, len(batch), prompt, convert_to_tensor=True)
         return vectors_PD.float().cpu()
 
-    budget = token_budget(str(getattr(encoder, "device", "cpu")), batch_size)
+    budget = TOKENS_PER_BATCH.get(str(getattr(encoder, "device", "cpu")), batch_size * TYPICAL_LENGTH)
     # A token has about four bytes in UTF-8, in most languages.
     lengths = [len(text.encode("utf-8", "replace")) // 4 + 2 for text in texts]
     lengths_N = np.minimum(lengths, getattr(encoder, "max_seq_length", None) or sys.maxsize)
@@ -107,11 +107,6 @@ def divided() -> Iterator[None]:
         yield
     finally:
         _PART.reset(token)
-
-
-def token_budget(device: str, batch_size: int) -> int:
-    """Return the number of tokens per batch on a device."""
-    return TOKENS_PER_BATCH.get(device, batch_size * TYPICAL_LENGTH)
 
 
 def batches(lengths_N: NDArray[np.int64], budget: int, most: int) -> Iterator[NDArray[np.int64]]:

@@ -64,7 +64,7 @@ class Hybrid:
         used = [(part, float(weight)) for part, weight in zip(parts, weights, strict=True) if weight]
         self.parts, self.weights = [part for part, _ in used], [weight for _, weight in used]
         self.fusion, self.depth = fusion, depth
-        self._found = lru_cache(maxsize=1)(self._search)
+        self._found = lru_cache(maxsize=1)(lambda queries, k: [part.search(queries, k) for part in self.parts])
 
     def search(self, queries: Sequence[str], k: int) -> Hits:
         """See `Ranker`."""
@@ -91,9 +91,6 @@ class Hybrid:
                 scores_P = _scaled(scores_P[:, None], hits.scores_QK[queries_P])[:, 0].clip(min=0)
             total_P += weight * scores_P
         return total_P.astype(np.float32)
-
-    def _search(self, queries: tuple[str, ...], depth: int) -> list[Hits]:
-        return [part.search(queries, depth) for part in self.parts]
 
 
 def _followed(hits: Hits, others: Hits, k: int) -> Hits:

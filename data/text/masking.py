@@ -42,11 +42,6 @@ class Vocabulary:
     is_special: Bools
     ordinary: Tokens
 
-    @property
-    def size(self) -> int:
-        """One more than the largest token id."""
-        return len(self.is_special)
-
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Vocabulary":
         """Return the properties of a tokenizer."""

@@ -98,13 +98,6 @@ def test_evidence_moves_the_weight(
     assert fit_weight(ranking(dense, 1), ranking(dense, 1), WHOLE, prior, errors) == prior
 
 
-def test_a_weight_of_zero_is_the_retriever_alone_and_one_is_bm25() -> None:
-    dense, bm25 = ranking(0.7, 3), ranking(0.4, 4)
-    both = System("", "", dense, bm25, 0.3)
-    assert both.mean(WHOLE, 0.0) == pytest.approx(sum(f"p{q[1:]}" in dense[q] for q in dense) / QUERIES)
-    assert both.scores(WHOLE, 1.0) == pytest.approx(replace(both, dense=bm25).scores(WHOLE, 0.0))
-
-
 def test_late_interaction_reorders_the_best_results_with_its_weight() -> None:
     """Equal to the combination of both scaled scores in plain loops."""
     dense, bm25 = ranking(0.7, 3), ranking(0.4, 4)
@@ -158,15 +151,6 @@ def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard
     # With BM25, which has all the weight, as good as the base; alone better.
     alone = replace(many_more, bm25=split.dense, bm25_weight=1.0)
     assert select(replace(split, bm25_weight=0.0), [alone], whole) is alone
-
-
-def test_the_table_marks_what_kept_the_base_retriever_and_what_is_exported() -> None:
-    alone, hybrid, kept = system("base retriever", 0.6, bm25_weight=0.0), system("hybrid", 0.6), system("kept", 0.6)
-    better = system("better", 0.9, seconds=1.0)
-    systems = [alone, hybrid, replace(kept, seconds=1.0), better]
-    rows = Verdict(systems, better, WHOLE, WHOLE).table().splitlines()
-    assert [row.split()[0] for row in rows[1:]] == ["BM25", "base", "hybrid", "kept", "better"]
-    assert rows[4].endswith("base retriever)") and rows[5].endswith("]  <- exported")
 
 
 def test_everything_is_compared_with_the_base_retriever_alone() -> None:

@@ -57,11 +57,6 @@ def test_wrong_answers_are_errors(fault: str, server: EmbeddingServer, retriever
         OpenAIEncoder(server.url, str(retriever_folder)).encode_query(["1", "2"])
 
 
-def test_temporary_failures_are_repeated(server: EmbeddingServer, retriever_folder: Path) -> None:
-    server.answer = lambda number: (503, {}, {"error": "busy"}) if number % 3 else None
-    assert len(OpenAIEncoder(server.url, str(retriever_folder)).encode_query(["1", "2"], batch_size=1)) == 2
-
-
 def test_an_index_names_its_server_and_no_key(
     server: EmbeddingServer,
     retriever_folder: Path,

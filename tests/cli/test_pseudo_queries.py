@@ -7,21 +7,15 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
-from transformers import BertTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import BertTokenizerFast
 
 from revela_hub.cli.main import main
 from revela_hub.trainers import CoTMoTECollator, CoTMoTETrainer, CoTMoTETrainingArguments
 
 
 @pytest.fixture
-def words(tmp_path: Path, texts: list[str], mlm_folder: Path, wordpiece_tokenizer: BertTokenizerFast) -> list[str]:
+def words(tmp_path: Path, texts: list[str], mlm_folder: Path, t5_folder: Path) -> list[str]:
     """The command, with a tiny T5 and three documents of eight sentences."""
-    config = T5Config(
-        vocab_size=len(wordpiece_tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8,
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=3,
-    )  # fmt: skip
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
-    wordpiece_tokenizer.save_pretrained(tmp_path / "t5")
     documents = tmp_path / "documents.jsonl"
     rows = [{"text": " ".join(texts[n:4] + texts[:4])} for n in range(3)]
     documents.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -10,7 +10,7 @@ import pytest
 
 from revela_hub.cli.main import main
 from revela_hub.data.sources.beir import RetrievalTask, read_beir
-from revela_hub.evaluation import evaluate_bm25, evaluate_mteb, evaluate_retrieval
+from revela_hub.evaluation import evaluate_mteb, evaluate_retrieval
 from revela_hub.evaluation.mteb_tasks import TaskScores, means_of, resolve_tasks, task_prompts
 from revela_hub.retrieval.encoder import load_encoder
 
@@ -87,15 +87,6 @@ def test_a_task_of_tasks_is_their_mean(retriever_folder: Path, tmp_path: Path, t
     [mean] = means_of(evaluate_mteb(model, parts, show_progress_bar=False))
     assert (mean.name, mean.queries, mean.documents) == ("mean of 2 tasks", 27, 800)
     assert mean.ndcg_at_10 == pytest.approx(scores.ndcg_at_10, abs=1e-9)
-
-
-def test_bm25_by_mteb(tmp_path: Path, texts: list[str]) -> None:
-    task = read_beir(write_beir(tmp_path / "beir", texts))
-    [scores] = evaluate_mteb("bm25", [mteb_task(task)], metrics=["ndcg@10", "recall@50"], show_progress_bar=False)
-    assert (
-        scores.ndcg_at_10 == scores.main_score == pytest.approx(evaluate_bm25(task).ndcg_at_10, abs=0.1)
-    )  # other settings
-    assert scores.recall_at_50 > 0
 
 
 def test_instructions_are_put_before_the_queries(retriever_folder: Path, tmp_path: Path, texts: list[str]) -> None:

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from revela_hub.cli.main import main
-from revela_hub.data import GroupSettings, ReadReport, build_groups, read_beir, read_documents
+from revela_hub.data import ReadReport, read_beir, read_documents
 from revela_hub.data.sources.source import Document, Source
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import NoProbe, Probe, ProbeSettings, build_probe, kind_of, write_probe
@@ -174,22 +174,6 @@ def test_near_duplicates_and_what_stands_twice_are_not_asked(tmp_path: Path) -> 
     assert all(whole.count(query) == 1 for query in probe.task.queries.values())
 
 
-def test_training_data_follow_the_probe(text: Path, probe: Probe, tmp_path: Path) -> None:
-    """Groups are made without the queries, and made again when the probe is another one."""
-    folder = write_probe(probe, tmp_path / "probe")
-
-    def chunks() -> str:
-        source = {"path": str(text), "held_out": str(folder)}
-        groups = build_groups([source], GroupSettings(group_size=4, max_words=400), cache_dir=tmp_path / "cache")
-        return " ".join(" ".join(chunk for row in groups["text"] for chunk in row).split())
-
-    assert not any(query in chunks() for query in probe.task.queries.values())
-    other = build_probe(str(text), ProbeSettings(queries=40, passages=80, seed=5))
-    write_probe(other, folder)
-    assert not any(query in chunks() for query in other.task.queries.values())
-    assert any(query in chunks() for query in probe.task.queries.values())
-
-
 def test_a_text_with_too_few_queries(tmp_path: Path) -> None:
     """Lines without sentences; a title that its own text repeats."""
     for number in range(30):
@@ -221,10 +205,6 @@ def test_pairs_that_ask_a_query_of_the_evaluation_are_left_out(tmp_path: Path) -
     (probe / "queries.jsonl").write_text("".join(lines))
     with pytest.raises(UserError, match="the evaluation asks all but 1 of the 20 natural pairs"):
         build_text_pairs(source, cache_dir=tmp_path / "cache")
-
-
-THAI = "แม่น้ำเจ้าพระยาเป็นแม่น้ำสายสำคัญ ไหลผ่านกรุงเทพมหานครออกสู่ทะเล ชาวบ้านต่าง ๆ ใช้เรือเดินทางทุกวัน"
-"""Three clauses without full stops (the Chao Phraya is an important river, flows to the sea, people travel by boat)."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from loopback_hub import LoopbackHub, Repository
 from test_pickles import pickle_weights
-from transformers import BertTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from revela_hub.cli.main import main
 
@@ -35,7 +34,7 @@ def place(
     texts: list[str],
     mlm_folder: Path,
     llama_folder: Path,
-    wordpiece_tokenizer: BertTokenizerFast,
+    t5_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """A folder with the files that the recipes read, and the Hub with what they download."""
@@ -69,13 +68,7 @@ def place(
     }
     files["datasets/trumancai/revela_training_corpus"] = {shard: parquet(text=[[*texts, "", *texts][:16]] * 2)}
     files["Shitao/RetroMAE"] = {path.name: path.read_bytes() for path in pickle_weights(mlm_folder).iterdir()}
-    config = T5Config(
-        vocab_size=len(wordpiece_tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8,
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=3,
-    )  # fmt: skip
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
-    wordpiece_tokenizer.save_pretrained(tmp_path / "t5")
-    files["doc2query/msmarco-t5-base-v1"] = {path.name: path.read_bytes() for path in (tmp_path / "t5").iterdir()}
+    files["doc2query/msmarco-t5-base-v1"] = {path.name: path.read_bytes() for path in t5_folder.iterdir()}
     for name, content in files.items():
         repository = hub.repositories[name] = Repository()
         repository.commit("refs/convert/parquet", content, "converted")

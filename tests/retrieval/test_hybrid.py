@@ -105,15 +105,6 @@ def test_fuse_pads_and_keeps_the_lower_row_first() -> None:
     assert fuse([none, none], 3, [1, 1]).rows_QK.tolist() == [[], []]
 
 
-@pytest.mark.parametrize("fusion", ["sum", "minmax"])
-def test_a_part_without_weight_finds_nothing(fusion: str) -> None:
-    words, dense = np.full((1, 8), -np.inf), np.arange(8.0)[None]
-    hybrid = Hybrid([Table(dense), Table(words)], [0.0, 1.0], fusion)
-    assert (hybrid.search(["0"], 3).rows_QK < 0).all()
-    hits = [Hits(np.ones((1, 1), dtype=np.float32), np.array([[row]])) for row in (5, 7)]
-    assert fuse(hits, 3, [0, 1]).rows_QK.tolist() == [[7]]
-
-
 @pytest.mark.parametrize(
     ("options", "weights"),
     [

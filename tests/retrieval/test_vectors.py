@@ -59,18 +59,6 @@ def test_gives_the_vectors_of_any_rows_in_order(tmp_path: Path) -> None:
     assert len(keys) == 3
 
 
-def test_files_begin_small_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    first, second = Encode(limit=2), Encode()
-    with pytest.raises(KeyboardInterrupt):
-        fill(tmp_path, first)
-    assert first.texts == TEXTS[:6]  # of 2, then of 4
-    fill(tmp_path, second)
-    assert second.texts == TEXTS[6:]
-    store = fill(tmp_path, Encode(limit=0))
-    np.testing.assert_array_equal(store.vectors(TextList(TEXTS))[:], Encode()(TEXTS))
-    assert list(tmp_path.rglob("*.tmp")) == []
-
-
 def test_only_what_is_new_is_encoded_wherever_it_stands(tmp_path: Path) -> None:
     fill(tmp_path, Encode())
     encode = Encode()

@@ -93,7 +93,7 @@ class Adaptation:
         made = self.state.get("plan")
         self.plan = Plan(**made) if made else self._make_plan(text.sample)
         most = int(self.plan.passages * QUERIES_PER_PASSAGE)
-        queries = max(MIN_QUERIES, min(most, text.natural_pairs // 2))
+        queries = max(MIN_QUERIES, min(most, (text.passages - text.pairs["none"]) // 2))
         settings = ProbeSettings(queries, self.plan.passages, seed=0)
         self.probe = build_probe(options.sources(), settings, examples=examples, report=ReadReport())
         labels = options.labels

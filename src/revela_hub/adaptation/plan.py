@@ -53,11 +53,6 @@ class Inspection:
     """Some passages, evenly spread."""
 
     @property
-    def natural_pairs(self) -> int:
-        """The number of passages with a natural query."""
-        return self.pairs.total() - self.pairs["none"]
-
-    @property
     def has_code(self) -> bool:
         """Whether a tenth of the text or more is code."""
         return self.code >= 0.1

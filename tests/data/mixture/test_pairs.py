@@ -101,18 +101,6 @@ def test_given_negatives_are_cut_and_missing_ones_drawn() -> None:
     assert drawn == {"p2", "p3", "p4", "p5"}  # not p1, which is another right answer to q
 
 
-def test_given_negatives_that_are_right_are_left_out() -> None:
-    counts: Counter[str] = Counter()
-    pair = Pair("q", "p p", ["p\np ", "also  right", " q", "", "n", "n"])
-    pool = ["p  p", "also right\n", "q", " ", "m"]
-    known = KnownPairs([("q", "p p"), ("q ", "also right")])
-
-    (filled,) = fill_negatives([pair], pool, known, num_negatives=2, counts=counts)
-
-    assert filled == Pair("q", "p p", ["n", "m"])
-    assert counts == {"wrong": 4, "given": 1, "drawn": 1}
-
-
 @pytest.mark.parametrize(
     ("pool", "negatives"),
     [

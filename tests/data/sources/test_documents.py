@@ -147,19 +147,6 @@ def test_patterns(tmp_path: Path) -> None:
         list(read_documents(f"{tmp_path}/*.rst"))
 
 
-def test_folders_below_a_pattern_are_skipped_as_below_a_folder(tmp_path: Path) -> None:
-    for name in ("node_modules/x/a.js", "src/tests/t.js", "docs/old/o.js", "src/a.js"):
-        (tmp_path / "js" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "js" / name).write_text(name)
-    for path in (tmp_path / "js", f"{tmp_path}/js/**/*.js"):
-        report = ReadReport()
-        documents = read_documents({"path": str(path), "exclude": ["tests", "docs/old*"]}, report=report)
-        assert ids(documents, tmp_path) == ["js/src/a.js"]
-        assert report.skipped == {"excluded": 2, "generated": 1}
-    named = read_documents(f"{tmp_path}/*/node_modules/x/*.js")  # the pattern names it
-    assert ids(named, tmp_path) == ["js/node_modules/x/a.js"]
-
-
 def test_of_a_beir_folder_only_the_passages_are_text(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "corpus.jsonl.gz", [{"_id": "d1", "title": "", "text": "Rivers carry sediment."}])
     write_json_lines(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "what do rivers carry"}])
