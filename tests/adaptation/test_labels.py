@@ -46,15 +46,6 @@ def test_a_half_is_held_out_and_the_rest_is_left_to_train_on(tmp_path: Path) -> 
     assert sorted(held.task.corpus.values()) == sorted([f"passage {n}" for n in range(200)] + ["other text"])
 
 
-def test_a_query_with_several_passages_has_them_all(tmp_path: Path) -> None:
-    more = [{"anchor": f"question {n}", "positive": f"second {n}"} for n in range(300)]
-    task = hold_out(pairs(300) + more, {}, 50, 120, tmp_path).task
-    assert len(task.corpus) == 120
-    for query, gold in task.qrels.items():
-        number = task.queries[query].split()[1]
-        assert {task.corpus[passage] for passage in gold} == {f"passage {number}", f"second {number}"}
-
-
 def test_shared_passages_and_other_spellings_are_on_one_side(tmp_path: Path) -> None:
     hold_out(
         pairs(300) + [{"anchor": f"question {n}", "positive": f"passage {n ^ 1}"} for n in range(300)],

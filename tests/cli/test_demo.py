@@ -9,7 +9,6 @@ import pytest
 from adapt_report import adapt_report
 
 from revela_hub.cli.commands import demo
-from revela_hub.cli.main import main
 
 RIVERS = ("Alba", "Brent", "Corve", "Dart", "Esk", "Foss")
 
@@ -93,20 +92,3 @@ def test_any_retriever_and_files(work: Path, retriever_folder: Path, capsys: pyt
     page, html = config(str(retriever_folder), "corpus", "docs", "base", str(retriever_folder), "top_k", 30)
     assert '"maximum": 30' in page
     assert titles(html)[1:3] == ["retriever", "base"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "./nowhere --corpus docs",
-        "RETRIEVER",
-        "RETRIEVER --corpus empty",
-        "RETRIEVER --corpus docs --base ./nowhere",
-        "RETRIEVER --port 0",
-    ],
-)
-def test_mistakes(work: Path, retriever_folder: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("gradio", reason="the page needs the extra demo")
-    (work / "empty").mkdir()
-    assert main(["demo", *words.replace("RETRIEVER", str(retriever_folder)).split()]) == 2
-    assert "revela-hub: error: " in capsys.readouterr().err.strip().splitlines()[-1]

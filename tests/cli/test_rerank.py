@@ -217,23 +217,6 @@ def test_evaluation_shows_both_rows(
     assert names == [str(retriever_folder), f"{retriever_folder} > self", "bm25"]
 
 
-def test_mining_filters_by_the_scores_of_the_reranker(
-    cross_encoder: Path, corpus: Path, texts: list[str], tmp_path: Path
-) -> None:
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("".join(json.dumps({"anchor": text.split()[1], "positive": text}) + "\n" for text in texts))
-    words = ["mine", "bm25", "--pairs", str(pairs), "--corpus", str(corpus), "--output", str(tmp_path / "mined.jsonl")]
-    words += ["--rerank", str(cross_encoder), "--scores", "--positive_aware", "false", "--fewer", "keep"]
-    assert main([*words, "--cache_dir", str(tmp_path / "cache")]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
-    reranker = Reranker(str(cross_encoder), device="cpu")
-    assert any(row["negative_1"] for row in rows)
-    for row in rows:
-        read = [row["positive"], *([row["negative_1"]] if row["negative_1"] else [])]
-        expected = reranker.scores([(row["anchor"], text) for text in read])
-        assert np.abs(expected - np.array(row["scores"])).max() < 1e-4
-
-
 def test_models_of_the_wrong_kind_are_rejected(
     cross_encoder: Path,
     retriever_folder: Path,

@@ -48,20 +48,6 @@ def test_prints_ranked_passages_with_file_and_line(corpus: Path, capsys: pytest.
     assert out[1:] == ["      # Water", "      Rivers carry sediment from the mountains to the sea.", ""]
 
 
-def test_options_of_the_text(corpus: Path, search: Search, capsys: pytest.CaptureFixture[str]) -> None:
-    """The column, and files of another kind in a folder."""
-    (corpus / "notes.csv").write_text("id,body\n1,Rivers carry sediment.\n2,Paris is a capital.\n")
-    assert main(["search", "bm25", "sediment", "--corpus", "notes.csv"]) == 2
-    assert "no column 'text'; the columns are 'id', 'body' " in capsys.readouterr().err
-    [[hit]] = [found["hits"] for found in search("bm25", "sediment", "--corpus", "notes.csv", "--text_column", "body")]
-    assert hit["text"] == "Rivers carry sediment."
-    (corpus / "docs" / "calls.jsonl").write_text('{"name": "river"}\n')
-    assert main(["search", "bm25", "sediment", "--corpus", "docs"]) == 2
-    assert "calls.jsonl:1: no column 'text'" in capsys.readouterr().err
-    assert main(["search", "bm25", "sediment", "--corpus", "docs", "--exclude", "./docs/calls.jsonl", "venv"]) == 0
-    assert "skipped: 1 excluded" in capsys.readouterr().err
-
-
 def test_queries_come_from_standard_input(
     corpus: Path, search: Search, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

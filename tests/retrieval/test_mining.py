@@ -288,46 +288,6 @@ def test_prompts_go_to_the_model(tmp_path: Path) -> None:
     assert encoded(query_prompt="Find: ", document_prompt="Text: ") == (["Find: river"], ["Text: stone", "Text: sea"])
 
 
-class Terms:
-    """What `build_ranker` asks of a SparseEncoder: the words of a text, each with the weight 1."""
-
-    def encode_document(self, inputs: list[str], /, **options: Any) -> Any:
-        import torch
-
-        weights = torch.zeros(len(inputs), len(WORDS))
-        for row, text in enumerate(inputs):
-            for word in set(text.split()) & set(WORDS):
-                weights[row, WORDS.index(word)] = 1.0
-        return weights.to_sparse()
-
-    encode_query = encode_document
-
-
-@pytest.mark.parametrize("fusion", ["sum", "minmax"])
-def test_hybrids_mine(fusion: str, small_blocks: None) -> None:
-    documents, anchors = random_texts(40, 2), random_texts(11, 3)
-    settings = MiningSettings(num_negatives=2, relative_margin=0.05, scores=True, fewer="keep")
-
-    def mined(**options: Any) -> Any:
-        ranking = RankerSettings(identity="a", sparse_identity="b", **options)
-        return mine_negatives(anchors, documents[:11], documents, Encoder(), settings, ranking, sparse=Terms())
-
-    hybrid = {"mode": "hybrid", "fusion": fusion, "parts": ("dense", "sparse", "bm25")}
-    both = mined(**hybrid)
-    assert sum(text is not None for row in both.dataset for text in negatives(row)) > 5
-    for row in both.dataset:
-        positive, *others = row["scores"]
-        assert all(score <= positive * 0.95 + 1e-6 for score in others)
-        assert row["positive"] not in negatives(row)
-    # Positives and candidates are scored over the same hits, however few `depth` asks for.
-    assert (
-        mined(depth=1, **hybrid).dataset.to_list() == mined(depth=settings.last_rank(1) + 1, **hybrid).dataset.to_list()
-    )
-    for row in mined(mode="sparse").dataset:
-        shared = [len(set(row["anchor"].split()) & set(text.split())) for text in negatives(row) if text]
-        assert row["scores"][1:] == shared
-
-
 # --- on disk
 
 DOCUMENTS = random_texts(40, 2)

@@ -154,7 +154,7 @@ def load_dense(
 
 
 class OnDevices:
-    """A sentence-transformers model on several devices, each in a process of its own, which share the texts of a call."""
+    """A sentence-transformers model on several devices, each in a separate process, which share the texts of a call."""
 
     def __init__(self, model: "SentenceTransformer", devices: list[str]) -> None:
         import torch

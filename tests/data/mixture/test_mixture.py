@@ -286,16 +286,6 @@ def test_stages(folder: Path) -> None:
         load(folder, STS, stage=1)
 
 
-def test_max_samples_draws_at_random(folder: Path) -> None:
-    tasks = [{**QUESTIONS, "max_samples": 2}, {**COLOURS, "max_samples": 5}, {**STS, "max_samples": 3}]
-
-    drawn = {tuple(row["anchor"] for row in rows(load(folder, *tasks, seed=seed))) for seed in range(4)}
-
-    assert len(drawn) == 4
-    assert all(len(anchors) == 10 for anchors in drawn)
-    assert len(load(folder, {**QUESTIONS, "max_samples": 99}).dataset) == 4
-
-
 def counts(mixture: Mixture) -> Counter[str]:
     return Counter(mixture.dataset["task"])
 

@@ -1,6 +1,5 @@
 import gzip
 import json
-import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -79,19 +78,6 @@ def test_everything_that_is_skipped_is_counted(tmp_path: Path, caplog: pytest.Lo
     assert not caplog.messages
     assert list(read_documents(source)) == documents  # without a report
     assert caplog.messages == [f"{tmp_path}: {'; '.join(report.remarks())}"]
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson.gz"])
-def test_json_lines_are_streamed(tmp_path: Path, name: str) -> None:
-    path = write_json_lines(tmp_path / name, ({"text": f"{number} " + "word " * 400} for number in range(4000)))  # 8 MB
-
-    tracemalloc.start()
-    count = sum(1 for _ in read_documents(path))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-
-    assert count == 4000
-    assert peak < 1024 * 1024
 
 
 def test_json_lines_fields(tmp_path: Path) -> None:

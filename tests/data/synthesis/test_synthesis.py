@@ -169,20 +169,6 @@ def test_gives_up_with_the_reasons(tmp_path: Path, reply: str | Reply, reason: s
         synthesize(Model(lambda request: "Tasks are hard."), tmp_path, SynthesisSettings(count=9))
 
 
-def test_what_is_whole_in_a_reply_that_is_cut_off_counts(tmp_path: Path) -> None:
-    """A small local model writes on until it is stopped; the last task of its list is not whole."""
-
-    def goes_on(request: Request) -> str | Reply:
-        if "JSON list" not in request.prompt:
-            return Reply(f"{answer(request)}\nI hope", "cut off")
-        tasks = [f"{i}. Find {sentence(Random(f'{request.seed}/{i}'), 6)}." for i in range(4)]
-        return Reply("\n".join(tasks)[:-9], "cut off")
-
-    report = synthesize(Model(goes_on), tmp_path, SynthesisSettings(count=8, forms=["short-short"]))
-    assert report.tasks["short-short"] == 4  # of two lists
-    assert all(row["instruction"].endswith(".") for row in rows(tmp_path / "pairs.jsonl"))
-
-
 def test_goes_on_with_fewer_tasks_where_the_lists_repeat_themselves(tmp_path: Path) -> None:
     tasks = ["Find the river that flows through a town.", "Match a mountain with its height in metres."]
 
@@ -253,13 +239,6 @@ def test_overlap_is_what_a_loop_over_all_ngrams_finds() -> None:
         outcomes.append(expected)
         assert (excluded.find(" ".join(tested).title()) is not None) == expected
     assert 30 < sum(outcomes) < 120
-
-
-def test_words_of_scripts_without_spaces_are_characters() -> None:
-    excluded = ExcludedTexts(8)
-    excluded.add("zh", ["北京是中华人民共和国的首都。"])
-    assert excluded.find("众所周知,北京是中华人民共和国的城市") == "zh"
-    assert excluded.find("上海是中国最大的城市") is None
 
 
 @pytest.mark.parametrize("threshold", [0.6, 0.8])

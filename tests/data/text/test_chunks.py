@@ -77,17 +77,6 @@ def test_sentence_longer_than_a_chunk_is_cut_between_words() -> None:
     assert (report.cut, report.chunks) == (1, 4)
 
 
-def test_long_quotation_is_cut_at_its_full_stops() -> None:
-    text = 'He said: "' + " ".join(f"This is part {n}." for n in range(10)) + '"'
-
-    chunks = chunk_document(prose(text), max_words=10)
-
-    assert [chunk.text for chunk in chunks][1:] == [
-        *(f"This is part {n}. This is part {n + 1}." for n in range(2, 8, 2)),
-        'This is part 8. This is part 9."',
-    ]
-
-
 FUNCTIONS = '''import os
 
 

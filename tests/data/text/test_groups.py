@@ -9,7 +9,6 @@ from datasets import Dataset
 
 from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups, row_cache
 from revela_hub.data.text import groups as groups_module
-from revela_hub.data.text.groups import groups_needed
 
 
 def write_documents(path: Path, lengths: dict[str, int]) -> Path:
@@ -213,9 +212,3 @@ def test_mixture_by_weights(three: list[Dataset]) -> None:
     assert [row for row in mixed["text"] if row[0].startswith("Is a")] == three[0]["text"][:]
     assert mixed[:] == mix_groups(three[:2], [0.75, 0.25], seed=1)[:]
     assert mixed[:] != mix_groups(three[:2], [3, 1], seed=2)[:]
-
-
-def test_groups_needed_is_enough_and_not_much_more() -> None:
-    assert groups_needed(1.0, 1000) == 1000
-    assert groups_needed(0.5, 10) == 10
-    assert 100_000 < groups_needed(0.1, 1_000_000) < 102_000

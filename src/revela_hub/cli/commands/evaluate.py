@@ -311,7 +311,7 @@ def _evaluate_answers(arguments: Arguments) -> None:
     questions = [read_prompts([source]) for source in arguments.data]
     options: dict[str, Any] = {"num_passages": arguments.num_passages, "device": arguments.device}
     method = resolve(model).method
-    if arguments.retriever:  # a reader is a plain decoder, of no model type of its own
+    if arguments.retriever:  # a reader is a plain decoder, without a model type of ours
         method = next(each for each in METHODS.values() if each.answerer and not each.model_type)
         options["retriever"] = arguments.retriever
     if method is None or not method.answerer:
