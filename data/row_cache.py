@@ -91,7 +91,8 @@ def document_rows(
 ) -> "Dataset | IterableDataset":
     """Return the rows of the sources' documents, from the cache if possible, else made by `num_proc` processes.
 
-    With `streaming`, the rows are made while the data set is read, without the cache and without counts.
+    The counts are added to the report, for cached rows those of the run that wrote them. With `streaming`, the rows are made while the
+    data set is read, without the cache and without counts.
     """
     import datasets
 

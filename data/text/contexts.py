@@ -9,7 +9,6 @@ Documents are packed into spans by `build_spans`. Each span is the text of one r
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -39,11 +38,7 @@ def build_contexts(
     *,
     contexts: Sequence[str] = CONTEXTS,
     queries: ExtractiveQueries | None = None,
-    cache_dir: str | Path | None = None,
-    report: ReadReport | None = None,
-    streaming: bool = False,
-    num_proc: int = 1,
-    **settings: Any,
+    **options: Any,
 ) -> "Dataset | IterableDataset":
     """Make rows from the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
 
@@ -52,11 +47,7 @@ def build_contexts(
         tokenizer: As for `build_spans`.
         contexts: Kinds of context, see above.
         queries: The query generator; required for the kind `query`, and only for it.
-        cache_dir: The cache folder; default: the cache of `datasets`.
-        report: Its counts are updated (for cached rows with the counts of the run that wrote them).
-        streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
-        num_proc: Processes that make the rows, which do not depend on their number.
-        **settings: Fields of `SpanSettings`; `max_length` is 144 by default.
+        **options: As for `build_spans`; `max_length` is 144 by default.
 
     Returns:
         A data set with the columns `row` (int64, its number, the seed of its masks), `expert` (uint8: 0 if the text is a
@@ -66,7 +57,7 @@ def build_contexts(
     Raises:
         UserError: As `read_documents`; an unsuitable tokenizer; settings or data without any row.
     """
-    made = SpanSettings(**({"max_length": 144} | settings))
+    made = SpanSettings.taken_from(options, max_length=144)
     if not contexts or not {*contexts} <= {*CONTEXTS}:
         raise UserError(f"contexts must be one or more of {', '.join(CONTEXTS)}, not {', '.join(contexts) or 'none'}")
     if ("query" in contexts) != (queries is not None):
@@ -82,7 +73,7 @@ def build_contexts(
     rows = partial(_rows, tokenizer, made, {*contexts}, queries)
     few = "the data contain no text with a contextual span: use longer documents"
     maker = RowMaker("contexts", types, made_with, rows, few, max_rows=made.max_spans)
-    return document_rows(maker, sources, cache_dir=cache_dir, report=report, streaming=streaming, num_proc=num_proc)
+    return document_rows(maker, sources, **options)
 
 
 def _rows(

@@ -67,21 +67,16 @@ COLUMNS: Types = {"group": "int64", "document": ["string"], "text": ["string"]}
 def build_groups(
     sources: Iterable[SourceLike] | SourceLike,
     settings: GroupSettings | None = None,
-    *,
-    cache_dir: str | Path | None = None,
-    report: ReadReport | None = None,
-    streaming: bool = False,
-    num_proc: int = 1,
+    **options: Any,
 ) -> "Dataset | IterableDataset":
     """Build groups from the sources' documents, or read them from the cache.
 
     Args:
         sources: As for `read_documents`; together they form one stream of documents.
         settings: The settings of chunks and groups; default: those of the paper.
-        cache_dir: The cache folder; default: the cache of `datasets`.
-        report: Its counts are updated (for cached rows with the counts of the run that wrote them).
-        streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
-        num_proc: Processes that make the rows, which do not depend on their number.
+        **options: `cache_dir` (default: the cache of `datasets`), `report` (its counts are updated),
+            `streaming` (return an `IterableDataset`, whose rows are made while they are read and not cached) and `num_proc` (processes
+            that make the rows, which do not depend on their number).
 
     Returns:
         A data set with one row per group: `group` (int64, its number), `document` and `text` (lists of `group_size`
@@ -98,7 +93,7 @@ def build_groups(
     made_with = {"sentencex": version("sentencex")} | asdict(settings)
     few = "training needs at least 2 chunks of text: add more text"
     maker = RowMaker("groups", COLUMNS, made_with, partial(_rows, settings), few, max_rows=settings.max_groups)
-    return document_rows(maker, sources, cache_dir=cache_dir, report=report, streaming=streaming, num_proc=num_proc)
+    return document_rows(maker, sources, **options)
 
 
 def stored_groups(

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.row_cache import RowMaker, document_rows
@@ -22,25 +21,15 @@ def build_passages(
     max_words: int = 200,
     min_words: int = 10,
     language: str = "en",
-    cache_dir: str | Path | None = None,
-    report: ReadReport | None = None,
-    streaming: bool = False,
-    num_proc: int = 1,
+    **options: Any,
 ) -> "Dataset | IterableDataset":
-    """Split the documents into passages of whole sentences (code: lines), or read them from the cache."""
+    """Split the documents into passages of whole sentences (code: lines), or read them from the cache; options as for `build_spans`."""
     types = {"row": "int64", "document": "string", "text": "string"}
     settings = {"max_words": max_words, "min_words": min_words, "language": language}
     made_with = {"sentencex": version("sentencex")} | settings
     rows = partial(_rows, max_words, min_words, language)
     few = f"the data contain fewer than 2 passages of {min_words} words: add more text"
-    return document_rows(
-        RowMaker("passages", types, made_with, rows, few, least=2),
-        sources,
-        cache_dir=cache_dir,
-        report=report,
-        streaming=streaming,
-        num_proc=num_proc,
-    )
+    return document_rows(RowMaker("passages", types, made_with, rows, few, least=2), sources, **options)
 
 
 def _rows(

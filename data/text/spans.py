@@ -11,10 +11,9 @@ token is a word.
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -57,27 +56,25 @@ class SpanSettings:
     language: str = "en"
     max_spans: int | None = None
 
+    @classmethod
+    def taken_from(cls, options: dict[str, Any], **defaults: Any) -> "SpanSettings":
+        """Remove the settings from options."""
+        return cls(**defaults | {each.name: options.pop(each.name) for each in fields(cls) if each.name in options})
+
 
 def build_spans(
     sources: Iterable[SourceLike] | SourceLike,
     tokenizer: "PreTrainedTokenizerBase",
-    *,
-    cache_dir: str | Path | None = None,
-    report: ReadReport | None = None,
-    streaming: bool = False,
-    num_proc: int = 1,
-    **settings: Any,
+    **options: Any,
 ) -> "Dataset | IterableDataset":
     """Make spans of the sources' documents, or read them from the cache (see `revela_hub.data.row_cache`).
 
     Args:
         sources: As for `read_documents`; together they form one stream of documents.
         tokenizer: The fast tokenizer of a masked language model, which must report the words of its tokens.
-        cache_dir: The cache folder; default: the cache of `datasets`.
-        report: Its counts are updated (for cached rows with the counts of the run that wrote them).
-        streaming: Return an `IterableDataset` instead, whose rows are made while they are read and not cached.
-        num_proc: Processes that make the rows, which do not depend on their number.
-        **settings: Fields of `SpanSettings`.
+        **options: Fields of `SpanSettings`; `cache_dir` (default: the cache of `datasets`), `report` (its counts are updated),
+            `streaming` (return an `IterableDataset`, whose rows are made while they are read and not cached) and `num_proc` (processes
+            that make the rows, which do not depend on their number).
 
     Returns:
         A data set with one row per span: `span` (int64, its number, the seed of its masks), `input_ids` (int32, without
@@ -86,13 +83,13 @@ def build_spans(
     Raises:
         UserError: As `read_documents`; an unsuitable tokenizer; settings or data without any span.
     """
-    made = SpanSettings(**settings)
+    made = SpanSettings.taken_from(options)
     Vocabulary.of(tokenizer)  # it must be one that masks can be made for
     types: Types = {"span": "int64", "input_ids": ["int32"], "word_starts": ["uint8"]}
     rows, made_with = partial(_rows, tokenizer, made), tokenized_with(tokenizer, made)
     few = f"the data contain no span of at least {made.min_tokens} tokens"
     maker = RowMaker("spans", types, made_with, rows, few, max_rows=made.max_spans)
-    return document_rows(maker, sources, cache_dir=cache_dir, report=report, streaming=streaming, num_proc=num_proc)
+    return document_rows(maker, sources, **options)
 
 
 def tokenized_with(tokenizer: "PreTrainedTokenizerBase", settings: SpanSettings) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -81,19 +80,11 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
     Unlike in a barrier of a process group, they may wait for hours.
     """
-    from filelock import FileLock, Timeout
+    from filelock import FileLock
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(timeout=1)
-    except Timeout:
-        sys.stderr.write(f"waiting for another process, which writes {path.name}\n")
-        lock.acquire()
-    try:
+    with FileLock(path.with_name(f".{path.name}.lock")):
         yield
-    finally:
-        lock.release()
 
 
 def _beside(path: Path) -> Path:

@@ -12,11 +12,11 @@ from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import PreTrainedTokenizerBase
 
-from revela_hub.data.mixture.pairs import KnownPairs
+from revela_hub.data.mixture.labelled import read_labelled_pairs
 from revela_hub.data.row_cache import Types, cached_rows, rows_fingerprint
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import read_rows
-from revela_hub.data.sources.source import parse_source, parse_sources
+from revela_hub.data.sources.source import parse_sources
 from revela_hub.data.text.contexts import CONTEXTS, build_contexts
 from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.data.text.same_text import text_hash
@@ -298,33 +298,10 @@ def load_pairs(arguments: CoTMoTEDataArguments) -> tuple[Dataset, str]:
     """Read the columns anchor, positive, negative_1 to negative_N; return them with a summary of the sources."""
     if arguments.pairs is None:
         raise UserError("no pairs to fine-tune on: give --pairs FILE, as revela-hub mine writes it")
-    source = parse_source(arguments.pairs)
+    pairs, report = read_labelled_pairs(arguments.pairs, cache_dir=arguments.cache_dir)
     wanted = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(arguments.num_negatives))]
-    skipped = {"without all texts": 0}
-
-    def read() -> Iterator[dict[str, Any]]:
-        for row in read_rows(source):
-            texts = {name: row.columns.get(name) for name in wanted}
-            if all(isinstance(text, str) and text.strip() for text in texts.values()):
-                yield texts
-            else:
-                skipped["without all texts"] += 1
-
-    name = f"labelled-{rows_fingerprint({'columns': wanted}, [source])}"
-    types = dict.fromkeys(wanted, "string")
-    whole, counts = cached_rows(name, types, read, lambda: skipped, arguments.cache_dir)
-    if not len(whole):
-        names = "anchor, positive" + (f", negative_1 to {wanted[-1]}" if wanted[2:] else "")
+    if not {*wanted} <= {*pairs.column_names}:
         raise UserError(
-            f"{arguments.pairs} has no row with texts in {names}: mine it with --num_negatives {arguments.num_negatives}, or"
-            " lower --num_negatives"
+            f"{arguments.pairs} has {report}: mine it with --num_negatives {arguments.num_negatives}, or lower --num_negatives"
         )
-    known = KnownPairs(zip(whole["anchor"], whole["positive"], strict=True))
-    right = (not any((row["anchor"], row[name]) in known for name in wanted[2:]) for row in whole)
-    pairs = whole.select([index for index, kept in enumerate(right) if kept])
-    if not len(pairs):
-        raise UserError(f"{arguments.pairs}: in every row a negative equals a positive: mine the negatives again")
-    counts["with a positive as a negative"] = len(whole) - len(pairs)
-    skipped_rows = ", ".join(f"{number:,} {why}" for why, number in counts.items() if number)
-    summary = f"{counted(len(pairs), 'pair')} with {counted(arguments.num_negatives, 'negative')} each"
-    return pairs, f"{summary}; skipped: {skipped_rows}" if skipped_rows else summary
+    return pairs.select_columns(wanted), report

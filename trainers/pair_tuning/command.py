@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from datasets import Dataset
 
+from revela_hub.data.mixture.labelled import read_labelled_pairs
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.errors import UserError
@@ -36,7 +37,7 @@ from revela_hub.trainers.base.retriever import PlainPooling, print_retriever
 from revela_hub.trainers.base.run import Run, open_run
 from revela_hub.trainers.base.run_probe import HeldOutText, hold_out_rows, hold_out_text
 from revela_hub.trainers.pair_tuning import PAIR_TUNING
-from revela_hub.trainers.pair_tuning.data import build_text_pairs, read_labelled_pairs
+from revela_hub.trainers.pair_tuning.data import build_text_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
 
@@ -103,7 +104,9 @@ def _read(arguments: Arguments, run: Run) -> tuple[Dataset, RetrievalTask | None
     pairs = arguments.pairs
     if pairs:
         columns = {"anchor_column": arguments.anchor_column, "positive_column": arguments.positive_column}
-        rows, said = run.read(*read_labelled_pairs(pairs, **columns, split=arguments.split))
+        rows, said = run.read(
+            *read_labelled_pairs(pairs, **columns, split=arguments.split, cache_dir=arguments.cache_dir)
+        )
         left, task = hold_out_rows(arguments, rows)
         if len(left) < len(rows):
             said = f"{said}, of which {len(left):,} are trained on"

@@ -1,26 +1,20 @@
-"""Query-passage pairs: labelled ones from a file, or natural ones made from a text.
+"""Natural query-passage pairs of a text.
 
-Natural pairs are a docstring and its function, a title and its section, or a sentence and the rest of its passage, made as the queries
+They are a docstring and its function, a title and its section, or a sentence and the rest of its passage, made as the queries
 of a probe are (`evaluation.probe_queries`). The queries of the probe that measures the run are held out.
 """
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from revela_hub.data.mixture.held_out import without_queries
-from revela_hub.data.mixture.pairs import KnownPairs
-from revela_hub.data.row_cache import RowMaker, cached_rows, document_rows, rows_fingerprint
-from revela_hub.data.sources.beir import beir_files, is_beir, read_beir_pairs, read_queries
+from revela_hub.data.row_cache import RowMaker, document_rows
+from revela_hub.data.sources.beir import is_beir, read_queries
 from revela_hub.data.sources.report import ReadReport, counted
-from revela_hub.data.sources.rows import read_rows
-from revela_hub.data.sources.source import Document, Source, SourceLike, parse_source, parse_sources
-from revela_hub.data.text.same_text import text_key
+from revela_hub.data.sources.source import Document, SourceLike, parse_sources
 from revela_hub.errors import UserError
 from revela_hub.evaluation.probe import KINDS
 from revela_hub.evaluation.probe_queries import Passage, passages_of_each
@@ -28,96 +22,11 @@ from revela_hub.evaluation.probe_queries import Passage, passages_of_each
 if TYPE_CHECKING:
     from datasets import Dataset
 
-NEGATIVE = re.compile(r"negative(_\d+|s)?")
-SYNTHETIC = "synthetic/"  # as in `data.synthesis.synthesis`
-
-
-def read_labelled_pairs(
-    source: SourceLike, *, anchor_column: str = "anchor", positive_column: str = "positive", split: str = "train"
-) -> tuple["Dataset", str]:
-    """Read pairs from JSON lines, a data set or a BEIR folder.
-
-    A positive may be a list of texts: each makes a pair. Columns named `negative`, `negative_1`, `negative_2`, ... hold hard
-    negatives, as `revela-hub mine` writes them. Skipped are repeated pairs (by `text_key`), pairs with a hard negative that is a
-    positive of the same query, and the examples of kind "other" of `revela-hub synthesize`, whose positives are labels.
-
-    `split` selects the qrels of a BEIR folder. Return the rows (`anchor`, `positive`, `negative_1`, ...) and a line such as
-    `2,000 pairs with 3 hard negatives each; skipped: 12 empty, 3 repeated`.
-
-    Raises:
-        UserError: A column is missing, a value is not text, a negative is missing, or there are fewer than two pairs.
-    """
-    parsed, skipped = parse_source(source), Counter[str]()
-    files = [parsed]
-    if not parsed.is_dataset and is_beir(parsed.path):
-        files = [Source(str(file)) for file in beir_files(parsed.path, split)]
-    read = partial(_texts, parsed, anchor_column, positive_column, split)
-    negatives = len(next(read(Counter()), ("", ""))) - 2
-    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(negatives))]
-
-    def right() -> Iterator[dict[str, str]]:
-        rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by their keys: a pair in another spelling is a repetition
-        for texts in read(skipped):
-            if not all(text.strip() for text in texts[:2]):
-                skipped["empty"] += 1
-            elif (keys := tuple(map(text_key, texts))) in rows:
-                skipped["repeated"] += 1
-            else:
-                rows[keys] = texts
-        known = KnownPairs((anchor, positive) for anchor, positive, *_ in rows.values())
-        for row in rows.values():
-            if any((row[0], negative) in known for negative in row[2:]):
-                skipped["with a positive as a hard negative"] += 1
-            else:
-                yield dict(zip(names, row, strict=True))
-
-    name = f"labelled-pairs-{rows_fingerprint({'columns': [anchor_column, positive_column], 'split': split}, files)}"
-    rows, counts = cached_rows(name, dict.fromkeys(names, "string"), right, lambda: skipped)
-    report = counted(len(rows), "pair") + (f" with {counted(negatives, 'hard negative')} each" if negatives else "")
-    report += "; skipped: " * bool(counts) + ", ".join(f"{count:,} {why}" for why, count in counts.items())
-    same = not negatives and any(len(set(map(text_key, rows[column]))) == 1 for column in names)
-    if len(rows) < 2 or same:
-        raise UserError(f"{parsed.path}: {report}; training needs different queries and passages, or hard negatives")
-    return rows, report
-
-
-def _texts(
-    source: Source, anchor_column: str, positive_column: str, split: str, skipped: Counter[str]
-) -> Iterator[tuple[str, ...]]:
-    """Yield anchor, positive and negatives."""
-    if not source.is_dataset and is_beir(source.path):
-        yield from read_beir_pairs(source.path, split)
-        return
-    expected: list[str] | None = None
-    for row in read_rows(source):
-        if row.columns.get("kind") == "other" and str(row.columns.get("task")).startswith(SYNTHETIC):
-            skipped["with a label as the passage (kind: other)"] += 1
-            continue
-        names = [name for name in row.columns if NEGATIVE.fullmatch(name) and row.columns[name] is not None]
-        expected = names if expected is None else expected
-        if names != expected:
-            number = counted(len(names), "negative")
-            raise UserError(f"{row.where}: {number}, but {len(expected)} in the rows before: give each the same number")
-        negatives = list(map(row.text, names))
-        if not all(text.strip() for text in negatives):
-            raise UserError(f"{row.where}: a hard negative is empty; remove the row, or give it a text")
-        anchor = row.text(anchor_column)
-        for positive in row.texts(positive_column) or [""]:
-            yield anchor, positive, *negatives
-
-
-# --- natural pairs
-
 
 def build_text_pairs(
-    sources: Iterable[SourceLike] | SourceLike,
-    *,
-    seed: int = 0,
-    cache_dir: str | Path | None = None,
-    report: ReadReport | None = None,
-    num_proc: int = 1,
+    sources: Iterable[SourceLike] | SourceLike, *, seed: int = 0, report: ReadReport | None = None, **options: Any
 ) -> "Dataset":
-    """Build the natural pairs of the sources' documents, or read them from the cache (by default that of `datasets`).
+    """Build the natural pairs of the sources' documents, or read them from the cache; options as for `build_spans`.
 
     The seed selects the sentence of a passage that becomes its query. The counts are added to the report.
 
@@ -128,20 +37,18 @@ def build_text_pairs(
     made_with = {"sentencex": version("sentencex"), "seed": seed}
     sources = parse_sources(sources)
     maker = RowMaker("text-pairs", types, made_with, partial(_rows, seed), "", least=0)
-    read = ReadReport()
-    rows = document_rows(maker, sources, cache_dir=cache_dir, report=read, num_proc=num_proc)
+    report = ReadReport() if report is None else report
+    rows: Any = document_rows(maker, sources, report=report, **options)
     if len(rows) < 2:
         raise TooFewPairs(
-            f"the text has {counted(len(rows), 'natural pair')} (read: {read}); add functions with docstrings, headings, or"
+            f"the text has {counted(len(rows), 'natural pair')} (read: {report}); add functions with docstrings, headings, or"
             " passages of three sentences, or train without pairs (revela-hub train contriever)"
         )
     probes = sorted({source.held_out for source in sources if source.held_out and is_beir(source.held_out)})
     left = without_queries(rows, (query for probe in probes for query in read_queries(probe).values()))
     if len(left) < 2:
         raise TooFewPairs(f"the evaluation asks all but {len(left)} of the {len(rows)} natural pairs of the text")
-    if report is not None:
-        read.held_out += len(rows) - len(left)
-        report.add(read)
+    report.held_out += len(rows) - len(left)
     return left
 
 

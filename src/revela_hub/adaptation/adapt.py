@@ -25,6 +25,7 @@ from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.adaptation.plan import Plan, inspect
 from revela_hub.adaptation.systems import System, best_of, best_on, compare, measured_in_training, split_by_document
 from revela_hub.adaptation.verdict import Verdict, decide, interval, with_what
+from revela_hub.data.mixture.labelled import read_labelled_pairs
 from revela_hub.data.sources.beir import read_queries
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.errors import UserError
@@ -39,7 +40,6 @@ from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
 from revela_hub.trainers.base.measuring import MEASUREMENTS_FOLDER
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
-from revela_hub.trainers.pair_tuning.data import read_labelled_pairs
 
 WORK, STATE, BASE, LABELS = "work", "state.json", "base", "labels.jsonl"
 QUERIES_PER_PASSAGE = 0.8

@@ -355,8 +355,8 @@ def test_trained_models_are_starts_and_wrong_ones_are_rejected(
         load_cot_mote_checkpoint(mlm_folder)
 
 
-def test_rows_without_negatives_are_skipped(tmp_path: Path) -> None:
-    """Also those with the positive of their query, written differently, as a negative."""
+def test_rows_with_a_positive_as_a_negative_are_skipped(tmp_path: Path) -> None:
+    """Also if it is written differently."""
     row = {"anchor": "a", "positive": "b", "negative_1": "c"}
     same = {"anchor": "a", "positive": "b b", "negative_1": " b\nb "}
     other = {"anchor": "a", "positive": "d", "negative_1": "b  b"}
@@ -366,11 +366,14 @@ def test_rows_without_negatives_are_skipped(tmp_path: Path) -> None:
         file.write_text("".join(json.dumps(each) + "\n" for each in rows))
         return load_pairs(CoTMoTEDataArguments(pairs=str(file), num_negatives=1, cache_dir=str(tmp_path / "c")))
 
-    assert read(row, row | {"negative_1": None})[1] == "1 pair with 1 negative each; skipped: 1 without all texts"
-    assert read(row, same, other)[1].endswith("; skipped: 2 with a positive as a negative")
-    with pytest.raises(UserError, match="in every row a negative equals a positive"):
-        read(same)
+    more = row | {"positive": "e"}
+    assert read(row, more, same, other)[1].endswith("; skipped: 2 with a positive as a hard negative")
     with pytest.raises(UserError, match="--num_negatives 1"):
-        read(row | {"negative_1": ""})
+        read(
+            *(
+                {name: text for name, text in each.items() if name != "negative_1"}
+                for each in (row, other | {"anchor": "f"})
+            )
+        )
     with pytest.raises(UserError, match="give --pairs FILE"):
         load_pairs(CoTMoTEDataArguments())

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MultipleNegativesRankingLoss
 
+from revela_hub.data.mixture.labelled import read_labelled_pairs
 from revela_hub.data.synthesis.synthesis import TASK_PREFIX
 from revela_hub.errors import UserError
-from revela_hub.trainers.pair_tuning.data import read_labelled_pairs
 from revela_hub.trainers.pair_tuning.trainer import PairsTrainer, PairsTrainingArguments
 
 WORDS = "the quick brown fox jumps over a lazy dog and rivers carry sediment from mountains to the sea".split()
