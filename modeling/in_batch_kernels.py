@@ -102,23 +102,19 @@ def read_pairs(
 ) -> Tensor:
     """Return (N, K, T, E) outputs in the dtype of the weights, computed N pairs at a time and again in the backward pass.
 
-    Args:
-        query_NKTD: scaled queries.
-        key_NKLD: keys.
-        value_NKLE: values.
-        weight_P: weight of each pair, in float32 or wider.
-        pairs_2P: for each pair the chunk i that reads and the chunk j that is read.
-        lengths_N: number of tokens of each chunk, at least 1; the rest of its row is padding. None without padding.
-        options: how scores become weights.
+    Queries are scaled, weights are in float32 or wider, `pairs_2P` are the chunks i that read and the chunks j that are read, and
+    `lengths_N` the tokens of each chunk, at least 1, without its padding; None without padding.
     """
-    n = len(query_NKTD)
+
+    def read(i: Tensor, j: Tensor, weight: Tensor) -> Tensor:
+        mask = None if lengths_N is None else key_mask(lengths_N[j], key_NKLD.shape[2])
+        weight = weight[:, None, None, None]
+        return weighted_read(query_NKTD[i], key_NKLD[j], value_NKLE[j], mask, weight, options)
+
     shape = (*query_NKTD.shape[:-1], value_NKLE.shape[-1])
     output = torch.zeros(shape, dtype=weight_P.dtype, device=weight_P.device)
-    for i, j, weight in zip(*(x.split(n) for x in (*pairs_2P, weight_P)), strict=True):
-        mask = None if lengths_N is None else key_mask(lengths_N[j], key_NKLD.shape[2])
-        part = checkpointed(
-            _read_rows, query_NKTD, key_NKLD, value_NKLE, i, j, mask, weight, options, dropout=options.dropout
-        )
+    for i, *rest in zip(*(x.split(len(query_NKTD)) for x in (*pairs_2P, weight_P)), strict=True):
+        part = checkpointed(read, i, *rest, dropout=options.dropout)
         output = output.index_add(0, i, part.to(output.dtype))  # under autocast, the products are in bf16
     return output
 
@@ -287,19 +283,6 @@ def checkpointed(function: Callable[..., Tensor], *args: Any, dropout: float = 0
         result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=bool(dropout))
         return result
     return function(*args)
-
-
-def _read_rows(
-    query_NKTD: Tensor,
-    key_NKLD: Tensor,
-    value_NKLE: Tensor,
-    i: Tensor,
-    j: Tensor,
-    mask_PL: Tensor | None,
-    weight_P: Tensor,
-    options: Options,
-) -> Tensor:
-    return weighted_read(query_NKTD[i], key_NKLD[j], value_NKLE[j], mask_PL, weight_P[:, None, None, None], options)
 
 
 def weighted_read(

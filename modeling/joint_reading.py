@@ -52,14 +52,8 @@ def joint_reading(
 ) -> Tensor:
     """Compute stream h with joint reading, (N, L, H, D) outputs before the output projection.
 
-    Args:
-        attention: attention function of the model.
-        module: attention layer, whose `layer_idx` selects the bias.
-        own: queries (N, H, L, D), keys and values (N, K, L, D) of stream h.
-        others: keys and values (N, K, L, D) of stream e.
-        attention_mask: as the model passes it: None, or boolean or additive and (1 or N, 1, L, L).
-        in_batch: similarities, lengths and bias.
-        **kwargs: other arguments of the attention function.
+    `own` are the queries (N, H, L, D), keys and values (N, K, L, D) of stream h, `others` the keys and values of stream e. The mask
+    is as the model passes it: None, or boolean or additive and (1 or N, 1, L, L).
     """
     query, length = own[0], own[0].shape[2]
     if own[1].shape[2] != length:

@@ -29,15 +29,7 @@ BLOCK_ON_CPU, BLOCK_ELSEWHERE = 2**23, 2**27
 def linear_cross_entropy(
     hidden_PD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_P: Tensor, block: int | None = None
 ) -> Tensor:
-    """Return the sum of the cross-entropies in nats: a scalar, in float32 or wider.
-
-    Args:
-        hidden_PD: (P, D) inputs of the projection.
-        weight_VD: (V, D) weight of the projection.
-        bias_V: (V,) bias, or None.
-        labels_P: (P,) labels; -100 ignores a row.
-        block: rows per block; by default as many as give 32 MiB of logits on a CPU and 512 MiB elsewhere.
-    """
+    """Return the sum of the cross-entropies in nats, in float32 or wider; labels of -100 are ignored. `block`: rows per block."""
     device = hidden_PD.device.type
     if device == "cpu":  # on other devices, selecting rows would wait for the device
         labelled_P = labels_P != IGNORED
@@ -119,13 +111,8 @@ def head_cross_entropy(head: nn.Module | None, run: Callable[[], Any], labels: T
     are only whole there. The projection then returns the logits of one token per row. If the model changes its logits after
     the projection (soft caps, scales), it is run again with all logits; this is remembered on the projection.
 
-    Args:
-        head: the model's output projection. Only a plain `nn.Linear` can skip logits, so not one with an adapter.
-        run: calls the model and returns its output, which has `logits`.
-        labels: the label of each position that the projection is applied to; -100 where there is no loss.
-
-    Returns:
-        The sum in nats, in float32 or wider, and the output of `run`. Its `logits` may be those of one token per row.
+    `head` is the output projection; only a plain `nn.Linear` can skip logits, so not one with an adapter. `run` calls the model and
+    returns its output, which has `logits`. `labels` has one label for each position that the projection is applied to.
     """
     output: Any = None
     if isinstance(head, nn.Linear) and _is_plain(head):
@@ -170,13 +157,8 @@ def next_token_loss(
 ) -> tuple[Tensor | None, Any]:
     """Run a causal language model and return the mean loss of its next tokens, if there are labels, and its output.
 
-    Args:
-        head: the model's output projection.
-        run: calls the model and returns its output, which has (B, L, V) `logits`.
-        labels_BL: (B, L), -100 where there is no loss, not shifted.
-        attention_mask_BL: (B, L), zero on padding.
-        num_items_in_batch: number to divide the summed loss by; by default that of the labels.
-        with_logits: whether the output keeps its logits; else they are None, and never held as a whole.
+    Labels are not shifted, and -100 where there is no loss. The summed loss is divided by `num_items_in_batch`, by default the number
+    of labels. Without `with_logits`, the output has none, and they are never held as a whole.
     """
     if labels_BL is None:
         return None, run()

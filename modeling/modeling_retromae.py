@@ -90,13 +90,9 @@ class RetroMAEDecoder(nn.Module):
             self.position_embeddings = nn.Embedding(positions, layer.hidden_size)
 
     def forward(self, sentence_BD: Tensor, embeddings_BLD: Tensor, positions_LD: Tensor, mask: Tensor) -> Tensor:
-        """Return the (B, L, D) states that the head scores.
+        """Return the (B, L, D) states that the head scores, given h, the embeddings, the positions p and the visible keys.
 
-        Args:
-            sentence_BD: sentence vector h.
-            embeddings_BLD: decoder input embeddings; position 0 is replaced by h.
-            positions_LD: position embeddings p.
-            mask: (B, L, L) or (B, L), nonzero where a key is visible.
+        The mask is (B, L, L) or (B, L); the embedding at position 0 is replaced by h.
         """
         sentence_B1D = sentence_BD[:, None]
         key_value_BLD = torch.cat([sentence_B1D, embeddings_BLD[:, 1:]], dim=1)

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from revela_hub.errors import UserError
 from revela_hub.modeling import ImpRAGForCausalLM, NVEmbedModel, RevelaForCausalLM
-from revela_hub.modeling.backbones import some_tokens, use_attention
+from revela_hub.modeling.backbones import some_tokens
 from revela_hub.trainers import load_backbones
 from revela_hub.trainers.baselines.language_models import load_lm
 from revela_hub.trainers.baselines.ra_dit import decoder_retriever
@@ -152,16 +152,3 @@ def test_a_loaded_decoder_can_be_given_to_imprag_twice() -> None:
     for got, want in zip(shared, alone, strict=True):
         assert torch.equal(got.embed_passages(ids), want.embed_passages(ids))
         assert torch.equal(got.answer_log_likelihoods(*batch), want.answer_log_likelihoods(*batch))
-
-
-def test_eager_attention_stays_eager_in_another_method() -> None:
-    lm = decoder("Llama", attn_implementation="eager")
-    use_attention(lm, "revela")
-    use_attention(lm, "imprag")
-    assert lm.config._attn_implementation == "imprag_eager"
-
-
-def test_loading_a_saved_model_runs_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    NVEmbedModel.from_backbone(decoder("Llama")).save_pretrained(tmp_path)
-    monkeypatch.setattr(transformers.LlamaModel, "forward", lambda *_, **__: pytest.fail("a forward pass"))
-    NVEmbedModel.from_pretrained(tmp_path)

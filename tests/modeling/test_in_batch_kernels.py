@@ -6,7 +6,7 @@ from torch import Tensor
 
 from revela_hub.modeling import in_batch_attention
 from revela_hub.modeling.in_batch_attention import InBatch, all_pairs, cross_document_attention, every_pair
-from revela_hub.modeling.in_batch_kernels import Options, PairReads, read_pairs, read_pairs_on_cpu
+from revela_hub.modeling.in_batch_kernels import Options, read_pairs, read_pairs_on_cpu
 
 GROUPS, SIZE, HEADS, KV_HEADS, LENGTH, DIM = 2, 3, 4, 2, 5, 4
 N = GROUPS * SIZE
@@ -65,18 +65,6 @@ def test_values_and_gradients_are_those_of_the_equation(options: Options) -> Non
     output = attend(*singles, options)
     for got, want in zip((output, *torch.autograd.grad(output, singles, grad.float())), results[1], strict=True):
         assert (got - want).abs().max() < 6e-7 * want.abs().max()
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_derivatives_are_those_of_finite_differences(options: Options) -> None:
-    inputs = tensors()
-    pairs_2P = every_pair(inputs[3])[:, [0, 3, 4, 7]]
-    folded = inputs[0].detach().view(N, KV_HEADS, -1, DIM).requires_grad_()
-    weight_P = torch.rand(4, dtype=torch.float64, requires_grad=True)
-    arguments = (folded, inputs[1], inputs[2], weight_P)
-    torch.autograd.gradcheck(lambda *x: PairReads.apply(*x, pairs_2P, None, options), arguments, fast_mode=True)
-    only_weights = [x.detach() for x in arguments[:3]]
-    torch.autograd.gradcheck(lambda x: PairReads.apply(*only_weights, x, pairs_2P, None, options), (weight_P,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

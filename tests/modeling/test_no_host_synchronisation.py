@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import revela_hub.modeling
 from revela_hub.modeling import NVEmbedModel, RevelaForCausalLM
-from revela_hub.modeling.modeling_revela import PAIRS_FROM_SIZE
 
 OURS = str(Path(revela_hub.modeling.__file__).resolve().parent)
 QUESTIONS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")
@@ -69,11 +68,3 @@ def test_revela_does_not_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch, v_norma
     assert (output.logits is None) == training
     assert embeddings.grad is not None
     assert all(p.grad is not None for p in model.lm.parameters())
-
-
-def test_revela_waits_for_the_pairs_of_large_groups() -> None:
-    """Their number is not known before the similarities: one question of a step, not of a layer."""
-    model = RevelaForCausalLM.from_backbones(llama().model, llama(), group_size=PAIRS_FROM_SIZE)
-    similarity = torch.zeros(1, PAIRS_FROM_SIZE, PAIRS_FROM_SIZE, device="meta")
-    with pytest.raises(NotImplementedError, match="nonzero"):
-        model._pairs(similarity, model._resolution(similarity))

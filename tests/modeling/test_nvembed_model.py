@@ -36,32 +36,6 @@ def texts(rows: int = 4, tokens: int = 12) -> tuple[Tensor, Tensor]:
     return ids * mask, mask
 
 
-@pytest.mark.parametrize(
-    ("family", "attention"), [("Llama", "sdpa"), ("Llama", "eager"), ("Mistral", "sdpa"), ("Gemma3Text", "sdpa")]
-)
-def test_the_causal_mask_is_removed(family: str, attention: str) -> None:
-    """Without padding, where kernels are given no mask, and with it; and without any window."""
-    model = build(decoder(family, attn_implementation=attention))
-    ids = torch.randint(2, 61, (1, 12))
-    other = ids.clone()
-    other[0, -1] = 2 + (ids[0, -1] - 1) % 59
-    padded, mask = torch.cat([ids, ids[:, :5]], 1), torch.tensor([[1] * 12 + [0] * 5])
-    other_padded = torch.cat([other, ids[:, :5]], 1)
-    with torch.no_grad():
-        first = {
-            name: model(*inputs).last_hidden_state[0, 0]
-            for name, inputs in {
-                "plain": (ids,),
-                "other": (other,),
-                "padded": (padded, mask),
-                "other padded": (other_padded, mask),
-            }.items()
-        }
-    torch.testing.assert_close(first["padded"], first["plain"], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(first["other padded"], first["other"], rtol=1e-4, atol=1e-5)
-    assert (first["plain"] - first["other"]).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("family", SLIDING)
 def test_the_sliding_window_changes_nothing_without_the_causal_mask(family: str) -> None:
     torch.manual_seed(3)
@@ -88,33 +62,6 @@ def test_a_causal_mask_is_the_decoders_own() -> None:
     kept = mask.bool()
     torch.testing.assert_close(causal[kept], before[kept], rtol=1e-4, atol=1e-5)
     assert (both - before)[kept].abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_padding_changes_nothing(pooling: str) -> None:
-    model = build(pooling=pooling)
-    ids, mask = texts()
-    with torch.no_grad():
-        together = model(ids, mask).pooler_output
-        alone = [model(row[:length][None]).pooler_output[0] for row, length in zip(ids, mask.sum(1), strict=True)]
-        other = model(torch.where(mask.bool(), ids, torch.tensor(7)), mask).pooler_output
-    torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=1e-5)
-    torch.testing.assert_close(together, other, rtol=0, atol=1e-6)
-    torch.testing.assert_close(together.norm(dim=-1), torch.ones(len(ids)))
-
-
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_the_vector_is_made_of_the_pool_masks_tokens(pooling: str) -> None:
-    model = build(pooling=pooling)
-    ids, mask = texts()
-    pool_mask = exclude_instruction(mask, 2)
-    with torch.no_grad():
-        output = model(ids, mask, pool_mask)
-    for row in range(len(ids)):
-        chosen = output.last_hidden_state[row][pool_mask[row].bool()]
-        expected = chosen[-1] if pooling == "eos" else chosen.mean(0)
-        torch.testing.assert_close(output.pooler_output[row], expected / expected.norm(), rtol=1e-5, atol=1e-6)
-    assert output.sentence_embeddings is output.pooler_output
 
 
 def test_exclude_instruction_counts_from_the_first_token_that_is_no_padding() -> None:
@@ -192,20 +139,6 @@ def test_gradient_checkpointing_gives_the_same_gradients(pooling: str) -> None:
         assert grad.abs().max() > 0, name
 
 
-def test_the_attention_implementation_reaches_the_decoder(tmp_path: Path) -> None:
-    model = build()
-    assert model.embedding_model.config._attn_implementation == "sdpa"
-    model.set_attn_implementation("eager")
-    assert model.embedding_model.config._attn_implementation == "eager"
-    model.save_pretrained(tmp_path)
-    for load, want in (({}, "sdpa"), ({"attn_implementation": "eager"}, "eager")):
-        again = NVEmbedModel.from_pretrained(tmp_path, **load)
-        assert again.embedding_model.config._attn_implementation == want
-    decoder().save_pretrained(tmp_path / "lm")
-    eager = NVEmbedModel.from_backbone(str(tmp_path / "lm"), attn_implementation="eager")
-    assert eager.embedding_model.config._attn_implementation == eager.config._attn_implementation == "eager"
-
-
 @pytest.mark.parametrize("pooling", ["latent", "mean", "eos"])
 def test_a_row_without_a_token_to_pool_is_an_error_where_batches_are_made_and_nan_in_forward(pooling: str) -> None:
     model = build(pooling=pooling)
@@ -240,10 +173,3 @@ def test_a_prompt_that_leaves_no_room_for_text_is_rejected() -> None:
 def test_what_would_be_another_model_is_rejected(wrong: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"pooling|mask|attention interface"):
         wrong()
-
-
-def test_the_configuration_alone_builds_a_model() -> None:
-    config = NVEmbedConfig(text_config=decoder().config)
-    assert config.latent_attention_config.hidden_dim == config.hidden_size == 32
-    assert config.official_instruction_mask
-    assert NVEmbedModel(config).latent_attention_model.latents.shape == (512, 32)

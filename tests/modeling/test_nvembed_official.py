@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
-from revela_hub.trainers.nvembed.checkpoint import nvembed_encoder
 
 INSTRUCTION = "Instruct: answer\nQuery: "
 TEXTS = ["are judo throws allowed", "", "rivers carry sediment to the sea", "fox"]
@@ -224,14 +223,3 @@ def test_a_tokenizer_in_the_folder_comes_first(official: Path, tokenizer: PreTra
     rows = official_rows(tokenizer, "")
     got = NVEmbedModel.from_pretrained(official).eval().encode(TEXTS)
     torch.testing.assert_close(got.double(), expected(official, rows, 0), rtol=0, atol=1e-5)
-
-
-def test_it_becomes_a_sentence_transformers_model(official: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """With the correct mask, which leaves out BOS and the instruction, and nothing of the text."""
-    model = NVEmbedModel.from_pretrained(official).eval()
-    encoder = nvembed_encoder(model, tokenizer, max_length=100, prompts={"query": INSTRUCTION})
-    texts = [text for text in TEXTS if text]
-    rows = [tokenizer(INSTRUCTION + text + tokenizer.eos_token)["input_ids"] for text in texts]
-    want = expected(official, rows, len(tokenizer(INSTRUCTION.rstrip())["input_ids"]))
-    got = torch.from_numpy(encoder.encode_query(texts))
-    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)

@@ -189,14 +189,6 @@ def test_absent_chunks_are_read_by_no_one_and_a_group_of_one_is_plain_language_m
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-def test_a_configuration_without_the_sides_is_symmetric() -> None:
-    """As in checkpoints that were written before there were queries."""
-    stored = RevelaConfig().to_dict()
-    del stored["similarity_sides"], stored["similarity_dtype"]
-    config = RevelaConfig.from_dict(stored)
-    assert (config.similarity_sides, config.similarity_dtype) == ("symmetric", "float32")
-
-
 def test_tied_embeddings_stay_tied_through_a_round_trip(tmp_path: Path) -> None:
     lm = decoder(tie_word_embeddings=True)
     model = RevelaForCausalLM.from_backbones(bert(), lm, group_size=4, pooling="mean").eval()

@@ -252,19 +252,6 @@ def test_retrieval_is_evaluated_once_under_the_prefix(
     assert sum("test_ndcg_at_10" in entry for entry in trainer.state.log_history) == 1
 
 
-def test_the_retriever_of_revela_may_have_a_language_model_head(
-    raw: Dataset, llama_folder: Path, settings: dict[str, Any]
-) -> None:
-    args = RevelaTrainingArguments(**settings, lora_rank=2)
-    given: dict[str, Any] = {"args": args, "train_dataset": raw, "max_length": 64}
-    by_name = run(RevelaTrainer(str(llama_folder), lm=str(llama_folder), **given))
-    model = AutoModelForCausalLM.from_pretrained(llama_folder)
-    equal(by_name, run(RevelaTrainer(model, lm=str(llama_folder), **given)))
-    again = AutoModelForCausalLM.from_pretrained(llama_folder)
-    with pytest.raises(ValueError, match="same object"):
-        RevelaTrainer(again, lm=again, **given)
-
-
 def test_a_single_pair_is_rejected(
     masked_folder: Path, retriever_folder: Path, llama_folder: Path, settings: dict[str, Any]
 ) -> None:

@@ -18,10 +18,8 @@ from revela_hub.checkpoints import export_checkpoint
 from revela_hub.errors import UserError, explain
 from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RetroMAEForPreTraining, RevelaForCausalLM
-from revela_hub.trainers import ImpRAGTrainer, ImpRAGTrainingArguments
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
-from revela_hub.trainers.baselines.ra_dit import RADITTrainer, RADITTrainingArguments
 from revela_hub.trainers.baselines.ra_it import RAITTrainer, RAITTrainingArguments
 
 
@@ -116,29 +114,13 @@ def test_a_backbone_with_code_of_its_own_is_trained(retriever_folder: Path, tmp_
 
 
 def test_the_retriever_that_ranks_passages_may_have_code_of_its_own(
-    custom_norm_folder: Path, retriever_folder: Path, llama_folder: Path, tmp_path: Path
+    custom_norm_folder: Path, llama_folder: Path, tmp_path: Path
 ) -> None:
     questions = Dataset.from_dict({"question": ["Where is Paris?"] * 2, "answer": ["France"] * 2})
     given = {"train_dataset": questions, "passages": ["A fox.", "Paris."], "pseudo_labels": str(custom_norm_folder)}
-    settings = {"report_to": [], "bf16": False, "disable_tqdm": True}
-    ours, theirs, third = (str(tmp_path / name) for name in ("ra-it", "ra-dit", "imprag"))  # each keeps its ranking
-    ra_it = partial(RAITTrainer, str(llama_folder), RAITTrainingArguments(ours, **settings), num_passages=1, **given)
-    ra_dit = partial(
-        RADITTrainer,
-        str(retriever_folder),
-        RADITTrainingArguments(theirs, **settings, num_candidates=2),
-        log_likelihoods=torch.zeros(2, 2),
-        **given,
-    )
-    ranks = {"num_positives": 1, "first_negative_rank": 2, "last_negative_rank": 2, "num_negatives": 1}
-    init = {"b": 0, "t": 1, "k": 1, "l_max": 16}
-    args = ImpRAGTrainingArguments(third, **settings, **ranks, num_candidates=2, retrieval_warmup_epochs=1)
-    for train in (ra_it, ra_dit):
-        with pytest.raises(UserError) as raised:
-            train()
-        assert "trust_remote_code" in explain(raised.value)[0]
-        train(model_init_kwargs={"trust_remote_code": True})
+    args = RAITTrainingArguments(str(tmp_path / "ra-it"), report_to=[], bf16=False, disable_tqdm=True)
+    train = partial(RAITTrainer, str(llama_folder), args, num_passages=1, **given)
     with pytest.raises(UserError) as raised:
-        ImpRAGTrainer(str(llama_folder), args, model_init_kwargs=init, **given)
+        train()
     assert "trust_remote_code" in explain(raised.value)[0]
-    ImpRAGTrainer(str(llama_folder), args, model_init_kwargs=init | {"trust_remote_code": True}, **given)
+    train(model_init_kwargs={"trust_remote_code": True})

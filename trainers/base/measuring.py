@@ -47,20 +47,15 @@ class Outcome:
     """Results of a run, for the terminal, the model card and the disk."""
 
     task: str
-    queries: tuple[int, int]
-    """Number of queries in the test half, and of all queries."""
+    queries: tuple[int, int]  # number of queries in the test half, and of all queries
     base: RetrievalScores
     exported: RetrievalScores
-    step: int
-    """Step of the exported weights; 0 is the base model."""
+    step: int  # of the exported weights; 0 is the base model
     last_step: int
-    difference: PairedDifference
-    """nDCG@10 of the selected trained weights minus the base model's, on the test half."""
+    difference: PairedDifference  # nDCG@10 of the selected trained weights minus the base model's, on the test half
     bm25: RetrievalScores
-    hybrid: FittedHybrid
-    """Exported weights combined with BM25."""
-    curve: Mapping[int, float]
-    """Step -> mean nDCG@10 over all queries."""
+    hybrid: FittedHybrid  # exported weights combined with BM25
+    curve: Mapping[int, float]  # step -> mean nDCG@10 over all queries
 
     def _weights(self) -> str:
         return f"step {self.step} of {self.last_step}" if self.step else "the base model"

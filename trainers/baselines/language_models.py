@@ -28,11 +28,6 @@ def load_lm(
         tokenizer = tokenizer_of(lm, tokenizer, trust_remote_code=trust_remote_code)
         if isinstance(model, str):
             model = load_backbone(AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, dtype=torch.float32)
-    if getattr(model.config.get_text_config(), "is_causal", None) is False:
-        raise UserError(
-            "the language model attends to later tokens (is_causal in its configuration is false), as after NVEmbedTrainer:"
-            " load it again, or use another decoder"
-        )
     return model, tokenizer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path, scratch_folder
-from revela_hub.hub_cards.assemble import Assembled, Assembly, save_reference
-from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
+from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
+from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer, write_json
 from revela_hub.hub_cards.tokenizers import plain, text_length, with_eos
 from revela_hub.internals import transformer_around
 from revela_hub.loading import model_json
@@ -226,13 +225,9 @@ def export_nvembed(
     pooling: Any = "last" if model.config.pooling == "eos" else "mean"
     settings = RetrieverSettings(pooling, prompts, max_length, include_prompt=False, similarity_fn_name="cosine")
     save_backbone(model, folder, dtype=dtype)
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
+    forget_origins(folder, "text_config")  # the tokenizer is in the folder itself
     length = text_length(model.config.text_config, tokenizer, max_length)
-    config |= {"max_seq_length": length, "official_instruction_mask": False}
-    config["text_config"].pop("_name_or_path", None)  # the tokenizer is in the folder itself
-    if "use_cache" in config["text_config"]:
-        config["text_config"]["use_cache"] = False  # an embedder generates nothing
-    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    config = model_json(folder, "config.json") | {"max_seq_length": length, "official_instruction_mask": False}
+    write_json(folder / "config.json", config)
     save_settings(settings, tokenizer, model.config, folder)
     return folder

@@ -38,11 +38,7 @@ SIMILAR_LENGTH = 0.75
 class NVEmbedLoss(CachedLossMixin, nn.Module):
     """InfoNCE over the texts of a batch of `NVEmbedCollator`, with or without the passages of other rows as negatives.
 
-    Args:
-        model: model that embeds the texts.
-        temperature: temperature of the softmax.
-        in_batch_negatives: whether the passages of other rows are negatives.
-        mini_batch_size: texts embedded at a time.
+    `mini_batch_size` is the number of texts that are embedded at a time.
     """
 
     def __init__(
@@ -64,12 +60,7 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
         self.mini_batch_num_tokens = None  # read by the mixin
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
-        """Return the loss of a batch, a scalar.
-
-        Args:
-            sentence_features: one dict with the texts of the batch.
-            labels: (B, C, 2).
-        """
+        """Return the loss of a batch, one dict with its texts, and the (B, C, 2) labels."""
         [features] = sentence_features
         if len(features["lengths"]) <= self.mini_batch_size:  # one mini-batch, so there is nothing to cache
             return self.calculate_loss([[self._embed(features, 0, len(features["input_ids"]))]], labels)
@@ -105,13 +96,7 @@ class NVEmbedLoss(CachedLossMixin, nn.Module):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Return the loss, given the embeddings of all texts.
-
-        Args:
-            reps: for each dict of features, the embeddings (t, D) of its mini-batches.
-            labels: (B, C, 2).
-            with_backward: whether to compute the gradients of the embeddings, and return the detached loss.
-        """
+        """Return the loss, given the embeddings (t, D) of the mini-batches; `with_backward`, also compute their gradients."""
         assert labels is not None  # made by the collator
         embedding_TD = torch.cat([part for column in reps for part in column])
         embedding_TD = embedding_TD.to(torch.promote_types(embedding_TD.dtype, torch.float32))

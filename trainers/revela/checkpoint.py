@@ -109,11 +109,7 @@ def load_backbones(
 
 
 def _settings(encoder: SentenceTransformer, name: str) -> dict[str, Any]:
-    """Return the settings of a sentence-transformers model as fields of `RevelaConfig`.
-
-    Raises:
-        UserError: Revela would train or export a model that computes other similarities.
-    """
+    """Return the settings of a sentence-transformers model as fields of `RevelaConfig`; reject one that compares in another way."""
     kinds, pooling, similarity = [type(module).__name__ for module in encoder], None, similarity_of(encoder, name)
     if kinds[:2] == ["Transformer", "Pooling"] and not set(kinds[2:]) - {"Normalize"}:
         module: Any = encoder[1]
@@ -191,11 +187,7 @@ def _load_adapters(folder: Path, trust_remote_code: bool) -> RevelaForCausalLM:
 
 
 def assemble_revela(loaded: RevelaBackbones, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
-    """Write a part of a checkpoint, with adapters merged.
-
-    Raises:
-        UserError: the checkpoint does not have this part, or `max_length` has no effect on it.
-    """
+    """Write a part of a checkpoint, with adapters merged."""
     trained: Any = loaded.model.config.lm if assembly.part == "lm" else loaded.model.config.retriever
     base = trained.name_or_path
     if assembly.part == "retriever":

@@ -91,7 +91,6 @@ class RevelaCollator(SharedEpoch):
         query_prompt: str = "Query: ",
         similarity_sides: Literal["query_passage", "symmetric"] = "symmetric",
         similarity_span: Literal["full", "first_half"] = "full",
-        pad_to_multiple_of: int = 1,
         seed: int = 0,
         epoch: int = 0,
     ) -> None:
@@ -106,7 +105,6 @@ class RevelaCollator(SharedEpoch):
             similarity_sides: whether the retriever gets each chunk as a query and as a passage, or only as a passage.
             similarity_span: part of a chunk that is its query; in the symmetric form, its passage. Rows may have their own, in a
                 column of this name.
-            pad_to_multiple_of: widths are rounded up to a multiple of this (8 suits tensor cores).
             seed: seed of the order of the chunks.
             epoch: epoch of the order of the chunks.
 
@@ -122,7 +120,6 @@ class RevelaCollator(SharedEpoch):
         self.sides: dict[str, tuple[str, str | None]] = {"retriever_": (passage_prompt, None)}
         if similarity_sides == "query_passage":
             self.sides = {"retriever_": (passage_prompt, "full"), "retriever_query_": (query_prompt, None)}
-        self.pad_to_multiple_of = pad_to_multiple_of
         self.seed = seed
         empty = lm_tokenizer("")["input_ids"]
         self._bos = [lm_tokenizer.bos_token_id] if empty[:1] == [lm_tokenizer.bos_token_id] else []
@@ -195,7 +192,6 @@ class RevelaCollator(SharedEpoch):
         kept = [row if there else [] for row, there in zip(rows, present, strict=True)]
         lengths = np.array([len(row) for row in kept])
         width = max(int(lengths.max()), 1)
-        width = -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
         # Padding is masked, so any token will do; decoders often have no padding token.
         padding = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
         real = np.arange(width) < lengths[:, None]

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from revela_hub.cli.main import main
-from revela_hub.data.sources.beir import RetrievalTask, write_beir
 
 METHODS = ("revela", "retromae", "nvembed", "cot-mote", "cot-mote --stage finetune", "imprag")
 Words = Callable[[str, str], list[str]]
@@ -61,17 +60,3 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(words: Words, tmp_path: Pa
     for file in files:
         a, b = load_file(tmp_path / "one" / file), load_file(tmp_path / "other" / file)
         assert all(torch.equal(a[name], b[name]) for name in a), file
-
-
-@pytest.mark.parametrize("method", ["revela", "nvembed"])
-def test_a_corpus_to_measure_on_is_measured_on(
-    words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
-) -> None:
-    queries = {f"q{n}": "river" for n in range(4)}
-    task = RetrievalTask({"d0": "the river", "d1": "a fox"}, queries, {q: {"d0": 1} for q in queries}, "tiny")
-    folder = write_beir(task, tmp_path / "beir")
-    assert main([*words(method, "out"), "--eval_corpus", str(folder)]) == 0
-    printed = capsys.readouterr().out
-    assert "4 queries, 2 passages" in printed
-    history = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
-    assert {1, 2, 3} <= {entry["step"] for entry in history if "eval_ndcg_at_10" in entry}

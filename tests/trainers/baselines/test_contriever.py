@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from processes import launch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -190,13 +189,6 @@ def test_the_best_checkpoint_is_loaded(retriever_folder: Path, tmp_path: Path) -
         assert torch.equal(run.retriever.state_dict()[name].cpu(), weight), name
 
 
-def test_it_learns(retriever_folder: Path, tmp_path: Path) -> None:
-    run = trainer(tmp_path / "run", retriever_folder, max_steps=30, learning_rate=1e-3)
-    run.train()
-    losses = [entry["loss"] for entry in run.state.log_history if "accuracy" in entry]
-    assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
-
-
 def test_a_model_for_dot_products_is_trained_by_them(retriever_folder: Path, tmp_path: Path) -> None:
     made = SentenceTransformer(str(retriever_folder), device="cpu")
     dot = SentenceTransformer(modules=[made[0], made[1]], similarity_fn_name="dot", device="cpu").eval()
@@ -272,36 +264,3 @@ def test_options_with_which_it_would_learn_nothing(tmp_path: Path, retriever_fol
     with pytest.raises(ValueError, match="no negatives"):
         arguments(tmp_path, per_device_train_batch_size=1)
     arguments(tmp_path, per_device_train_batch_size=1, queue_size=4)
-
-
-_PROCESSES = """
-import sys
-from pathlib import Path
-import torch
-sys.path.insert(0, {tests!r})
-from test_contriever import trainer
-run = trainer(Path({out!r}), Path({start!r}), dropout=False, per_device_train_batch_size=int(sys.argv[1]), **{options!r})
-run.train()
-if run.is_world_process_zero():
-    torch.save(run.accelerator.unwrap_model(run.model).state_dict(), {out!r} + "/" + sys.argv[1] + ".pt")
-run.accelerator.wait_for_everyone()
-run.accelerator.end_training()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("queue", [0, 8])
-def test_two_processes_are_one(retriever_folder: Path, tmp_path: Path, queue: int) -> None:
-    """They move a hundred times as far from the start as the order of sums in float32 may change."""
-    options = {"max_steps": 3, "train_sampling_strategy": "sequential", "learning_rate": 1e-2, "optim": "sgd"}
-    options |= {"queue_size": queue, "momentum": 0.5}
-    places = {"tests": str(Path(__file__).parent), "out": str(tmp_path), "start": str(retriever_folder)}
-    script = tmp_path / "run.py"
-    script.write_text(_PROCESSES.format(**places, options=options))
-    for processes in (1, 2):
-        launch(str(script), str(8 // processes), processes=processes)
-    one, two = (torch.load(tmp_path / f"{rows}.pt", weights_only=True) for rows in (8, 4))
-    start = load_retriever(str(retriever_folder)).state_dict()
-    assert max((one[f"retriever.{name}"] - v).abs().max() for name, v in start.items() if v.is_floating_point()) > 1e-3
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-4)

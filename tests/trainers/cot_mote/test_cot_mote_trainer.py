@@ -9,7 +9,6 @@ import pytest
 import torch
 from datasets import Dataset
 from killed_runs import whole_and_resumed
-from processes import launch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -258,66 +257,6 @@ def test_switching_exchanges_the_experts(tmp_path: Path, mlm_folder: Path, rows:
     one, other = (collator(list(rows.select(range(6)))) for collator in collators)
     assert torch.equal(one.pop("expert"), 1 - other.pop("expert")) and one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-_TWO_PROCESSES = """
-import json, sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-from datasets import load_from_disk
-from safetensors.torch import save_file
-from test_cot_mote_trainer import finetuner, load, pre_trainer, weights
-options = {options!r}
-out, start = Path({out!r}), Path({start!r})
-runs = {{"pretrain": pre_trainer(out, load(start), load_from_disk({rows!r}), train_sampling_strategy="sequential", **options),
-        "finetune": finetuner(out, load(start), load_from_disk({pairs!r}), per_device_train_batch_size=2, **options)}}
-for name, run in runs.items():
-    run.train()
-    if run.is_world_process_zero():
-        save_file(weights(run.cot_mote if name == "finetune" else run.model), out / (name + ".safetensors"))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_train_like_one(
-    tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast, rows: Dataset, pairs: Dataset
-) -> None:
-    """Pre-training on two processes is one with twice the accumulation, fine-tuning one with twice the batch."""
-    from safetensors.torch import load_file
-
-    start = save_mlm(tmp_path / "mlm", wordpiece_tokenizer, 0.0)
-    rows.save_to_disk(tmp_path / "rows")
-    pairs.save_to_disk(tmp_path / "pairs")
-    places = {
-        "rows": str(tmp_path / "rows"),
-        "pairs": str(tmp_path / "pairs"),
-        "out": str(tmp_path),
-        "start": str(start),
-    }
-    # Not Adam: where a gradient is nearly 0, its step is as large as elsewhere, in the direction of a rounding error.
-    options = {"max_steps": 2, "learning_rate": 1.0, "optim": "sgd"}
-    script = tmp_path / "run.py"
-    script.write_text(_TWO_PROCESSES.format(tests=str(Path(__file__).parent), options=options, **places))
-    launch(str(script), processes=2)
-    runs = {
-        "pretrain": pre_trainer(
-            *(tmp_path / "a", load(start), rows),
-            gradient_accumulation_steps=2,
-            train_sampling_strategy="sequential",
-            **options,
-        ),
-        "finetune": finetuner(tmp_path / "b", load(start), pairs, per_device_train_batch_size=4, **options),
-    }
-    for name, run in runs.items():
-        model = run.cot_mote if name == "finetune" else run.model
-        before = weights(model)
-        run.train()
-        together, alone = load_file(tmp_path / f"{name}.safetensors"), weights(model)
-        assert max((alone[key] - value).abs().max() for key, value in before.items()) > 0.1, name
-        for key, value in alone.items():
-            torch.testing.assert_close(
-                together[key], value, atol=1e-4, rtol=0, msg=lambda m, k=f"{name} {key}": f"{k}: {m}"
-            )
 
 
 def test_defaults_are_the_papers(tmp_path: Path) -> None:

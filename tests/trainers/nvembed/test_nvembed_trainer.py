@@ -159,27 +159,6 @@ def test_trained_weights(tmp_path: Path, llama_folder: Path, mixture: Dataset, l
         assert {name for name in before if "layers.0." in name} | pooling <= changed
 
 
-def test_merged_adapters_change_nothing_but_the_form(
-    tmp_path: Path, llama_folder: Path, mixture: Dataset, texts: list[str]
-) -> None:
-    run = trainer(tmp_path, llama_folder, mixture)
-    run.train()
-    run.model.eval()
-    expected = {prompt: run.model.encode(texts, prompt=prompt) for prompt in (PROMPTS["sts"], "")}
-    start = encoder(llama_folder).encode(texts, prompt="")
-    folder = run.write_models(tmp_path)[0]
-    for prompt, vectors in expected.items():  # the model in memory keeps its adapters
-        assert (run.model.encode(texts, prompt=prompt) == vectors).all()
-    assert any("lora" in name for name in weights(run))
-    loaded = SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
-    assert loaded.max_seq_length == 64 and loaded.prompts["query"] == PROMPTS["qa"]
-    for prompt, vectors in expected.items():
-        assert abs(loaded.encode(texts, prompt=prompt) - vectors).max() < 1e-5
-    assert abs(expected[""] - start).max() > 1e-2
-    again = load_nvembed(str(tmp_path))  # the output folder as the start of the next stage
-    assert again.prompts["query"] == PROMPTS["qa"] and again.model.config.pooling == "latent"
-
-
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     tmp_path: Path, llama_folder: Path, mixture: Dataset
 ) -> None:
@@ -225,34 +204,6 @@ def test_a_checkpoint_of_another_run_is_rejected(tmp_path: Path, llama_folder: P
             trainer(tmp_path / "other", llama_folder, mixture, **other).train(
                 resume_from_checkpoint=str(tmp_path / "checkpoint-1")
             )
-
-
-@pytest.mark.parametrize(
-    ("in_batch_negatives", "other"),
-    [(False, {"mini_batch_size": 5}), (True, {"gradient_checkpointing": True})],
-)
-def test_mini_batches_change_nothing(
-    tmp_path: Path, llama_folder: Path, mixture: Dataset, in_batch_negatives: bool, other: dict[str, Any]
-) -> None:
-    options = {"in_batch_negatives": in_batch_negatives, "learning_rate": 1e-3, "lora_rank": 0}
-    runs = [trainer(tmp_path, llama_folder, mixture, **options, **more) for more in ({}, other)]
-    for run in runs:
-        run.train()
-    torch.testing.assert_close(torch.tensor(losses(runs[0])), torch.tensor(losses(runs[1])), rtol=1e-4, atol=1e-4)
-    for (name, a), b in zip(weights(runs[0]).items(), weights(runs[1]).values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-2, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_cached_gradients_under_bf16_are_those_of_autocast(
-    tmp_path: Path, llama_folder: Path, mixture: Dataset
-) -> None:
-    """The second pass runs inside `backward`; outside of autocast its states would be in float32."""
-    run = trainer(tmp_path, llama_folder, mixture, bf16=True, mini_batch_size=5, max_steps=1)
-    kinds = []
-    layer = run.nvembed.embedding_model.layers[0].mlp.down_proj
-    layer.register_forward_hook(lambda _, __, output: kinds.append((output.dtype, output.requires_grad)))
-    run.train()
-    assert set(kinds) == {(torch.bfloat16, False), (torch.bfloat16, True)}
 
 
 def test_an_instruction_needs_room_for_a_token_of_the_text(llama_folder: Path, mixture: Dataset) -> None:

@@ -53,15 +53,6 @@ def test_static_embeddings_are_trained_and_exported(static_folder: Path, tmp_pat
     assert not np.allclose(exported.encode_query(texts), base.encode_query(texts))
 
 
-def test_both_routes_of_an_asymmetric_model_are_trained(routed: Path, tmp_path: Path) -> None:
-    run = trainer(str(routed), tmp_path / "run")
-    run.train()
-    base = SentenceTransformer(str(routed), device="cpu")
-    tuned = SentenceTransformer(str(run.export(tmp_path / "out")), device="cpu")
-    assert not np.allclose(base.encode_query(["a fox"]), tuned.encode_query(["a fox"]))
-    assert not np.allclose(base.encode_document(["a fox"]), tuned.encode_document(["a fox"]))
-
-
 def test_the_length_of_an_asymmetric_model_is_that_of_its_transformer(routed: Path) -> None:
     model: Any = load_retriever(str(routed), max_length=7)
     assert model[0].sub_modules["document"][0].max_seq_length == 7

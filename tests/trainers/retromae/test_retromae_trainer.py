@@ -116,27 +116,6 @@ def test_a_run_that_is_killed_and_resumed_ends_with_the_same_weights(
     assert logged(resumed, "decoder_loss")[-7:] == logged(whole, "decoder_loss")[-7:]
 
 
-def test_batch_and_accumulation_give_the_same_step(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
-    """Where the batches hold as many labels each; else each batch counts alike, as in the original."""
-    equal = Dataset.from_list(
-        [{"span": n, "input_ids": spans[n]["input_ids"][:8], "word_starts": [1] * 8} for n in range(16)]
-    )
-    runs = []
-    for name, size, steps in (("a", 2, 4), ("b", 8, 1)):
-        start = load(mlm_folder)
-        for module in start.model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        run = trainer(
-            tmp_path / name, start, equal, per_device_train_batch_size=size, gradient_accumulation_steps=steps,
-            max_steps=3, learning_rate=1e-3,
-        )  # fmt: skip
-        run.train()
-        runs.append(run)
-    for name in ("loss", "encoder_loss", "decoder_loss"):
-        assert logged(runs[0], name) == pytest.approx(logged(runs[1], name), abs=1e-4), name
-
-
 def test_a_checkpoint_holds_the_decoder_and_the_tokenizer(tmp_path: Path, mlm_folder: Path, spans: Dataset) -> None:
     run = trainer(tmp_path / "run", load(mlm_folder), spans, save_strategy="steps", save_steps=4)
     run.train()
@@ -154,14 +133,6 @@ def test_a_checkpoint_holds_the_decoder_and_the_tokenizer(tmp_path: Path, mlm_fo
     torch.testing.assert_close(further.model.eval()(**batch).decoder_loss, expected.decoder_loss)
     with pytest.raises(UserError, match="was trained with decoder=enhanced: keep that"):
         load(folder, decoder="basic")
-
-
-def test_encoders_that_do_not_fit_are_rejected(tmp_path: Path, mlm_folder: Path, llama_folder: Path) -> None:
-    for folder in (tmp_path / "nothing", llama_folder):
-        with pytest.raises(UserError, match="cannot load the encoder"):
-            load(folder)
-    with pytest.raises(UserError, match="decoder_layers must be exactly 1"):
-        load(mlm_folder, decoder_layers=2)
 
 
 def test_the_paper_is_the_default(tmp_path: Path) -> None:
