@@ -101,6 +101,7 @@ class Setting:
         0, "first training steps of ImpRAG that train retrieval alone (the product's option)"
     )
     likelihood_temperature: float = option(1e-4, "temperature of RA-DIT's likelihoods")
+    freeze_embeddings: bool = option(False, "keep the token embeddings in the retrieval rounds")
     device: str = option("cpu", "cpu or cuda")
     seeds: int = option(3, "number of seeds")
     runs: list[str] | None = option(None, "rows to run, such as imprag:both (default: all)")
@@ -153,6 +154,7 @@ def retrieving_lm(experiment: Experiment, seed: int, b: int, rounds: int) -> str
     set_seed(seed)
     model = ImpRAGForCausalLM.from_backbone(start, b=b, t=b, k=given.k, l_max=given.l_max).train()
     model.to(given.device)  # type: ignore[arg-type]  # its decorator hides the argument types
+    model.get_input_embeddings().requires_grad_(not given.freeze_embeddings)
     passages, _ = tokenize_passages(tokenizer, train.passages, given.l_max)
     prompts = tokenizer(list(train.prompts["prompt"]), truncation=True, max_length=MAX_LENGTH)["input_ids"]
     steps, batch = given.retrieval_steps, given.retrieval_batch

@@ -28,11 +28,8 @@ def required(help: str) -> Any:
 
 def defaults_of(options: Any) -> dict[str, Any]:
     """Return the defaults of a dataclass by their names."""
-    missing = dataclasses.MISSING
-    return {
-        each.name: each.default if each.default_factory is missing else each.default_factory()
-        for each in dataclasses.fields(options)
-    }
+    fields, no = dataclasses.fields(options), dataclasses.MISSING
+    return {each.name: each.default if each.default_factory is no else each.default_factory() for each in fields}
 
 
 def values_of(kind: Any, options: object) -> dict[str, Any]:

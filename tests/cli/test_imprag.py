@@ -72,6 +72,8 @@ def test_from_questions_to_answers(
     assert train(work, "imprag", "other", "--seed", "7") == 0
     assert main(["answer", str(work / "other" / "model"), "--index", index, "Where?"]) == 2
     assert "was built with model" in capsys.readouterr().err
+    assert main(["answer", str(work / "tiny-llama"), "--index", index, "Where?"]) == 2
+    assert "is not an ImpRAG model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -93,19 +95,11 @@ def test_mistakes_are_one_line(
     assert "Traceback" not in error
 
 
-def test_only_an_imprag_model_answers(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["answer", str(work / "tiny-llama"), "--index", "x", "Where?"]) == 2
-    assert "is not an ImpRAG model" in capsys.readouterr().err
-
-
 def test_the_baselines_are_trained_on_the_same_data_and_load(
     work: Path, retriever_folder: Path, bert_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lm, reader, sentences = (
-        str(work / "tiny-llama"),
-        str(work / "ra-it" / "model"),
-        ["--retriever", str(retriever_folder)],
-    )
+    lm, reader = str(work / "tiny-llama"), str(work / "ra-it" / "model")
+    sentences = ["--retriever", str(retriever_folder)]
     assert train(work, "ra-it", "ra-it", "--num_passages", "2") == 0
     assert f"--reader {reader}" in capsys.readouterr().out
     assert type(AutoModelForCausalLM.from_pretrained(reader)).__name__ == "LlamaForCausalLM"
@@ -133,17 +127,8 @@ def test_the_baselines_are_trained_on_the_same_data_and_load(
     assert main(["search", str(retriever), "--index", index, "Which town has the river Dart?"]) == 0
     assert "1. " in capsys.readouterr().out
     # RA-DIT-Llama in the ImpRAG paper's order: the reader is tuned with the retriever's passages, from the index's vectors.
-    tuned = [
-        "--pseudo_labels",
-        str(retriever),
-        "--num_passages",
-        "2",
-        "--corpus",
-        index,
-        "--ranking",
-        f"{index}.ranking",
-    ]
-    assert train(work, "ra-it", "tuned", *tuned) == 0
+    tuned = f"--pseudo_labels {retriever} --num_passages 2 --corpus {index} --ranking {index}.ranking"
+    assert train(work, "ra-it", "tuned", *tuned.split()) == 0
     assert load_file(f"{index}.ranking")["ranking"].shape == (13, 2)
     for wrong, message in (
         ([], "either --retriever, or --backbone"),

@@ -114,7 +114,7 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         **kwargs: Any,
     ) -> None:
         kwargs["train_dataset"] = train_dataset
-        prepare_datasets(kwargs, _pairs)
+        prepare_datasets(kwargs, lambda rows: (rows := as_dataset(rows)).select_columns(pair_columns(rows)))
         train_dataset = kwargs.pop("train_dataset")
         refuse_single_pair(train_dataset)
         args = args or default_arguments(CoTMoTETrainingArguments, model, self.method, stage="finetune")
@@ -173,11 +173,3 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         expected = set(self.cot_mote.state_dict()) - set(self.cot_mote.all_tied_weights_keys)
         if not load_in_place(self.cot_mote, folder.glob("model*.safetensors"), expected):
             raise UserError(f"{folder} is not a checkpoint of this run: use the same encoder and --variant")
-
-
-def _pairs(rows: Dataset | IterableDataset) -> Dataset:
-    """Return the text columns of a data set: every column of a row is encoded."""
-    rows = as_dataset(rows)
-    columns = pair_columns(rows)
-    pairs: Dataset = rows.select_columns(columns)
-    return pairs

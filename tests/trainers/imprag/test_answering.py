@@ -109,10 +109,7 @@ def test_questions_that_do_not_retrieve_are_evaluated_without_passages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = ["first", "second", "third"]
-    rows = [
-        {"prompt": text, "answer": text, "retrieve": value}
-        for text, value in zip(texts, [False, True, True], strict=True)
-    ]
+    rows = [{"prompt": text, "answer": text, "retrieve": text != "first"} for text in texts]
     file = tmp_path / "dev.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     answerer = Recorder()

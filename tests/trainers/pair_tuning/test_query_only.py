@@ -75,17 +75,7 @@ def test_search_accepts_the_index_of_the_base_model(
     Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["index", str(retriever_folder), "--corpus", "corpus.jsonl", "--output_dir", "index"]) == 0
     words = ["train", "pairs", "--pairs", "pairs.jsonl", "--retriever", str(retriever_folder), "--output_dir", "tuned"]
-    limits = [
-        "--max_steps",
-        "2",
-        "--per_device_train_batch_size",
-        "4",
-        "--max_length",
-        "16",
-        "--probe",
-        "none",
-        "--quiet",
-    ]
+    limits = "--max_steps 2 --per_device_train_batch_size 4 --max_length 16 --probe none --quiet".split()
     assert main([*words, "--query_only", "true", *limits]) == 0
     tuned = loaded(Path("tuned/retriever"))
     assert [modules[0].max_seq_length for modules in tuned[0].sub_modules.values()][0] == 16
