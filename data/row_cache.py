@@ -112,25 +112,24 @@ def document_rows(
         return datasets.IterableDataset.from_generator(streamed, features=features(maker.types))
     name = f"{maker.kind}-{rows_fingerprint({'max_rows': maker.max_rows, **maker.made_with}, parsed)}"
     whole, make = cached_file(name, cache_dir), partial(_make_part, maker, name, cache_dir)
+    limit, made = maker.max_rows or sys.maxsize, 0
     with one_at_a_time(whole):
-        if whole.is_file():
-            number, values = json.loads(whole.read_text(encoding="utf-8"))
-            made, counts = [make((part, ()))[0] for part in range(number)], ReadReport(**values)
-        else:
-            made = []
-            for part, of_part in in_order(make, enumerate(_parts(documents, lazy=num_proc == 1)), num_proc):
-                made.append(part)
+        if not whole.is_file():
+            found = in_order(make, enumerate(_parts(documents, lazy=num_proc == 1)), num_proc)
+            for number, (part, of_part) in enumerate(found, start=1):
                 counts.add(ReadReport(**of_part))
-                if (total := sum(map(len, made))) >= (maker.max_rows or sys.maxsize):
+                made += len(part)
+                if made >= limit:
                     break
-                if len(made) > 1:
-                    sys.stderr.write(f"{maker.kind}: {total:,} rows of {counts.documents:,} documents\n")
-            maker.check(sum(map(len, made)), counts)
-            write_text(whole, json.dumps([len(made), vars(counts)]))
-    rows = datasets.concatenate_datasets(made)
+                if number > 1:
+                    sys.stderr.write(f"{maker.kind}: {made:,} rows of {counts.documents:,} documents\n")
+            maker.check(made, counts)
+            write_text(whole, json.dumps([number, vars(counts)]))
+    number, values = json.loads(whole.read_text(encoding="utf-8"))
+    rows = datasets.concatenate_datasets([make((part, ()))[0] for part in range(number)])
     if report is not None:
-        report.add(counts)
-    return rows if len(rows) <= (maker.max_rows or sys.maxsize) else rows.select(range(maker.max_rows or 0))
+        report.add(ReadReport(**values))
+    return rows if len(rows) <= limit else rows.select(range(limit))
 
 
 def _parts(documents: Iterator[Document], *, lazy: bool) -> Iterator[Iterable[Document]]:

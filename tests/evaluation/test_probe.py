@@ -203,7 +203,7 @@ def test_pairs_that_ask_a_query_of_the_evaluation_are_left_out(tmp_path: Path) -
     assert anchors == [f"What is number {n}?" for n in range(20) if n != 3] and report.held_out == 1
     lines = (json.dumps({"_id": str(n), "text": row["title"]}) + "\n" for n, row in enumerate(rows[1:]))
     (probe / "queries.jsonl").write_text("".join(lines))
-    with pytest.raises(UserError, match="the evaluation asks all but 1 of the 20 natural pairs"):
+    with pytest.raises(UserError, match="20 natural pairs, of which the evaluation leaves 1"):
         build_text_pairs(source, cache_dir=tmp_path / "cache")
 
 

@@ -39,15 +39,13 @@ def build_text_pairs(
     maker = RowMaker("text-pairs", types, made_with, partial(_rows, seed), "", least=0)
     report = ReadReport() if report is None else report
     rows: Any = document_rows(maker, sources, report=report, **options)
-    if len(rows) < 2:
-        raise TooFewPairs(
-            f"the text has {counted(len(rows), 'natural pair')} (read: {report}); add functions with docstrings, headings, or"
-            " passages of three sentences, or train without pairs (revela-hub train contriever)"
-        )
     probes = sorted({source.held_out for source in sources if source.held_out and is_beir(source.held_out)})
     left = without_queries(rows, (query for probe in probes for query in read_queries(probe).values()))
     if len(left) < 2:
-        raise TooFewPairs(f"the evaluation asks all but {len(left)} of the {len(rows)} natural pairs of the text")
+        raise TooFewPairs(
+            f"the text has {counted(len(rows), 'natural pair')}, of which the evaluation leaves {len(left)} (read: {report}); add"
+            " functions with docstrings, headings, or passages of three sentences, or train without pairs (revela-hub train contriever)"
+        )
     report.held_out += len(rows) - len(left)
     return left
 
