@@ -2,13 +2,14 @@
 
 Tensors of floats are on torch's meta device: they have a shape, but no values. Tensors of integers are real, because code branches on
 them; where the value of a float would decide (`nonzero`), everything is selected, so the memory is an upper bound. Autocast and fused
-attention are imitated, because the meta device has neither; CUDA's fake tensors would need a build of torch with CUDA.
+attention are imitated, because the meta device has neither; CUDA's fake tensors would need a build of torch with CUDA. Fragments of
+the allocator's blocks and the kernels' work space are not counted.
 """
 
 import string
 import weakref
 from collections.abc import Iterator
-from contextlib import ContextDecorator, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -28,7 +30,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from revela_hub.trainers.base.weights import is_encoder
 
 aten = torch.ops.aten
-META = torch.device("meta")
+META, CPU = torch.device("meta"), torch.device("cpu")
 
 
 class Meter(TorchDispatchMode):
@@ -49,13 +51,12 @@ class Meter(TorchDispatchMode):
         kwargs = kwargs or {}
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         if any(tensor.is_meta for tensor in given):
-            out = self._without_values(func, args, kwargs)
-        elif given or not any(each.name == "device" for each in func._schema.arguments):
-            out = func(*args, **kwargs | ({"device": torch.device("cpu")} if kwargs.get("device") == META else {}))
+            out = self._without_values(func, args, kwargs | ({"device": META} if "device" in kwargs else {}))
+        elif given or all(each.name != "device" for each in func._schema.arguments):
+            out = func(*args, **kwargs | ({"device": CPU} if "device" in kwargs else {}))
         else:  # a new tensor
             out = func(*args, **kwargs | {"device": META})
-            if not out.is_floating_point():
-                out = func(*args, **kwargs | {"device": torch.device("cpu")})
+            out = out if out.is_floating_point() else func(*args, **kwargs | {"device": CPU})
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage())
@@ -75,9 +76,8 @@ class Meter(TorchDispatchMode):
             named = zip(func._schema.arguments, args, strict=False)
             changed = [value for each, value in named if each.is_write] + [v for k, v in kwargs.items() if k == "out"]
             return changed[0] if len(func._schema.returns) == 1 else None
-        if "device" in kwargs:
-            kwargs = kwargs | {"device": META}
-        args, kwargs = tree_map_only(Tensor, _as_meta, (args, kwargs))
+        # A tensor without values is itself in this, so that a view of it shares its storage.
+        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(META), (args, kwargs))
         out = func(*args, **kwargs)
         if count := flop_registry.get(func._overloadpacket):
             self.flops += count(*args, **kwargs, out_val=out)
@@ -102,10 +102,6 @@ def _places(index: Tensor | None) -> tuple[Tensor | None, ...]:
     return (torch.ones(index.shape, dtype=torch.bool) if index.is_meta else index).nonzero(as_tuple=True)
 
 
-def _as_meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-
-
 class Attention(torch.autograd.Function):
     """Fused attention, which keeps its inputs, its output and one number per query."""
 
@@ -114,6 +110,8 @@ class Attention(torch.autograd.Function):
         """Return the output."""
         rows, heads, length, _ = query.shape  # kernels write (rows, length, heads, dim)
         output = query.new_empty(rows, length, heads, value.shape[-1]).transpose(1, 2)
+        if mask is not None and mask.dtype == torch.bool:  # kernels add the mask to the scores
+            mask = query.new_empty(mask.shape)
         ctx.meter, ctx.flops = meter, 2 * key.shape[-2] * (query.numel() + output.numel())
         meter.flops += ctx.flops
         ctx.save_for_backward(query, key, value, mask, output, query.new_empty(query.shape[:-1], dtype=torch.float32))
@@ -127,39 +125,34 @@ class Attention(torch.autograd.Function):
         return None, *(torch.empty_like(each) if needed else None for each, needed in inputs)
 
 
-class Autocast(ContextDecorator):
-    """Stands for `torch.autocast`, which the meta device does not have."""
+class Autocast(torch.autocast):
+    """Sets the state of autocast on the CPU, whichever device is named; `GpuSemantics` casts as on a GPU."""
 
-    enabled, dtype, depth = False, torch.bfloat16, 0
-    cache = WeakIdKeyDictionary()
+    copies = WeakIdKeyDictionary()
+    """The weights in half precision, until the outermost context ends."""
 
-    def __init__(self, device_type: str = "", dtype: torch.dtype | None = None, enabled: bool = True, **_: Any) -> None:
-        self.wanted = enabled, dtype or Autocast.dtype
-        self._before: list[tuple[bool, torch.dtype]] = []
+    def __init__(self, device_type: str = "", *args: Any, **kwargs: Any) -> None:
+        super().__init__("cpu", *args, **kwargs)
 
-    def __enter__(self) -> None:
-        self._before.append((Autocast.enabled, Autocast.dtype))
-        Autocast.enabled, Autocast.dtype = self.wanted
-        Autocast.depth += 1
 
-    def __exit__(self, *_: Any) -> None:
-        Autocast.enabled, Autocast.dtype = self._before.pop()
-        Autocast.depth -= 1
-        if not Autocast.depth:
-            Autocast.cache.clear()
+_autocast_enabled, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 
-    @staticmethod
-    def narrow(tensor: Tensor) -> Tensor:
-        """Return a tensor in half precision; that of a weight is kept until the outermost context ends."""
-        if not tensor.is_floating_point() or tensor.dtype == Autocast.dtype:
-            return tensor
-        if not (tensor.requires_grad and tensor.is_leaf):
-            return tensor.to(Autocast.dtype)
-        if tensor not in Autocast.cache:
-            with torch.enable_grad():
-                Autocast.cache[tensor] = tensor.to(Autocast.dtype)
-        half: Tensor = Autocast.cache[tensor]
-        return half
+
+def _narrow(tensor: Tensor) -> Tensor:
+    dtype = _autocast_dtype("cpu")
+    if not tensor.is_floating_point() or tensor.dtype == dtype:
+        return tensor
+    if not (tensor.requires_grad and tensor.is_leaf):
+        return tensor.to(dtype)
+    if tensor not in Autocast.copies:
+        with torch.enable_grad():
+            Autocast.copies[tensor] = tensor.to(dtype)
+    half: Tensor = Autocast.copies[tensor]
+    return half
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 # Names of the functions that autocast computes in half precision, in float32, and with sums in float32.
@@ -191,21 +184,18 @@ class GpuSemantics(TorchFunctionMode):
             return np.zeros(args[0].shape, np.float32)
         if name == "scaled_dot_product_attention":
             named = [kwargs.get(name) for name in ("query", "key", "value", "attn_mask")[len(args) :]]
-            query, key, value, mask = [*args, *named][:4]
-            states = (query, key, value)
-            return Attention.apply(self.meter, *(map(Autocast.narrow, states) if Autocast.enabled else states), mask)
-        if Autocast.enabled and "out" not in kwargs:
+            *states, mask = [*args, *named][:4]
+            return Attention.apply(self.meter, *(map(_narrow, states) if _autocast_enabled("cpu") else states), mask)
+        if func is functional.dropout and kwargs["training"] and kwargs["p"]:  # GPUs keep one byte per number
+            return torch.native_dropout(*args, kwargs["p"], True)[0]
+        if _autocast_enabled("cpu") and "out" not in kwargs:
             if name in NARROW:
-                args, kwargs = tree_map_only(Tensor, Autocast.narrow, (args, kwargs))
+                args, kwargs = tree_map_only(Tensor, _narrow, (args, kwargs))
             elif name in WIDE:
                 args, kwargs = tree_map_only(Tensor, _wide, (args, kwargs))
-            elif name in SUMS and isinstance(args[0], Tensor) and args[0].dtype == Autocast.dtype:
+            elif name in SUMS and isinstance(args[0], Tensor) and args[0].dtype == _autocast_dtype("cpu"):
                 kwargs = {"dtype": torch.float32} | kwargs
         return func(*args, **kwargs)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _from_config(cls: Any, name: str, *_: Any, config: Any = None, dtype: Any = None, **options: Any) -> Any:
@@ -215,13 +205,8 @@ def _from_config(cls: Any, name: str, *_: Any, config: Any = None, dtype: Any = 
     chosen = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
     attention = {key: options[key] for key in ("attn_implementation",) if options.get(key)}
     model = cls._from_config(config, dtype=config.dtype if chosen in (None, "auto") else chosen, **attention).eval()
-    found: dict[str, Any] = {
-        "missing_keys": set(),
-        "mismatched_keys": set(),
-        "unexpected_keys": set(),
-        "error_msgs": [],
-    }
-    return (model, found) if options.get("output_loading_info") else model
+    nothing = dict.fromkeys(("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"), ())
+    return (model, nothing) if options.get("output_loading_info") else model
 
 
 _load_tokenizer = AutoTokenizer.from_pretrained
@@ -251,8 +236,10 @@ def fake_gpu() -> Iterator[Meter]:
         "transformers.AutoTokenizer.from_pretrained": staticmethod(_tokenizer),
         "torch.autocast": Autocast,
         "torch.amp.autocast": Autocast,
-        "torch.is_autocast_enabled": lambda *_: Autocast.enabled,
-        "torch.get_autocast_dtype": lambda *_: Autocast.dtype,
+        "torch.is_autocast_enabled": lambda *_: _autocast_enabled("cpu"),
+        "torch.get_autocast_dtype": lambda *_: _autocast_dtype("cpu"),
+        "torch.clear_autocast_cache": Autocast.copies.clear,
+        "torch.optim.optimizer._get_fused_kernels_supported_devices": lambda: ["meta"],
     }
     with ExitStack() as stack:
         for target, stand_in in stand_ins.items():
