@@ -44,12 +44,11 @@ def index_repository(repo_id: str, *, private: bool = False, update: bool = Fals
     return repository
 
 
-def push_index(store: PassageStore, repo_id: str, *, private: bool = False, update: bool = False) -> str:
+def push_index(store: PassageStore, repository: Repository) -> str:
     """Push an index in one commit, and return the URL of its repository with the commit.
 
     The text of the passages is published. Other files in the repository are kept, and so is a card that exists.
     """
-    repository = index_repository(repo_id, private=private, update=update)
     if store.metadata.options.type == "milvus":
         raise UserError("the vectors of this index are in Milvus: build one of another --index_type to push it")
     # Without the address of a server, and without the path of a model there.
@@ -58,6 +57,7 @@ def push_index(store: PassageStore, repo_id: str, *, private: bool = False, upda
     files = {name: path for name, path in files_of(store.folder).items() if FILES.fullmatch(name)}
     files[METADATA] = (json.dumps(asdict(metadata), indent=2) + "\n").encode()
     if "README.md" not in repository.names:
+        repo_id = repository.repo_id
         card = CARD.format(title=repo_id.partition("/")[2], index=metadata, repo_id=repo_id)
         files["README.md"] = card.encode()
     delete = sorted(name for name in repository.names - files.keys() if FILES.fullmatch(name))

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from revela_hub.data.sources.beir import read_beir, write_beir
-
 FUNCTION = '''
 @decorated
 def make_{name}(value):
@@ -59,35 +57,6 @@ def test_held_out_docstrings_leave_the_text_and_the_functions(docstring_task: An
     assert text.count('"""') == 2 * (30 - 8)
 
 
-@pytest.mark.parametrize("character", ["\f", "\v", "\x1c", "\x85", "\u2028"])
-def test_other_ends_of_lines_are_none(docstring_task: Any, sources: Path, character: str) -> None:
-    """Python ends no line there: counted as ends, they moved every function below, and held-out docstrings stayed."""
-    for file in sources.rglob("*.py"):
-        header = (
-            f"\f\nSEPARATOR = 'a{character}b'  # a{character}b\n" if character not in "\f\v" else f"# a{character}b\n"
-        )
-        file.write_text(header + file.read_text(), encoding="utf-8", newline="\n")
-    built = docstring_task(sources, queries=8, seed=3)
-    text = "".join(built.sources.values())
-    assert not any(query in text for query in built.task.queries.values())
-    assert text.count("def make_") == 30
-    assert all(code.startswith("@decorated\ndef make_") for code in built.task.corpus.values())
-
-
-def test_the_choice_depends_on_the_seed_alone(docstring_task: Any, sources: Path) -> None:
-    first, again, other = (docstring_task(sources, queries=8, seed=seed).task for seed in (1, 1, 2))
-    assert first == again
-    assert first.queries != other.queries
-
-
-def test_fewer_functions_to_find_are_the_same_queries(docstring_task: Any, sources: Path) -> None:
-    whole, few, least = (docstring_task(sources, queries=5, functions=n, seed=1) for n in (None, 9, 1))
-    assert few.task.queries == least.task.queries == whole.task.queries and few.sources == whole.sources
-    assert len(few.task.corpus) == 9 and len(least.task.corpus) == 5 < len(whole.task.corpus)
-    assert few.task.corpus.items() <= whole.task.corpus.items()
-    assert set(least.task.corpus) == set(least.task.queries)
-
-
 def test_what_has_no_single_answer_or_is_not_code_is_left_out(docstring_task: Any, sources: Path) -> None:
     twice = FUNCTION.format(name="twin", number=1)
     (sources / "twins.py").write_text(twice + twice.replace("make_twin", "make_other"))
@@ -100,15 +69,3 @@ def test_what_has_no_single_answer_or_is_not_code_is_left_out(docstring_task: An
     task = docstring_task(sources).task
     assert len(task.corpus) == 30
     assert len(task.queries) == 15
-
-
-def test_too_little_code_is_a_clear_error(docstring_task: Any, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(FUNCTION.format(name="one", number=1))
-    with pytest.raises(SystemExit, match="only 1 functions with a unique docstring"):
-        docstring_task(tmp_path)
-
-
-def test_a_task_survives_its_beir_folder(docstring_task: Any, sources: Path, tmp_path: Path) -> None:
-    task = docstring_task(sources, queries=5).task
-    read = read_beir(write_beir(task, tmp_path / "task"))
-    assert (read.corpus, read.queries, read.qrels) == (task.corpus, task.queries, task.qrels)

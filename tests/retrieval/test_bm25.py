@@ -100,22 +100,6 @@ def test_the_default_is_the_stronger_on_scifact(shared_data: Path) -> None:
     assert strong.ndcg_at_10 > anserini.ndcg_at_10, (strong, anserini)
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ("the dogs running", ["running", "Dogs", "runs"]),
-        ("日本語", ["日本語", "日本"]),
-        ("the", []),
-        ("zebra", []),
-        ("", []),
-    ],
-)
-def test_the_words_of_a_text_that_match(query: str, found: list[str]) -> None:
-    text = "A running dog_x, Dogs ran, the runs 日本語 and abc日本 end"
-    index = BM25(["The dog runs in 日本語", "x y"])
-    assert [text[start:end] for start, end in index.matches(query, text)] == found
-
-
 def test_identifiers_are_also_indexed_by_their_parts(tmp_path: Path) -> None:
     names = ["parse_header", "HTTPHeaderReader", "__init__", "größeWert", "utf8", "header"]
     by_hand = [

@@ -1,7 +1,4 @@
-import gzip
-import json
 import time
-from pathlib import Path
 
 import pytest
 
@@ -172,27 +169,6 @@ def test_odd_input_takes_linear_time(kind: str, text: str) -> None:
     began = time.process_time()
     chunk_document(Document("d", text, None, "code" if kind == "code" else "text"))
     assert time.process_time() - began < 5
-
-
-def test_wikipedia(shared_data: Path) -> None:
-    with gzip.open(shared_data / "text" / "wikipedia" / "part-00.jsonl.gz", "rt") as file:
-        articles = [json.loads(line) for _, line in zip(range(300), file, strict=False)]
-    report = ReadReport()
-    whole_ends = 0
-
-    for article in articles:
-        chunks = chunk_document(prose(article["text"]), report=report)
-        assert " ".join(chunk.text for chunk in chunks).split() == article["text"].split()
-        assert all(count_words(chunk.text) <= 120 for chunk in chunks)
-        lines = article["text"].split("\n")
-        for chunk in chunks:
-            assert chunk.text in "\n".join(lines[chunk.start_line - 1 : chunk.end_line])
-        whole_ends += sum(chunk.text.rstrip("\"')\u201d ").endswith((".", "!", "?", ":", ";")) for chunk in chunks)
-
-    words = sum(count_words(article["text"]) for article in articles)
-    assert 95 < words / report.chunks <= 120  # chunks are well filled,
-    assert whole_ends / report.chunks > 0.97  # end where sentences do,
-    assert report.cut / report.chunks < 0.002  # and sentences are rarely cut
 
 
 def test_sentences_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:

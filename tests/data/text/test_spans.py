@@ -73,24 +73,6 @@ def words(spans: Dataset, tokenizer: Any) -> list[list[str]]:
     return found
 
 
-def test_columns(tmp_path: Path, wordpiece_tokenizer: Any) -> None:
-    report = ReadReport()
-    spans = build(write(tmp_path / "d.jsonl", "The fox jumps.", "", "Rivers."), wordpiece_tokenizer, report)
-
-    assert {name: str(feature) for name, feature in spans.features.items()} == {
-        "span": "Value('int64')",
-        "input_ids": "List(Value('int32'))",
-        "word_starts": "List(Value('uint8'))",
-    }
-    assert spans["span"][:] == [0, 1]
-    assert (
-        spans["input_ids"][:]
-        == wordpiece_tokenizer(["The fox jumps.", "Rivers."], add_special_tokens=False)["input_ids"]
-    )
-    assert words(spans, wordpiece_tokenizer) == [["the", "fox", "jumps", "."], ["rivers", "."]]
-    assert str(report) == "2 documents, 2 spans; skipped: 1 empty"
-
-
 TEXT = "A retriever's text: naïve chunks,  documents!\n\tdef area(width): <mask> </s>"
 
 

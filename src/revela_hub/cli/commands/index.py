@@ -87,9 +87,9 @@ def run(arguments: Arguments) -> None:
     from revela_hub.retrieval import build_store
 
     method = resolve(arguments.model).method
-    shared = {"private": arguments.private, "update": arguments.update}
+    repository = None
     if arguments.push_to_hub is not None:
-        index_repository(arguments.push_to_hub, **shared)
+        repository = index_repository(arguments.push_to_hub, private=arguments.private, update=arguments.update)
     uri = arguments.milvus_uri
     uri = str(local_path(uri).resolve()) if uri and uri.endswith(".db") else uri  # then found from another folder, too
     options = IndexOptions(arguments.index_type, arguments.dtype, uri, arguments.truncate_dim)
@@ -107,8 +107,8 @@ def run(arguments: Arguments) -> None:
     print(f"{counted(len(store), 'passage')}, {vectors}, in {store.folder}")
     for line in encoder.warnings() if method and method.encoder else ():
         note(line)
-    if arguments.push_to_hub is not None:
-        print(f"pushed to {push_index(store, arguments.push_to_hub, **shared)}")
+    if repository is not None:
+        print(f"pushed to {push_index(store, repository)}")
 
 
 def load(options: PassageOptions, index: IndexOptions) -> Loaded:
