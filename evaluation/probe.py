@@ -31,6 +31,8 @@ from revela_hub.files import claim, local_path
 KINDS: tuple[ProbeKind, ...] = ("docstring", "title", "sentence")
 MIN_QUERIES = 20
 MAX_TITLE_PASSAGES = 5
+FEWEST_OF_A_DOCUMENT = 5
+"""Consecutive passages of a document: those around the answer are the wrong answers that are hardest to tell from it."""
 SCANNED_CHARACTERS = 32_000_000
 """Maximum number of characters that are read and held in memory."""
 
@@ -128,7 +130,7 @@ def build_probe(
     random = Random(settings.seed)
     documents, complete = _read(read_documents(sources, report=report, **defaults))
     order = random.sample(range(len(documents)), len(documents))
-    passages = _passages((documents[index] for index in order), settings, random)
+    passages = _passages([documents[index] for index in order], settings, random)
     asked = _ask(passages, documents, settings, random)
     if len(asked) < MIN_QUERIES:
         raise NoProbe(
@@ -145,6 +147,7 @@ def build_probe(
     shaped = resembling(made, examples, texts) if examples else in_shape(settings.shape, made, texts)
     task = replace(task, queries=task.queries | shaped)
     documents_of = {f"p{index}": passage.document for index, passage in enumerate(passages)}
+    task = replace(task, groups={query: documents_of[next(iter(found))] for query, found in task.qrels.items()})
     return Probe(task, held_out, len(documents), complete, settings, documents_of)
 
 
@@ -160,17 +163,26 @@ def _read(documents: Iterable[Document]) -> tuple[list[Document], bool]:
     return read, True
 
 
-def _passages(documents: Iterable[Document], settings: ProbeSettings, random: Random) -> list[Passage]:
-    """Return distinct passages, up to the maximum."""
+def _passages(documents: Sequence[Document], settings: ProbeSettings, random: Random) -> list[Passage]:
+    """Return distinct passages, up to the maximum: some consecutive ones of each document, and more if these are too few."""
     passages: list[Passage] = []
     seen = NearDuplicates()
-    for _, found in passages_of_each(documents, lambda _: random):
-        for passage in found:
-            if passage.text not in seen:
-                seen.add(passage.text)
-                passages.append(passage)
-            if len(passages) == settings.passages:
-                return passages
+    each = max(FEWEST_OF_A_DOCUMENT, settings.passages // max(1, len(documents)))
+    rest: Iterable[list[Passage]] = (
+        found[(start := random.randrange(len(found) or 1)) :] + found[:start]
+        for _, found in passages_of_each(documents, lambda _: random)
+    )
+    while rest:
+        later = []
+        for found in rest:
+            for passage in found[:each]:
+                if passage.text not in seen:
+                    seen.add(passage.text)
+                    passages.append(passage)
+                if len(passages) == settings.passages:
+                    return passages
+            later += [found[each:]] if found[each:] else []
+        rest = later
     return passages
 
 

@@ -10,7 +10,6 @@ A passage has a candidate of each applicable kind; at most one of them is used.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
@@ -23,9 +22,6 @@ from revela_hub.evaluation.functions import SUFFIXES, commented_functions, docum
 ProbeKind: TypeAlias = Literal["docstring", "title", "sentence"]
 
 MAX_WORDS = 120
-MAX_PASSAGES_OF_A_DOCUMENT = 40
-FEW_DOCUMENTS = 25
-"""Fewer documents than these give more passages each: together as many as this number of documents, 1,000."""
 MIN_TITLE_WORDS, MAX_TITLE_WORDS = 2, 25
 MIN_SENTENCE_WORDS, MAX_SENTENCE_WORDS = 8, 40
 MIN_PASSAGE_WORDS = 20
@@ -81,15 +77,12 @@ class Passage:
 def passages_of_each(
     documents: Iterable[Document], random_of: Callable[[Document], Random]
 ) -> Iterator[tuple[Document, list[Passage]]]:
-    """Yield documents, read ahead, each with consecutive passages: at most 40, or more if there are only a few documents."""
-    rest = iter(documents)
-    first = list(islice(rest, FEW_DOCUMENTS))
-    most = MAX_PASSAGES_OF_A_DOCUMENT * FEW_DOCUMENTS // max(1, len(first))
-    for document in chain(first, rest):
-        random = random_of(document)
-        found = list(_functions(document) if document.kind == "code" else _sections(document, random))
-        start = random.randrange(max(1, len(found) - most + 1))
-        yield document, found[start : start + most]
+    """Yield documents, each with its passages."""
+    for document in documents:
+        yield (
+            document,
+            list(_functions(document) if document.kind == "code" else _sections(document, random_of(document))),
+        )
 
 
 def _functions(document: Document) -> Iterator[Passage]:

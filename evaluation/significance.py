@@ -6,11 +6,14 @@ queries with replacement many times; m* is the mean of one sample (Efron and Tib
     interval  the percentiles of m*
     p-value   the fraction of samples with |m* - m| >= |m|
 
+Queries of one document are alike: with `groups`, whole documents are drawn instead, each with all its queries, and m* is the
+mean over the queries drawn. Of fewer than 10 documents, a sample of documents says little, and single queries are drawn.
+
 P-values are not corrected for multiple comparisons: with n comparisons, use a threshold of 0.05 / n.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +24,7 @@ from scipy import stats
 SAMPLES = 10_000
 FEWEST_QUERIES = 50
 """With fewer queries, no difference is claimed, whatever its interval."""
+FEWEST_GROUPS = 10
 USUAL_GAIN = 0.02
 """A gain in nDCG@10 that late interaction or a short training usually brings (benchmarks/adaptation)."""
 
@@ -63,13 +67,20 @@ class PairedDifference:
 
 
 def paired_bootstrap(
-    a: ArrayLike, b: ArrayLike, *, samples: int = SAMPLES, confidence: float = 0.95, seed: int = 0
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    groups: Sequence[str] | None = None,
+    samples: int = SAMPLES,
+    confidence: float = 0.95,
+    seed: int = 0,
 ) -> PairedDifference:
     """Compare the scores of two models for the same queries, in the same order.
 
     Args:
         a: Scores (Q,) of the baseline.
         b: Scores (Q,) of the other model.
+        groups: The document of each query, if several queries may share one.
         samples: Number of bootstrap samples.
         confidence: Confidence level of the interval.
         seed: The seed of the samples.
@@ -83,11 +94,15 @@ def paired_bootstrap(
             f"scores {a_Q.shape} and {b_Q.shape}: a paired test needs a finite one for each of several queries"
         )
     d_Q = b_Q - a_Q
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(groups or ()))}
+    group_Q = [numbers[name] for name in groups or ()] if len(numbers) >= FEWEST_GROUPS else np.arange(len(d_Q))
+    sums_G, sizes_G = np.bincount(group_Q, d_Q), np.bincount(group_Q)
     result = stats.bootstrap(
-        (d_Q,),
-        np.mean,
+        (sums_G, sizes_G),
+        lambda sums, sizes, axis: sums.sum(axis) / sizes.sum(axis),
+        paired=True,
         n_resamples=samples,
-        batch=max(1, 4_000_000 // len(d_Q)),
+        batch=max(1, 4_000_000 // len(sums_G)),
         confidence_level=confidence,
         method="percentile",
         rng=np.random.default_rng(seed),
@@ -100,8 +115,12 @@ def paired_bootstrap(
     return PairedDifference(mean, low, high, p_value, len(d_Q), confidence)
 
 
-def compare_queries(a: Mapping[str, float], b: Mapping[str, float]) -> PairedDifference:
+def compare_queries(
+    a: Mapping[str, float], b: Mapping[str, float], groups: Mapping[str, str] | None = None
+) -> PairedDifference:
     """`paired_bootstrap` for scores by query id, such as one metric of `RetrievalScores.per_query`.
+
+    `groups` are those of `RetrievalTask`; a query without one is a group.
 
     Raises:
         ValueError: The queries differ, or there are fewer than two.
@@ -110,7 +129,7 @@ def compare_queries(a: Mapping[str, float], b: Mapping[str, float]) -> PairedDif
         raise ValueError(f"{len(a.keys() ^ b.keys())} queries have a score from only one of the models")
     # Sorted, so that the samples do not depend on the order of the queries.
     scores_of_a, scores_of_b = ([scores[query] for query in sorted(a)] for scores in (a, b))
-    return paired_bootstrap(scores_of_a, scores_of_b)
+    return paired_bootstrap(scores_of_a, scores_of_b, groups=[(groups or {}).get(query, query) for query in sorted(a)])
 
 
 def too_few_queries(differences: Iterable[PairedDifference]) -> str:

@@ -2,9 +2,10 @@
 
 import json
 import logging
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import QRELS_HEADER, file_rows, has_rows, id_text, location, qrels_rows, text_lines
@@ -28,12 +29,15 @@ class RetrievalTask:
         queries: Query id to text; only queries with judgements.
         qrels: Query id to document id to grade (0 means judged as not relevant).
         name: The name shown in tables.
+        groups: Query id to the document that the query was made from, if several queries may share one. In a BEIR folder, it is
+            `metadata.document` of the query.
     """
 
     corpus: dict[str, str]
     queries: dict[str, str]
     qrels: dict[str, dict[str, int]]
     name: str
+    groups: dict[str, str] = field(default_factory=dict)
 
     def subset(self, queries: Iterable[str], name: str | None = None) -> "RetrievalTask":
         """Return the task with these of its queries and the whole corpus, under another name if one is given."""
@@ -84,8 +88,9 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
     """
     corpus_file, queries_file, qrels_file = beir_files(folder, split)
     judged = read_qrels(qrels_file)
-    queries = dict(_texts(queries_file, judged, with_titles=False))
-    corpus = dict(_texts(corpus_file))
+    asked = dict(_entries(queries_file, judged))
+    queries = {id_: entry["text"] for id_, entry in asked.items()}
+    corpus = {id_: titled(entry.get("title"), entry["text"]) for id_, entry in _entries(corpus_file)}
     qrels = {query: grades for query, grades in judged.items() if query in queries}
     documents = {document for grades in judged.values() for document in grades}
     for file, ids, words in (
@@ -98,7 +103,9 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalTask:
             logger.warning("%s: %s %s (first: %s)", file, counted(len(ids), "id"), words, min(ids))
     if not any(grade > 0 and document in corpus for grades in qrels.values() for document, grade in grades.items()):
         raise UserError(f"no document of {corpus_file} is relevant to a query of {queries_file} in {qrels_file}")
-    return RetrievalTask(corpus=corpus, queries=queries, qrels=qrels, name=f"{Path(folder).resolve().name}/{split}")
+    metadata = {id_: entry.get("metadata") for id_, entry in asked.items()}
+    groups = {id_: str(made["document"]) for id_, made in metadata.items() if made and "document" in made}
+    return RetrievalTask(corpus, queries, qrels, f"{Path(folder).resolve().name}/{split}", groups)
 
 
 def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]:
@@ -109,11 +116,12 @@ def read_beir_pairs(folder: str | Path, split: str) -> Iterator[tuple[str, str]]
     corpus_file, queries_file, qrels_file = beir_files(folder, split)
     qrels = read_qrels(qrels_file)
     wanted = {document for judged in qrels.values() for document, grade in judged.items() if grade > 0}
-    documents = dict(_texts(corpus_file, wanted))
+    documents = {id_: titled(entry.get("title"), entry["text"]) for id_, entry in _entries(corpus_file, wanted)}
     if missing := len(wanted) - len(documents):
         logger.warning("%s: skipped %s missing from the corpus", qrels_file, counted(missing, "judged document"))
-    for id_, query in _texts(queries_file, qrels, with_titles=False):
-        yield from ((query, documents[name]) for name, grade in qrels[id_].items() if grade > 0 and name in documents)
+    for id_, query in _entries(queries_file, qrels):
+        found = (documents[name] for name, grade in qrels[id_].items() if grade > 0 and name in documents)
+        yield from ((query["text"], text) for text in found)
 
 
 def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> Path:
@@ -122,10 +130,12 @@ def write_beir(task: RetrievalTask, folder: str | Path, split: str = "test") -> 
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     texts = {"corpus.jsonl": task.corpus, "queries.jsonl": task.queries}
     for name, entries in texts.items():
-        lines = (
-            json.dumps({"_id": id_, "title": "", "text": text}, ensure_ascii=False) for id_, text in entries.items()
-        )
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        with (folder / name).open("w", encoding="utf-8") as file:
+            for id_, text in entries.items():
+                document = task.groups.get(id_) if entries is task.queries else None
+                metadata = {"metadata": {"document": document}} if document else {}
+                line = json.dumps({"_id": id_, "title": "", "text": text} | metadata, ensure_ascii=False)
+                file.write(f"{line}\n")
     rows = [QRELS_HEADER, *([q, d, str(grade)] for q, judged in task.qrels.items() for d, grade in judged.items())]
     (folder / "qrels" / f"{split}.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
     return folder
@@ -144,8 +154,8 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     return qrels
 
 
-def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: bool = True) -> Iterator[tuple[str, str]]:
-    """Yield the ids and texts of a file, or only those with a wanted id."""
+def _entries(path: Path, wanted: Container[str] | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the ids and columns of a file with texts, or only those with a wanted id."""
     seen = set[str]()
     for row in file_rows(path):
         id_, text = row.columns.get("_id"), row.columns.get("text")
@@ -157,7 +167,7 @@ def _texts(path: Path, wanted: Container[str] | None = None, *, with_titles: boo
         if id_ in seen:
             raise UserError(f'{row.where}: duplicate "_id" {id_!r}')
         seen.add(id_)
-        yield id_, titled(row.columns.get("title"), text) if with_titles else text
+        yield id_, row.columns
 
 
 def titled(title: object, text: str) -> str:

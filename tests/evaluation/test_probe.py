@@ -155,6 +155,18 @@ def test_a_query_is_answered_by_what_it_was_taken_from(probe: Probe) -> None:
             assert names and names <= set(found.replace(".", " ").split())
 
 
+def test_the_passages_come_from_all_documents(tmp_path: Path) -> None:
+    """Most of them are short. The queries of a document are a group, also when the probe is read again."""
+    for number in range(64):
+        parts = range(15 if number < 28 else 1)
+        names = [f"{numeral(15 * number + part)} {numeral((7 * number + 31 * part) % 1000)}" for part in parts]
+        (tmp_path / f"{number}.md").write_text("".join(f"# The story of {n}\n\n{sentences(n)}\n\n" for n in names))
+    probe = build_probe(str(tmp_path), ProbeSettings(queries=200, passages=300))
+    assert len(probe.task.corpus) == 300 and len(set(probe.documents_of.values())) >= 50  # others repeat
+    assert len(set(probe.task.groups.values())) >= 45
+    assert read_beir(write_probe(probe, tmp_path / "probe")).groups == probe.task.groups
+
+
 def test_near_duplicates_and_what_stands_twice_are_not_asked(tmp_path: Path) -> None:
     words = [
         [numeral((37 * n + 7 * part + 101 * place) % 1000) for place in range(9)]

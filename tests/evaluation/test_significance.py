@@ -21,6 +21,25 @@ def test_equals_a_plain_loop() -> None:
     assert found == paired_bootstrap(a, b)
 
 
+def test_queries_of_one_document_are_drawn_together() -> None:
+    random = np.random.default_rng(1)
+    groups = [f"document {number % 13}" for number in range(60)]
+    d = random.normal(0.05, 0.1, 60) + np.array([random.normal(0, 0.2)] * 60)
+    d += np.array([0.2 * (number % 13 - 6) / 6 for number in range(60)])  # alike within a document
+    draws = np.random.default_rng(2)
+    members = [[query for query, name in enumerate(groups) if name == own] for own in sorted(set(groups))]
+    means = []
+    for _ in range(5_000):
+        drawn = [query for number in draws.integers(0, 13, 13) for query in members[number]]
+        means.append(sum(d[query] for query in drawn) / len(drawn))
+    found, alone = paired_bootstrap(np.zeros(60), d, groups=groups), paired_bootstrap(np.zeros(60), d)
+    assert found.difference == alone.difference == pytest.approx(d.mean())
+    assert (found.low, found.high) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=6e-3)
+    assert found.high - found.low > 1.3 * (alone.high - alone.low)
+    assert paired_bootstrap(np.zeros(60), d, groups=[*map(str, range(60))]) == alone
+    assert paired_bootstrap(np.zeros(60), d, groups=["one document"] * 60) == alone  # no sample of documents
+
+
 def test_verdicts() -> None:
     a = np.linspace(0, 1, 50)
     noise = np.where(np.arange(50) % 2, 0.3, -0.3)

@@ -1,7 +1,7 @@
 """Evaluates a run on a retrieval task before, during and after training, and keeps the best weights.
 
 The queries are split in two. The dev half selects the best checkpoint and decides when to stop early. The test half compares
-that checkpoint with the base model (paired bootstrap over queries), so that selection does not inflate the result. If training
+that checkpoint with the base model (paired bootstrap over queries, or the documents they were made from), so that selection does not inflate the result. If training
 did not help, the base model's weights are exported.
 
 With `--export last`, evaluations do not select: the last step is exported, and no run is stopped early.
@@ -56,6 +56,7 @@ class Outcome:
     bm25: RetrievalScores
     hybrid: FittedHybrid  # exported weights combined with BM25
     curve: Mapping[int, float]  # step -> mean nDCG@10 over all queries
+    groups: Mapping[str, str]  # query id -> document, if several queries share one
 
     def _weights(self) -> str:
         return f"step {self.step} of {self.last_step}" if self.step else "the base model"
@@ -80,7 +81,7 @@ class Outcome:
     def advice(self) -> str:
         """Recommend a hybrid with BM25 if it is significantly better; each query is scored with a weight tuned on other queries."""
         weight = self.hybrid.weight
-        d = compare_queries(self.exported.per_query[METRIC], self.hybrid.scores.per_query[METRIC])
+        d = compare_queries(self.exported.per_query[METRIC], self.hybrid.scores.per_query[METRIC], self.groups)
         if not weight or d.verdict != "better":
             return ""
         return (
@@ -213,7 +214,7 @@ class BestWeights(TrainerCallback):
         """Load the weights to export into the model and return the results of the run."""
         base, trained = self.scores[0], self.scores[self.best_step]
         on_test = [{query: scores.per_query[METRIC][query] for query in self.test} for scores in (base, trained)]
-        difference = compare_queries(*on_test)
+        difference = compare_queries(*on_test, self.task.groups)
         # If the test half shows no significant difference, the mean over all queries decides.
         higher = difference.high >= 0 and trained.ndcg_at_10 > base.ndcg_at_10
         step = self.best_step if self.last or higher or difference.low > 0 else 0
@@ -231,6 +232,7 @@ class BestWeights(TrainerCallback):
             bm25=score_run(bm25, self.task),
             hybrid=fit_hybrid(dense, bm25, self.task),
             curve=self._curve(self.trainer.state),
+            groups=self.task.groups,
         )
 
     # --- files

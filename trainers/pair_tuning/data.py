@@ -34,7 +34,7 @@ def build_text_pairs(
         One row for each passage that contains a query: `anchor`, the query, and `positive`, the passage without it.
     """
     types = {"anchor": "string", "positive": "string"}
-    made_with = {"sentencex": version("sentencex"), "seed": seed}
+    made_with = {"sentencex": version("sentencex"), "seed": seed, "passages of a document": "all"}
     sources = parse_sources(sources)
     maker = RowMaker("text-pairs", types, made_with, partial(_rows, seed), "", least=0)
     report = ReadReport() if report is None else report

@@ -72,8 +72,8 @@ def best_of(run: Rankings) -> Rankings:
 
 
 def compare(base: System, other: System, task: RetrievalTask) -> PairedDifference:
-    """Compare two systems on the queries of a task, with a paired bootstrap."""
-    return compare_queries(base.scores(task), other.scores(task))
+    """Compare two systems on the queries of a task, with a paired bootstrap over their documents."""
+    return compare_queries(base.scores(task), other.scores(task), task.groups)
 
 
 def select(untrained: System, trained: Sequence[System], dev: RetrievalTask) -> System:
@@ -119,6 +119,7 @@ def split_by_document(
             break
     if groups != connected(documents):
         log("most queries share documents: some documents have queries in both the dev and the test half")
+    task = replace(task, groups=groups)
     dev, test = (task.subset([query for query in task.queries if query in half]) for half in halves)
     return dev, test
 

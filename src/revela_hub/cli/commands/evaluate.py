@@ -6,7 +6,7 @@ BEIR, a document with the id of the query is ignored unless it is judged relevan
 evaluated as `search` uses it, in hybrid with BM25 and with late interaction; --mode dense is its retriever alone.
 
 Each row after the first is compared with the first, query by query: difference, 95% confidence interval and p-value
-(paired bootstrap). Each p-value is for one comparison; with ten rows, divide the significance level by nine.
+(paired bootstrap, over the documents of a probe's queries). Each p-value is for one comparison; with ten rows, divide the significance level by nine.
 
 --save_run writes the ranking in TREC format. Such a file in place of a model is scored again without a model.
 
@@ -37,7 +37,7 @@ Examples:
 
 import json as json_format
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -119,6 +119,7 @@ class Row(NamedTuple):
     model: str
     scores: "RetrievalScores"
     run: "Rankings | None" = None
+    groups: Mapping[str, str] = {}
 
 
 def run(arguments: Arguments) -> None:
@@ -183,7 +184,7 @@ def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
     for name in arguments.models:
         if local_path(name).is_file():
             run = read_run(name, task, depth)
-            yield Row(name, score_run(run, task, metrics), run)
+            yield Row(name, score_run(run, task, metrics), run, task.groups)
             continue
         for mode, label in modes[name]:
             fitted = mode == "hybrid" and not arguments.mode
@@ -198,7 +199,8 @@ def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
                 if fitted and arguments.rerank is None:
                     runs, suffixes = runs[-1:], [""]
                 for run, suffix in zip(runs, suffixes, strict=True):
-                    yield Row(whole + suffix, score_run(run, task, metrics), run if arguments.save_run else None)
+                    scores, kept = score_run(run, task, metrics), run if arguments.save_run else None
+                    yield Row(whole + suffix, scores, kept, task.groups)
 
 
 def _modes(arguments: Arguments) -> dict[str, list[tuple[str, str]]]:
@@ -258,7 +260,7 @@ def _compared(first: Row, row: Row) -> "dict[str, PairedDifference]":
     a, b = first.scores, row.scores
     if not (a.per_query and b.per_query and b.queries > 1 and a.name == b.name):
         return {}
-    return {metric: compare_queries(a.per_query[metric], b.per_query[metric]) for metric in a.metrics}
+    return {metric: compare_queries(a.per_query[metric], b.per_query[metric], row.groups) for metric in a.metrics}
 
 
 def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> Iterator[str]:
@@ -288,7 +290,8 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
     ]
     if lines:
         few = too_few_queries(pair["ndcg_at_10"] for pair in compared if "ndcg_at_10" in pair)
-        title = f"compared with {rows[0].model} (paired bootstrap over queries, 95% interval):"
+        over = "documents" if rows[0].groups else "queries"
+        title = f"compared with {rows[0].model} (paired bootstrap over {over}, 95% interval):"
         yield "\n".join([title, *lines, *filter(None, [few])])
 
 
