@@ -239,7 +239,7 @@ class CoTMoTEDataArguments(StreamedTextArguments):
         0.3, "Fraction of tokens that the encoder has to predict, masked as whole words."
     )
     decoder_mask_ratio: Share = option(0.45, "Fraction of tokens that an ae decoder has to predict.")
-    max_spans: PositiveInt | None = option(None, "Maximum number of spans.")
+    max_spans: PositiveInt | None = option(None, "pretrain: Maximum number of rows, each a span with a context.")
     pairs: str | None = option(
         None,
         "finetune: Rows with anchor, positive, negative_1, ..., as written by `revela-hub mine`: JSON lines, parquet, CSV, or a"
