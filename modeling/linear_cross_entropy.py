@@ -62,14 +62,14 @@ class LinearCrossEntropy(torch.autograd.Function):
         with_gradient: bool,
     ) -> Tensor:
         """Return the loss, and save its gradients."""
-        inputs = hidden_PD, weight_VD, bias_V
+        inputs: tuple[Any, ...] = (hidden_PD, weight_VD, bias_V)
         needed = [with_gradient and bool(n) for n in ctx.needs_input_grad[:3]]
         parameters = [None if x is None else x.detach().to(hidden_PD.dtype) for x in inputs[1:]]
         sums = [torch.zeros_like(x, dtype=_wide(x.dtype)) if n else None for x, n in zip(inputs, needed, strict=True)]
         loss = hidden_PD.new_zeros((), dtype=torch.promote_types(hidden_PD.dtype, torch.float32))
         for start in range(0, len(hidden_PD), block):
             rows = slice(start, start + block)
-            own = [hidden_PD[rows].detach(), *parameters]
+            own: list[Any] = [hidden_PD[rows].detach(), *parameters]
             differentiated = [x.requires_grad_() for x, n in zip(own, needed, strict=True) if n]
             with torch.enable_grad():
                 part = summed_cross_entropy(F.linear(*own), labels_P[rows])
