@@ -108,7 +108,8 @@ SETTINGS: dict[str, Any] = {
     "export": "last", "quiet": True, "disable_tqdm": True, "dataloader_num_workers": 0, "use_cpu": True,
     "streaming": False, "exclude": [], "max_documents": None, "groups_column": None, "weights": None,
     "max_groups": None, "max_spans": None, "without_tasks": [], "pseudo_queries": [], "plain_text": [],
-    "pseudo_labels": "bm25", "retrieval_warmup_epochs": 1e-6, "retriever_start_step": 0,
+    "denoising_fraction": 0, "sentence_fraction": 0, "pseudo_labels": "bm25", "retrieval_warmup_epochs": 1e-6,
+    "retriever_start_step": 0,
 }  # fmt: skip
 
 
