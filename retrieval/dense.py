@@ -179,6 +179,8 @@ def _built(vectors: Vectors | NDArray[np.float32], kind: str) -> Any:
     factory = {"flat": "Flat", "hnsw": "HNSW32", "ivfpq": f"IVF{lists},PQ{codes}"}[kind]
     index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     if kind == "ivfpq":
+        for part in (index, index.pq):  # of a small text, each codebook would print a warning
+            part.cp.min_points_per_centroid = 1
         index.train(_sample(vectors, max(TRAINING_SIZE, 40 * lists)))
     for start in range(0, size, 65_536):
         index.add(vectors[start : start + 65_536])

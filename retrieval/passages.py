@@ -1,5 +1,9 @@
-"""The passages of an index: chunks of documents, stored on disk without duplicates, and search results made from them."""
+"""The passages of an index: chunks of documents, stored on disk without duplicates, and search results made from them.
 
+The addresses of links in Markdown (`[1]: https://...`) and the licence at the top of a file of code are in no passage.
+"""
+
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +17,7 @@ from tqdm.auto import tqdm
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document
-from revela_hub.data.text.chunks import Chunk, chunk_document
+from revela_hub.data.text.chunks import Chunk, chunk_document, is_pdf
 from revela_hub.retrieval.hits import Hits
 from revela_hub.retrieval.texts import TextFile, write_texts
 
@@ -26,6 +30,9 @@ PASSAGE = pa.schema(
         ("end_line", pa.int32()),
     ]
 )
+_LINK = re.compile(r"^ {0,3}\[[^\]\n^][^\]\n]*\]:[ \t]*(?:<[^>\n]*>|\S*[/#.]\S*)(?:[ \t]+[\"'(].*)?[ \t\r]*$", re.M)
+_COMMENTS = re.compile(r"\s*/\*[\s\S]*?\*/|(?:[ \t]*(?:#|//|--|;|%).*\n?)+")
+_NOTICE = re.compile(r"copyright|licen[cs]e|SPDX-|warrant(?:y|ies)|rights reserved|permission notice|redistribut", re.I)
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Hit:
         text: The passage.
         document: The id of its document.
         path: The file of the document, or None if it is not a file.
-        start_line: The first line in the file, counted from 1.
+        start_line: The first line in the file, counted from 1; in a PDF, the page.
         end_line: The last line.
         copies: Other locations of the same text, in the format of `location`.
     """
@@ -52,7 +59,10 @@ class Hit:
 
     @property
     def location(self) -> str:
-        """`path/to/file.py:120-145`."""
+        """`path/to/file.py:120-145`, or `manual.pdf:page 3`."""
+        if self.path is None and is_pdf(self.document):
+            pages = {self.start_line, self.end_line}
+            return f"{self.document}:page{'s' if len(pages) > 1 else ''} {'-'.join(map(str, sorted(pages)))}"
         return f"{self.document if self.path is None else self.path}:{self.start_line}-{self.end_line}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,9 +130,23 @@ def read_passages(
             if corpus is not None:
                 path = None if document.path is None else relative_name(document.path, corpus)
                 document = replace(document, id=relative_name(document.id, corpus), path=path)
-            yield from chunk_document(document, max_words, report=report)
+            yield from chunk_document(without_notices(document), max_words, report=report)
 
     return write_passages(chunks(), folder)
+
+
+def without_notices(document: Document) -> Document:
+    """Return a document without the addresses of links in Markdown, or without the licence of code; lines keep their numbers."""
+    if document.kind == "text":
+        return replace(document, text=_LINK.sub("", document.text)) if document.path else document
+    if not (header := _COMMENTS.match(document.text)) or not _NOTICE.search(header[0]):
+        return document
+    # The paragraphs of the comment: others may describe the file.
+    parts = re.split(r"(?m)^(\W*\n)", header[0])
+    kept = "".join(re.sub(r"[^\n]", "", part) if _NOTICE.search(part) else part for part in parts)
+    text = kept + document.text[header.end() :]
+    start = len(re.match(r"(?:[ \t]*(?:#+|//+|/?\*+/?|--|;+|%+)?[ \t\r]*\n)*", text)[0])  # type: ignore[index]
+    return replace(document, text=text[start:], first_line=document.first_line + text.count("\n", 0, start))
 
 
 def relative_name(name: str, corpus: Sequence[str]) -> str:

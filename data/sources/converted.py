@@ -22,7 +22,7 @@ def converter_version() -> str:
     """Return the versions of MarkItDown and pypdfium2, or "" if one of them is not installed."""
     if not (importlib.util.find_spec("markitdown") and importlib.util.find_spec("pypdfium2")):
         return ""
-    return " ".join([*(importlib.metadata.version(name) for name in ("markitdown", "pypdfium2")), *_MARKDOWN])
+    return " ".join([*(importlib.metadata.version(name) for name in ("markitdown", "pypdfium2")), "pages", *_MARKDOWN])
 
 
 def as_text(content: bytes, suffix: str) -> str:
@@ -32,7 +32,7 @@ def as_text(content: bytes, suffix: str) -> str:
 
         with pypdfium2.PdfDocument(content) as document:
             pages = [page.get_textpage().get_text_range() for page in document]
-        text = "\n\n".join(pages).replace("\r\n", "\n").replace("\ufffe", "")  # U+FFFE: a hyphen at the end of a line
+        text = "\n\n\f".join(pages).replace("\r\n", "\n").replace("\ufffe", "")  # U+FFFE: a hyphen at the end of a line
     else:
         from markitdown import StreamInfo
 

@@ -46,6 +46,11 @@ CODE_EXTENSIONS = frozenset(
 )
 CODE_NAMES = frozenset({"BUILD", "CMakeLists.txt", "Dockerfile", "Jenkinsfile", "Makefile", "Rakefile", "WORKSPACE"})
 
+# The beginning of a function or class in a row, which has no ending of a file that names a language.
+_FUNCTION = re.compile(
+    r"(?:\s*@\w[^\n]*\n)*\s*(?:(?:async )?def \w+\s*\(|class \w+[^\n.]*[:{]\s*\n|func (?:\([^)\n]*\) )?\w+\(|(?:pub )?fn \w+[(<]"
+    r"|(?:async )?function\*? ?\w*\s*\(|(?:public|private|protected|static)\b[^\n.]*\([^\n]*\n?[^\n]*\{)"
+)
 _MIB = 1024 * 1024
 _PROBED_BYTES = 8 * 1024
 _SCANNED = "PDF without text (needs OCR)"
@@ -164,7 +169,8 @@ def _document(row: Row, text: str, source: Source) -> Document:
     # An empty line, so that the title does not become part of the first sentence.
     has_title = re.match(f"{re.escape(title)}(?!{LETTER})", text)  # "Go" is not the title of "Google"
     text = f"{title}\n\n{text}" if title and text and not has_title else text
-    return Document(row.where if name is None else id_text(name), text, None, source.kind or "text", title=title)
+    kind = source.kind or ("code" if _FUNCTION.match(text) else "text")
+    return Document(row.where if name is None else id_text(name), text, None, kind, title=title)
 
 
 def read_held_out(path: str | Path) -> dict[str, list[str]]:

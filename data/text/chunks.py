@@ -51,8 +51,8 @@ class Chunk:
         document: The document's id.
         text: The unchanged text: code with its indentation and line ends, prose without surrounding white space.
         path: The document's file, if it is one.
-        start_line: The first line of the chunk, from 1.
-        end_line: The last line of the chunk.
+        start_line: The first line of the chunk, from 1; in a PDF, the first page.
+        end_line: The last line of the chunk, or the last page.
     """
 
     document: str
@@ -95,17 +95,22 @@ def chunk_document(
     is_passage = document.title and document.kind == "text" and _piece(body, max_words) is not None
     pieces = [_Piece(document.text, 0)] if is_passage else list(_document_pieces(document, max_words, language, report))
     chunks = []
-    line = document.first_line
+    line, ending = document.first_line, "\f" if document.path is None and is_pdf(document.id) else "\n"
     for text in _runs(pieces, max_words, is_code=document.kind == "code"):
-        following = line + text.count("\n")
+        following = line + text.count(ending)
         kept = text if document.kind == "code" else text.strip()
         if kept and not kept.isspace():
-            start = line if kept is text else line + text.count("\n", 0, text.index(kept[0]))
-            end = start + kept.count("\n") - kept.endswith("\n")
+            start = line if kept is text else line + text.count(ending, 0, text.index(kept[0]))
+            end = start + kept.count(ending) - kept.endswith(ending)
             chunks.append(Chunk(document.id, kept, document.path, start, end))
         line = following
     report.chunks += len(chunks)
     return chunks
+
+
+def is_pdf(name: str) -> bool:
+    """Whether a document is the text of a PDF, whose pages end with form feeds."""
+    return name.lower().endswith(".pdf")
 
 
 def document_pieces(

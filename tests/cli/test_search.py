@@ -48,6 +48,28 @@ def test_prints_ranked_passages_with_file_and_line(corpus: Path, capsys: pytest.
     assert out[1:] == ["      # Water", "      Rivers carry sediment from the mountains to the sea.", ""]
 
 
+def test_licences_and_addresses_of_links_are_no_passages_and_the_matching_lines_are_shown(
+    corpus: Path, search: Search, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notice = "# Copyright 2024 The Authors.\n#\n# Licensed under the Apache License, Version 2.0.\n\n"
+    (corpus / "lakes.py").write_text(
+        f"#!/bin/python\n{notice}# Lakes have\n{'#' * 9}\n" + "x = 1\n" * 8 + "lakes = 'boats'\n"
+    )
+    (corpus / "docs" / "rivers.md").write_text("Rivers [carry][1] sediment.\n\n[1]: https://example.org/canoes\n")
+    rows = [
+        {"text": "def canals(width):\n    depth = width\n    return depth\n"},
+        {"text": "Public canals (of a city)."},
+    ]
+    (corpus / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for query in ("copyright apache", "canoes"):
+        assert search("bm25", query, "--corpus", ".")[0]["hits"] == []
+    [record] = search("bm25", "canals", "--corpus", "rows.jsonl")
+    assert {hit["text"] for hit in record["hits"]} == {row["text"] for row in rows}  # code ends with its line
+    assert main(["search", "bm25", "boats on lakes", "--corpus", "lakes.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("lakes.py:6-16") and lines[1] == "      ..." and lines[-2] == "      lakes = 'boats'"
+
+
 def test_queries_come_from_standard_input(
     corpus: Path, search: Search, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

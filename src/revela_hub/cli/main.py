@@ -151,7 +151,7 @@ def _command_name(argv: list[str]) -> tuple[str, list[str]]:
 def _overview(prefix: str = "") -> str:
     """Return the list of commands whose names start with `prefix`."""
     lines = [f"usage: {PROGRAM} [--help] [--version] {prefix}COMMAND ...\n"]
-    lines.append("Improve search over your own documents or code, and measure whether it really improved.\n")
+    lines.append("Train, publish and use text retrievers, and improve search over your own documents or code.\n")
     lines.append(
         f"Without labels, start with {PROGRAM} adapt PATH; with query-passage pairs, with {PROGRAM} train pairs."
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from revela_hub.data.sources.source import Document
+from revela_hub.data.text.chunks import is_pdf
 from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker, read_passages
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
@@ -115,5 +116,5 @@ def change(number: int, rank: int, base: list[int] | None) -> str:
 
 def source_of(hit: Hit) -> str:
     """Return the name of the file with the lines, or of the document; never a folder of this machine."""
-    place = hit.document if hit.path is None else hit.location
+    place = hit.document if hit.path is None and not is_pdf(hit.document) else hit.location
     return place.replace("\\", "/").rstrip("/").rpartition("/")[2]

@@ -8,8 +8,10 @@ import pytest
 from revela_hub.data import ReadReport, read_documents
 from revela_hub.data.row_cache import rows_fingerprint
 from revela_hub.data.sources import converted
-from revela_hub.data.sources.source import parse_sources
+from revela_hub.data.sources.source import Document, parse_sources
+from revela_hub.data.text.chunks import chunk_document
 from revela_hub.errors import UserError
+from revela_hub.retrieval.passages import Hit
 
 PAGE = """<html><head><title>Contracts - Wiki</title><script>run()</script></head><body>
 <nav><a href="/">Home</a></nav><main><h1>Contracts</h1><p>They are <a href="/renew">renewed</a> in M\u00e4rz: NEW_FORM.</p></main>
@@ -85,6 +87,14 @@ def test_pages_and_office_files_are_read_as_markdown(tmp_path: Path, caplog: pyt
     # As code, a page keeps its tags.
     (page,) = read_documents(folder / "a.HTML", kind="code")
     assert page.text.startswith("<html>")
+
+
+def test_hits_in_a_pdf_have_its_pages() -> None:
+    pages = [f"Page {name} has a text. It is short." for name in ("one", "two", "three")]
+    chunks = chunk_document(Document("manual.PDF", "\n\n\f".join(pages), None, "text"), 8)
+    assert [(chunk.start_line, chunk.end_line) for chunk in chunks] == [(1, 1), (2, 2), (3, 3)]
+    assert Hit(1.0, "", "manual.PDF", None, 2, 2).location == "manual.PDF:page 2"
+    assert Hit(1.0, "", "manual.PDF", None, 2, 3).location == "manual.PDF:pages 2-3"
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

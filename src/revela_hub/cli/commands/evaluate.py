@@ -6,7 +6,8 @@ BEIR, a document with the id of the query is ignored unless it is judged relevan
 evaluated as `search` uses it, in hybrid with BM25 and with late interaction; --mode dense is its retriever alone.
 
 Each row after the first is compared with the first, query by query: difference, 95% confidence interval and p-value
-(paired bootstrap, over the documents of a probe's queries). Each p-value is for one comparison; with ten rows, divide the significance level by nine.
+(paired bootstrap; queries of one document of a probe are drawn together). Each p-value is for one comparison; with ten
+rows, divide the significance level by nine.
 
 --save_run writes the ranking in TREC format. Such a file in place of a model is scored again without a model.
 
@@ -275,10 +276,10 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
         columns = {metric: max(6, len(_label(metric))) for metric in size.metrics}
         heads = [f"{_label(metric):>{column}}" for metric, column in columns.items()]
         lines = [f"{task}{sizes}", "  ".join([f"{'model':<{width}}", *heads])]
-        for model, scores, _ in of_task:
+        for model, scores, *_ in of_task:
             numbers = [f"{scores.metrics[metric]:{column}.4f}" for metric, column in columns.items()]
             lines.append("  ".join([f"{model:<{width}}", *numbers]))
-        for model, scores, _ in of_task:
+        for model, scores, *_ in of_task:
             if scores.unanswered:
                 lines.append(f"{model} found nothing for {scores.unanswered:,} of the queries; they score 0")
         yield "\n".join(lines)
@@ -290,8 +291,7 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
     ]
     if lines:
         few = too_few_queries(pair["ndcg_at_10"] for pair in compared if "ndcg_at_10" in pair)
-        over = "documents" if rows[0].groups else "queries"
-        title = f"compared with {rows[0].model} (paired bootstrap over {over}, 95% interval):"
+        title = f"compared with {rows[0].model} (paired bootstrap over queries, 95% interval):"
         yield "\n".join([title, *lines, *filter(None, [few])])
 
 

@@ -1,5 +1,7 @@
 """Search your files with a retriever, and print the best passages with file and line.
 
+Of a long passage, the lines with most words of the query are printed; of a PDF, the page.
+
 The model is a sentence-transformers folder, a Hub id, bm25, or the output folder of `revela-hub adapt`, which is
 searched in hybrid with BM25. For other models, --mode hybrid adds BM25 (recommended for most texts), and --mode sparse
 needs a SparseEncoder. Vectors are cached, so an interrupted search resumes, and later searches only encode new text.
@@ -69,7 +71,7 @@ def run(arguments: Arguments) -> None:
                 record |= {} if hits else {"nothing_found": NOTHING}
                 print(json_format.dumps(record, ensure_ascii=not is_utf8()), flush=True)
             else:
-                print("\n".join(_lines(hits)) or f"nothing found: {NOTHING}", flush=True)
+                print("\n".join(_lines(hits, text)) or f"nothing found: {NOTHING}", flush=True)
 
 
 def _typed_queries() -> Iterator[str]:
@@ -79,15 +81,22 @@ def _typed_queries() -> Iterator[str]:
         yield query
 
 
-def _lines(hits: "list[Hit]") -> Iterator[str]:
+def _lines(hits: "list[Hit]", query: str) -> Iterator[str]:
+    # Words without their endings, of which `the` and `of` have none left.
+    words = {word[:-2] if len(word) > 5 else word for word in re.findall(r"\w{4,}", query.lower())}
     for rank, hit in enumerate(hits, start=1):
         copies = f"  (and {len(hit.copies)} with the same text: {hit.copies[0]})" if hit.copies else ""
         yield f"{rank}. {hit.score:.3f}  {hit.location}{copies}"
         lines = [line.rstrip() for line in textwrap.dedent(hit.text).splitlines() if line.strip()]
         if len(lines) == 1:  # prose has long lines
             lines = textwrap.wrap(lines[0][:SNIPPET_CHARACTERS], SNIPPET_WIDTH)
-        for line in lines[:SNIPPET_LINES]:
+        found = [{word for word in words if word in line.lower()} for line in lines]
+        last = max(1, len(lines) - SNIPPET_LINES + 1)
+        first = max(range(last), key=lambda start: len(set[str]().union(*found[start : start + SNIPPET_LINES])))
+        if first:
+            yield "      ..."
+        for line in lines[first : first + SNIPPET_LINES]:
             yield f"      {line if len(line) <= SNIPPET_WIDTH else line[: SNIPPET_WIDTH - 3] + '...'}"
-        if len(lines) > SNIPPET_LINES:
+        if len(lines) > first + SNIPPET_LINES:
             yield "      ..."
         yield ""
