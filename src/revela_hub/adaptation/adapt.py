@@ -185,7 +185,7 @@ class Adaptation:
                 except KeyboardInterrupt as error:
                     if status_of(error) != 128 + signal.SIGINT:
                         # Without the message of the training, which names an option that adapt does not have.
-                        raise Interrupted("", status_of(error) - 128) from error
+                        raise Interrupted("the same command resumes", status_of(error) - 128) from error
                     self.stopped = True
                     self.log("stopped: the verdict is on what has finished; repeat the command to resume")
 
