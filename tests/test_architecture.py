@@ -213,7 +213,7 @@ def test_the_shipped_code_of_inference_does_not_reach_training() -> None:
 
 # Lines of Python. They go down with each simplification (product 26,000, tests 22,000, frame 1,700 is the aim); to raise one needs a
 # reason in the message of its commit.
-BUDGETS = {"product": 31_700, "tests": 25_500, "frame": 2_570}
+BUDGETS = {"product": 31_260, "tests": 23_800, "frame": 2_540}
 
 
 def lines_of(*folders: str) -> int:
