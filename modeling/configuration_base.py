@@ -1,6 +1,6 @@
 """Base class of the configurations: the settings that rebuild a checkpoint, with those of the models that it is made of."""
 
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -15,7 +15,7 @@ class ComposedConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the fields, and build the models' configurations."""
         for name, hint in type(self).__annotations__.items():
-            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+            if getattr(hint, "__origin__", None) is Literal and getattr(self, name) not in get_args(hint):
                 choices = ", ".join(map(repr, get_args(hint)))
                 raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
         models = {name: getattr(self, name) for name in self.sub_configs}

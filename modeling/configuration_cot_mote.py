@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from .configuration_base import ComposedConfig
 
@@ -38,7 +38,7 @@ class CoTMoTEConfig(ComposedConfig):
     model_type = "cot_mote"
     sub_configs = {"encoder": AutoConfig}  # noqa: RUF012 (transformers' own convention)
 
-    encoder: PreTrainedConfig | dict[str, Any] | None = None
+    encoder: Any = None  # PreTrainedConfig, or its fields
     variant: Variant = "experts"
     decoder: Decoding = "ar"
     decoder_layers: int = 1

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from .configuration_base import ComposedConfig
 
@@ -32,7 +32,7 @@ class ImpRAGConfig(ComposedConfig):
     model_type = "imprag"
     sub_configs = {"backbone": AutoConfig}  # noqa: RUF012 (transformers' own convention)
 
-    backbone: PreTrainedConfig | dict[str, Any] | None = None
+    backbone: Any = None  # PreTrainedConfig, or its fields
     b: int = None  # type: ignore[assignment]  # set below
     t: int = None  # type: ignore[assignment]
     k: int = 10

@@ -72,7 +72,7 @@ class NVEmbedConfig(ComposedConfig):
     # Without the latent attention, which has no attention implementation to choose.
     sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 (transformers' own convention)
 
-    text_config: PreTrainedConfig | dict[str, Any] | None = None
+    text_config: Any = None  # PreTrainedConfig, or its fields
     latent_attention_config: LatentAttentionConfig = None  # type: ignore[assignment]  # set below
     pooling: Pooling = "latent"
     mask: Mask = "bidirectional"

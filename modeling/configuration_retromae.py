@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from .configuration_base import ComposedConfig
 
@@ -26,7 +26,7 @@ class RetroMAEConfig(ComposedConfig):
     model_type = "retromae"
     sub_configs = {"encoder": AutoConfig}  # noqa: RUF012 (transformers' own convention)
 
-    encoder: PreTrainedConfig | dict[str, Any] | None = None
+    encoder: Any = None  # PreTrainedConfig, or its fields
     decoder: Decoding = "enhanced"
     decoder_layers: int = 1
     max_seq_length: int = 512

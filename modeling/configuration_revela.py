@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
 from .configuration_base import ComposedConfig
 
@@ -54,8 +54,8 @@ class RevelaConfig(ComposedConfig):
 
     model_type = "revela"
     sub_configs = {"retriever": AutoConfig, "lm": AutoConfig}  # noqa: RUF012 (transformers' own convention)
-    retriever: PreTrainedConfig | dict[str, Any] | None = None
-    lm: PreTrainedConfig | dict[str, Any] | None = None
+    retriever: Any = None  # PreTrainedConfig, or its fields
+    lm: Any = None  # PreTrainedConfig, or its fields
     group_size: int = 16
     temperature: float = TEMPERATURE
     v_normalization: bool = False

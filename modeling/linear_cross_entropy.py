@@ -14,7 +14,7 @@ Shapes: P rows, D hidden size, V vocabulary, B texts, L tokens.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ def linear_cross_entropy(
     if block is None:
         block = max(128, (BLOCK_ON_CPU if device == "cpu" else BLOCK_ELSEWHERE) // len(weight_VD))
     with torch.autocast(device, enabled=False):
-        return _apply(hidden_PD, weight_VD, bias_V, labels_P, block, torch.is_grad_enabled())
+        return cast(Tensor, _apply(hidden_PD, weight_VD, bias_V, labels_P, block, torch.is_grad_enabled()))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # the compiler cannot trace gradients computed in the forward pass
@@ -77,7 +77,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             if not any(needed):
                 continue
             gradients = iter(torch.autograd.grad(part, differentiated))
-            for total, place in zip(sums, (rows, ..., ...), strict=True):
+            for total, place in zip(sums, cast(list[Any], [rows, ..., ...]), strict=True):
                 if total is not None:
                     total[place] += next(gradients)
         ctx.save_for_backward(*sums)

@@ -177,7 +177,7 @@ def _built(vectors: Vectors | NDArray[np.float32], kind: str) -> Any:
     lists = int(max(1, min(4 * np.sqrt(size), size / 39)))
     codes = next(n for n in (dimension // 8, dimension // 4, dimension // 2, 1) if n and not dimension % n)
     factory = {"flat": "Flat", "hnsw": "HNSW32", "ivfpq": f"IVF{lists},PQ{codes}"}[kind]
-    index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    index: Any = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     if kind == "ivfpq":
         for part in (index, index.pq):  # of a small text, each codebook would print a warning
             part.cp.min_points_per_centroid = 1

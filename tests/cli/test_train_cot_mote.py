@@ -90,7 +90,7 @@ def test_from_text_and_pairs_to_three_forms(
         (["--pseudo_queries", "DOCUMENTS", "--contexts", "query"], "--contexts has no effect"),
         (["--stage", "finetune", "--pairs", "PAIRS", "--decoder", "ae"], "--decoder has no effect"),
         (["--stage", "finetune"], "no pairs to fine-tune on"),
-        (["--stage", "finetune", "--pairs", "PAIRS"], "negative_1 to negative_15"),
+        (["--stage", "finetune", "--pairs", "PAIRS"], "--num_negatives 15"),
     ],
 )
 def test_a_mistake_is_one_line(

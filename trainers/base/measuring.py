@@ -213,8 +213,8 @@ class BestWeights(TrainerCallback):
     def finish(self) -> Outcome:
         """Load the weights to export into the model and return the results of the run."""
         base, trained = self.scores[0], self.scores[self.best_step]
-        on_test = [{query: scores.per_query[METRIC][query] for query in self.test} for scores in (base, trained)]
-        difference = compare_queries(*on_test, self.task.groups)
+        before, after = ({query: scores.per_query[METRIC][query] for query in self.test} for scores in (base, trained))
+        difference = compare_queries(before, after, self.task.groups)
         # If the test half shows no significant difference, the mean over all queries decides.
         higher = difference.high >= 0 and trained.ndcg_at_10 > base.ndcg_at_10
         step = self.best_step if self.last or higher or difference.low > 0 else 0

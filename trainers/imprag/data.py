@@ -238,7 +238,7 @@ def as_texts(passages: Sequence[str] | Dataset | TextSource) -> TextSource:
     """Return a collection: texts on disk are not changed; others are a sequence of texts, or a data set with a column `text`."""
     if isinstance(passages, TextFile | TextList):
         return passages
-    return TextList(list(passages["text"]) if isinstance(passages, Dataset) else passages)  # type: ignore[arg-type]
+    return TextList(list(passages["text"]) if isinstance(passages, Dataset) else passages)
 
 
 def passage_hashes(passages: TextSource, numbers: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -187,7 +187,7 @@ class GpuSemantics(TorchFunctionMode):
             *states, mask = [*args, *named][:4]
             return Attention.apply(self.meter, *(map(_narrow, states) if _autocast_enabled("cpu") else states), mask)
         if func is functional.dropout and kwargs["training"] and kwargs["p"]:  # GPUs keep one byte per number
-            return torch.native_dropout(*args, kwargs["p"], True)[0]
+            return torch.native_dropout(args[0], kwargs["p"], True)[0]
         if _autocast_enabled("cpu") and "out" not in kwargs:
             if name in NARROW:
                 args, kwargs = tree_map_only(Tensor, _narrow, (args, kwargs))
