@@ -73,7 +73,7 @@ class NVEmbedConfig(ComposedConfig):
     sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 (transformers' own convention)
 
     text_config: Any = None  # PreTrainedConfig, or its fields
-    latent_attention_config: LatentAttentionConfig = None  # type: ignore[assignment]  # set below
+    latent_attention_config: Any = None  # LatentAttentionConfig, or its fields; set below
     pooling: Pooling = "latent"
     mask: Mask = "bidirectional"
     official_instruction_mask: bool = True

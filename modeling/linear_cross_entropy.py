@@ -76,8 +76,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             loss += part.detach()
             if not any(needed):
                 continue
+            places: list[Any] = [rows, ..., ...]
             gradients = iter(torch.autograd.grad(part, differentiated))
-            for total, place in zip(sums, cast(list[Any], [rows, ..., ...]), strict=True):
+            for total, place in zip(sums, places, strict=True):
                 if total is not None:
                     total[place] += next(gradients)
         ctx.save_for_backward(*sums)
