@@ -126,7 +126,13 @@ def document_rows(
             maker.check(made, counts)
             write_text(whole, json.dumps([number, vars(counts)]))
     number, values = json.loads(whole.read_text(encoding="utf-8"))
-    rows = datasets.concatenate_datasets([make((part, ()))[0] for part in range(number)])
+
+    def lost() -> Iterator[Document]:
+        whole.unlink(missing_ok=True)
+        raise UserError(f"{whole.parent}: a part of the prepared rows was deleted; the same command makes it again")
+        yield
+
+    rows = datasets.concatenate_datasets([make((part, lost()))[0] for part in range(number)])
     if report is not None:
         report.add(ReadReport(**values))
     return rows if len(rows) <= limit else rows.select(range(limit))

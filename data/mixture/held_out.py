@@ -34,8 +34,8 @@ class HeldOut(NamedTuple):
 def hold_out(rows: "Dataset", queries: int = 200, passages: int = 500, among: "Dataset | None" = None) -> HeldOut:
     """Hold out questions of the rows of a mixture, chosen `among` the rows of `Mixture.retrieval`, or of pairs.
 
-    They are at most so many `queries`, and one in ten of the retrieval rows. The corpus has at most so many `passages`, unless the
-    questions have more.
+    They are at most `queries` many, and one in ten of the retrieval rows. The corpus has at most `passages` many, unless the questions have
+    more.
     """
     among = rows if among is None else among
     asked = {text_hash(anchor) for _, anchor in _of_retrieval(among, "anchor")}

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from datasets import Dataset
 
 from revela_hub.data import Chunk, GroupSettings, ReadReport, build_groups, mix_groups, row_cache
 from revela_hub.data.text import groups as groups_module
+from revela_hub.errors import UserError
 
 
 def write_documents(path: Path, lengths: dict[str, int]) -> Path:
@@ -126,6 +128,17 @@ def test_several_processes_make_the_rows_of_one(tmp_path: Path, settings: dict[s
     assert len(set(one["group"])) == len(one) and len({row["document"][0] for row in one}) > 1
     if not settings:
         assert reports[0] == reports[1] and str(reports[0]).startswith("8 documents, 80 chunks, 24 groups")
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_deleted_part_is_made_again(tmp_path: Path) -> None:
+    """And a part without rows is not one that was deleted. Was: the rows of the part were silently missing."""
+    path = write_documents(tmp_path / "d.jsonl", {name: 40 if name == "b" else 1 for name in "abc"})
+    rows = [build(path, tmp_path)[:] for _ in range(2)]
+    shutil.rmtree(next((tmp_path / "cache").rglob("*-00000")))
+    with pytest.raises(UserError, match="deleted"):
+        build(path, tmp_path)
+    assert rows == [build(path, tmp_path)[:]] * 2
 
 
 @pytest.mark.usefixtures("small_parts")
