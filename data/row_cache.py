@@ -127,12 +127,11 @@ def document_rows(
             write_text(whole, json.dumps([number, vars(counts)]))
     number, values = json.loads(whole.read_text(encoding="utf-8"))
 
-    def lost() -> Iterator[Document]:
+    def lost() -> Document:
         whole.unlink(missing_ok=True)
         raise UserError(f"{whole.parent}: a part of the prepared rows was deleted; the same command makes it again")
-        yield
 
-    rows = datasets.concatenate_datasets([make((part, lost()))[0] for part in range(number)])
+    rows = datasets.concatenate_datasets([make((part, iter(lost, None)))[0] for part in range(number)])
     if report is not None:
         report.add(ReadReport(**values))
     return rows if len(rows) <= limit else rows.select(range(limit))
