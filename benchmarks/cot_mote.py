@@ -39,7 +39,8 @@ from revela_hub.data.text.pseudo_queries import ExtractiveQueries
 from revela_hub.evaluation.significance import paired_bootstrap
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
 from revela_hub.retrieval.bm25 import BM25
-from revela_hub.trainers import CoTMoTEFinetuner, CoTMoTETrainer, CoTMoTETrainingArguments, hybrid_encoder
+from revela_hub.trainers import CoTMoTEFinetuner, CoTMoTETrainer, CoTMoTETrainingArguments
+from revela_hub.trainers.cot_mote.checkpoint import hybrid_encoder
 
 VARIANTS = ("siamese", "separate", "experts")
 FIRST, SWITCHED, MINED = "BM25 negatives", "switched experts", "mined negatives"

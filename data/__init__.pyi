@@ -2,7 +2,6 @@ from .mixture.instructions import query_prompt as query_prompt
 from .mixture.mixture import Mixture as Mixture
 from .mixture.mixture import load_mixture as load_mixture
 from .prompts import read_prompts as read_prompts
-from .prompts import text_prompts as text_prompts
 from .sources.beir import RetrievalTask as RetrievalTask
 from .sources.beir import read_beir as read_beir
 from .sources.beir import write_beir as write_beir
@@ -10,7 +9,6 @@ from .sources.documents import read_documents as read_documents
 from .sources.report import ReadReport as ReadReport
 from .sources.source import Document as Document
 from .sources.source import Source as Source
-from .sources.source import parse_source as parse_source
 from .synthesis.synthesis import SynthesisSettings as SynthesisSettings
 from .synthesis.synthesis import synthesize as synthesize
 from .text.chunks import Chunk as Chunk

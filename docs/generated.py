@@ -57,8 +57,7 @@ def command_page(name: str) -> str:
 
 
 def _row(action: argparse.Action) -> str:
-    option = action.option_strings[-1 if action.dest == "help" else 0]
-    shown = f"{option} {value_of(action)}".strip().replace("|", r"\|")
+    shown = f"{action.option_strings[0]} {value_of(action)}".strip().replace("|", r"\|")
     return f"| `{shown}` | {_cell((action.help or '').replace('%%', '%'))} |"
 
 

@@ -148,9 +148,8 @@ def public_data(folder: Path, data: Path, page: str) -> None:
         write_rows(folder / "corpus.jsonl", ({"text": passages[name]["text"]} for name in [*asked, *others]))
     elif page != "training-data.md":
         passages = {row["_id"]: row["text"] for row in medical}
-        count = {"pairs.md": 800, "nvembed.md": 1200}.get(
-            page, 300
-        )  # one in ten is held out; a verdict needs 50 test queries
+        # One in ten is held out, half of these for the verdict, which needs 50 queries.
+        count = 1200 if page in ("pairs.md", "nvembed.md") else 300
         asked_rows = [row for row in _rows(data / "medquad/train.jsonl.gz") if row["passage_id"] in passages][:count]
         pairs = ({"anchor": row["question"], "positive": passages[row["passage_id"]]} for row in asked_rows)
         write_rows(folder / "pairs.jsonl", pairs)

@@ -1,4 +1,4 @@
-"""Scores only: of retrieval tasks, in BEIR form or by their mteb names.
+"""Scores of retrieval tasks, in BEIR form or from mteb, and paired tests.
 
 The public names are listed in `__init__.pyi` and imported on first use.
 """

@@ -11,7 +11,6 @@ from .retrieval import RetrievalScores as RetrievalScores
 from .retrieval import evaluate_bm25 as evaluate_bm25
 from .retrieval import evaluate_ranking as evaluate_ranking
 from .retrieval import evaluate_retrieval as evaluate_retrieval
-from .retrieval import run_of as run_of
 from .retrieval import score_run as score_run
 from .significance import PairedDifference as PairedDifference
 from .significance import compare_queries as compare_queries

@@ -47,7 +47,7 @@ _HEADING = re.compile(
     r"|#{1,6}[ \t]+(?P<hash>\S.*)|(?P<under>\S.*)\n(?!~{3}\s)(?P<line>[=\-~^])(?P=line){2,})[ \t\r]*$",
     re.M,
 )
-# What nobody types in a query: the number of a section (2.1, B.4.7.), the address of a link, bold text and code in Markdown.
+# Text that queries do not contain: the number of a section (2.1, B.4.7.), the address of a link, bold text and code in Markdown.
 _NUMBER = re.compile(r"^(?:[A-Z]\.\d+|\d+\.)[\d.]*\s+")
 _MARKUP = re.compile(r"!?\[([^\[\]]*)\]\([^()\s]*(?:\s+\"[^\"]*\")?\)|\*\*|`")
 # Files about the rights to a text and its versions, which searches rarely ask for.

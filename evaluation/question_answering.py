@@ -101,7 +101,7 @@ def answer_recall(
     name: str,
     documents: int,
 ) -> RetrievalScores:
-    """Score the passages of each question, best first, of so many documents: whether an accepted answer is in the first k."""
+    """Score the passages of each question, best first: whether one of the first k contains an accepted answer."""
     ranks: list[int | None] = []
     unanswered = 0
     for texts, wanted in zip(passages, accepted, strict=True):

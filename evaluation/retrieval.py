@@ -82,7 +82,7 @@ def cutoff(metric: str) -> tuple[str, int]:
     """
     found = re.fullmatch(r"(ndcg|mrr|recall|answer_recall)(?:@|_at_)([1-9]\d*)", metric)
     if not found:
-        raise UserError(f"the metric {metric!r} is none of ndcg@K, mrr@K, recall@K and answer_recall@K")
+        raise UserError(f"the metric {metric!r} is not ndcg@K, mrr@K, recall@K or answer_recall@K")
     return found[1], int(found[2])
 
 

@@ -1,4 +1,3 @@
-from .assemble import Assembled as Assembled
 from .assemble import Assembly as Assembly
 from .card import write_card as write_card
 from .contents import Check as Check
@@ -7,10 +6,8 @@ from .export import export_retriever as export_retriever
 from .metadata import Figure as Figure
 from .metadata import ModelCardMetadata as ModelCardMetadata
 from .metadata import Result as Result
-from .metadata import describe as describe
 from .method import Method as Method
 from .method import Paper as Paper
 from .repository import Destination as Destination
-from .tokenizers import with_eos as with_eos
 from .upload import Published as Published
 from .upload import check as check

@@ -8,8 +8,8 @@ from transformers import AutoConfig, PreTrainedConfig
 class ComposedConfig(PreTrainedConfig):
     """A configuration that contains those of other models, in the fields that `sub_configs` names.
 
-    They are None in the default configuration that transformers builds to compare with. A `ValueError` is raised if the value of
-    a field is none of its `Literal`.
+    They are None in the default configuration that transformers builds to compare with. A value that is not in the `Literal` of
+    its field raises a `ValueError`.
     """
 
     def __post_init__(self, **kwargs: Any) -> None:

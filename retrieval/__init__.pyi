@@ -1,4 +1,3 @@
-from .bm25 import ANSERINI as ANSERINI
 from .bm25 import BM25 as BM25
 from .bm25 import BM25Settings as BM25Settings
 from .encoder import Encoder as Encoder
@@ -7,7 +6,6 @@ from .encoder import model_identity as model_identity
 from .hits import Hits as Hits
 from .hits import Ranker as Ranker
 from .hybrid import Hybrid as Hybrid
-from .hybrid import fuse as fuse
 from .index import PassageStore as PassageStore
 from .index import build_store as build_store
 from .index_options import IndexOptions as IndexOptions

@@ -10,7 +10,7 @@ from revela_hub.data import read_beir, read_documents, write_beir
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
-from revela_hub.hub_cards import ModelCardMetadata, describe
+from revela_hub.hub_cards.metadata import ModelCardMetadata, describe
 from revela_hub.trainers.base.retriever import load_retriever
 from revela_hub.trainers.baselines.language_models import load_lm
 

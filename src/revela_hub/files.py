@@ -76,7 +76,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Let the processes and threads of this machine write a file or folder one after another, by a lock beside it.
+    """Let the processes and threads of this machine write a file or folder one after another, with a lock file next to it.
 
     Unlike in a barrier of a process group, they may wait for hours.
     """

@@ -37,7 +37,7 @@ def test_rows_are_compared_query_by_query(
     assert labels == ["bm25", f"{retriever_folder} [dense]", f"{retriever_folder} [hybrid]"]
     assert len({len(line) for line in lines[1:5]}) == 1  # aligned
     assert lines[5].startswith("bm25 found nothing for 1 of the queries")
-    *compared, few = lines[lines.index("compared with bm25 (paired bootstrap over queries, 95% interval):") + 1 :]
+    *compared, few = lines[lines.index("compared with bm25 (paired bootstrap, 95% interval):") + 1 :]
     assert len(compared) == 2 * 3 and few.startswith("3 queries are too few")
     assert all(", p = " in line or ", p < " in line for line in compared)
 

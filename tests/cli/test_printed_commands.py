@@ -95,8 +95,7 @@ def test_what_adapt_prints_at_its_end(
 @cache
 def known(command: str) -> set[str]:
     """The options of a command as its help text shows them: neither old names nor dashes."""
-    parser = cli.parser_of(command)
-    return set(parser._option_string_actions)
+    return set(cli.parser_of(command)._option_string_actions)
 
 
 def test_the_commands_in_messages_are_known_with_these_options() -> None:

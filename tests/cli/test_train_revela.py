@@ -10,7 +10,7 @@ from processes import reader
 from safetensors.torch import load_file
 
 from revela_hub.cli.main import main
-from revela_hub.trainers import load_checkpoint
+from revela_hub.trainers.revela.checkpoint import load_checkpoint
 
 
 def words(llama: Path, documents: Path, out: Path, *more: str) -> list[str]:

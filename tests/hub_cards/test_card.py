@@ -10,7 +10,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, describe, write_card
+from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
+from revela_hub.hub_cards.metadata import describe
 from revela_hub.trainers.methods import METHODS
 from revela_hub.trainers.revela import REVELA
 

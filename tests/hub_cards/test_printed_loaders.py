@@ -14,7 +14,8 @@ from transformers import BertForMaskedLM
 
 from revela_hub.checkpoints import METHODS
 from revela_hub.cli import main as cli
-from revela_hub.hub_cards import ModelCardMetadata, with_eos, write_card
+from revela_hub.hub_cards import ModelCardMetadata, write_card
+from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import (
     CoTMoTEForPreTraining,
     ImpRAGForCausalLM,

@@ -21,8 +21,9 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 from revela_hub.checkpoints import publish
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, with_eos, write_card
+from revela_hub.hub_cards import Assembly, Check, Destination, ModelCardMetadata, Result, write_card
 from revela_hub.hub_cards.assemble import assemble_part
+from revela_hub.hub_cards.tokenizers import with_eos
 from revela_hub.modeling import RevelaForCausalLM
 from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_backbones
 from revela_hub.trainers.revela import REVELA

@@ -10,7 +10,7 @@ import pytest
 from revela_hub.data.sources.beir import read_beir
 from revela_hub.data.text.words import normal
 from revela_hub.evaluation import evaluate_bm25
-from revela_hub.retrieval import ANSERINI, BM25, BM25Settings
+from revela_hub.retrieval.bm25 import ANSERINI, BM25, BM25Settings
 
 WORDS = "river sea stone moon iron salt wind leaf bird fish hill road lamp door rope seed".split()
 

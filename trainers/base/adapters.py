@@ -37,7 +37,7 @@ def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
 
 
 def with_adapters(model: nn.Module, config: PeftConfig | None, args: RunArguments) -> PeftModel | None:
-    """Add adapters in place, with a configuration or, without one, as the LoRA options say; return None if there are none."""
+    """Add adapters in place, with a configuration or, without one, from the LoRA options; return None without adapters."""
     if config is None and isinstance(args, AdapterArguments):
         config = lora_config(args, model)
     if config is None:

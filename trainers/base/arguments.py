@@ -165,14 +165,14 @@ class ProbeArguments:
     )
     probe: str = option(
         "auto",
-        "Evaluation set if there is no --eval_corpus: auto makes one from the text, or from up to a tenth of the labelled"
-        " queries, and holds it out of training.",
+        "Evaluation set if there is no --eval_corpus: a folder of `revela-hub probe`, none, or auto, made from the text or"
+        " from up to a tenth of the labelled queries, which are held out of training.",
     )
     probe_queries: PositiveInt = option(200, "Maximum number of queries in the evaluation set that --probe auto makes.")
     probe_passages: PositiveInt = option(500, "Number of passages in the evaluation set that --probe auto makes.")
     export: Literal["best", "last"] | None = option(
         None,
-        "Export the best evaluated weights, the base model included, or those of the last step (default: last in pre-training"
+        "Export the best evaluated weights, the base model included, or those of the last step (default: best; last in pre-training"
         " and second stages).",
     )
 

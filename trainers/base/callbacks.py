@@ -27,7 +27,7 @@ class StopOnSignal(TrainerCallback):
         """Install the signal handlers, which Python allows in the main thread only."""
         self.signum = 0
         if args.world_size > 1 and dist.is_initialized():
-            # A group of its own, so that the exchange does not wait for the devices.
+            # A separate group, so that the exchange does not wait for the devices.
             self._group = self._group or dist.new_group(backend="gloo")
         if threading.current_thread() is threading.main_thread():
             self._previous = {

@@ -115,7 +115,7 @@ class RevelaCollator(SharedEpoch):
         self.retriever_tokenizer = retriever_tokenizer
         self.lm_tokenizer = lm_tokenizer
         self.max_length = max_length
-        # What the retriever reads: prefix of the tensors -> prompt and span; None is the span of the row or of the run.
+        # Inputs of the retriever: prefix of the tensors -> prompt and span; None is the span of the row or of the run.
         self.similarity_span: str = similarity_span
         self.sides: dict[str, tuple[str, str | None]] = {"retriever_": (passage_prompt, None)}
         if similarity_sides == "query_passage":

@@ -31,12 +31,13 @@ import torch
 from revela_hub.errors import UserError
 from revela_hub.options import option, required
 from revela_hub.ranges import NonNegativeFloat, PositiveFloat, TextLength
-from revela_hub.trainers import RevelaDataArguments, RevelaTrainer, RevelaTrainingArguments, load_backbones, load_groups
+from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_backbones
 from revela_hub.trainers.base.arguments import ProbeArguments
 from revela_hub.trainers.base.retriever import print_retriever
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_text
 from revela_hub.trainers.revela import REVELA
+from revela_hub.trainers.revela.arguments import RevelaDataArguments, load_groups
 
 
 @dataclass(kw_only=True)

@@ -33,8 +33,8 @@ def hold_out_labels(
 ) -> RetrievalTask | None:
     """Return a task of at most `most` labelled queries, and write the other pairs to the file `left`; None if there are too few queries.
 
-    Texts with the same `text_key` are the same. So many `passages` are searched, or the relevant ones if they are more: others are
-    labelled, or of the text's `corpus`, unless they are a part of a relevant passage, or the reverse.
+    Texts with the same `text_key` are the same. The task has `passages` passages, or the relevant ones if they are more. The others are
+    labelled, or from the text's `corpus`, unless they contain a relevant passage or are contained in one.
     """
     spelling: dict[str, str] = {}  # the first one of each query and passage
     positives: dict[str, list[str]] = {}

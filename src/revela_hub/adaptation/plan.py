@@ -94,9 +94,9 @@ def inspect(sources: Iterable[SourceLike], report: ReadReport) -> Inspection:
 class Plan:
     """The sizes that the budget and the retriever's speed on this machine allow; a repeated command keeps it.
 
-    The probe has so many passages, and distillation takes as many of the text. Seconds of measuring are more than `MEASURING` of the
+    The probe has `passages` passages, and distillation takes as many of the text. Seconds of measuring are more than `MEASURING` of the
     budget if even the fewest passages take longer. `training_length` is the maximum number of tokens in training, less than
-    `max_length` on a slow machine; None stands for no maximum.
+    `max_length` on a slow machine; None is no maximum.
     """
 
     passages: int

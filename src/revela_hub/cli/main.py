@@ -16,7 +16,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from revela_hub import __version__
+import revela_hub
 from revela_hub.errors import UserError, did_you_mean, explain
 from revela_hub.files import cache_folder
 from revela_hub.hub_cards.method import Command
@@ -103,7 +103,7 @@ def _dispatch(argv: list[str]) -> None:
         sys.stdout.write(_overview())
         return
     if argv[0] in ("-V", "--version"):
-        sys.stdout.write(f"{PROGRAM} {__version__}\n")
+        sys.stdout.write(f"{PROGRAM} {revela_hub.__version__}\n")
         return
     name, rest = _command_name(argv)
     if not name:
@@ -150,17 +150,13 @@ def _command_name(argv: list[str]) -> tuple[str, list[str]]:
 
 def _overview(prefix: str = "") -> str:
     """Return the list of commands whose names start with `prefix`."""
-    lines = [f"usage: {PROGRAM} [--help] [--version] {prefix}COMMAND ...\n"]
-    lines.append("Train, publish and use text retrievers, and improve search over your own documents or code.\n")
-    lines.append(
-        f"Without labels, start with {PROGRAM} adapt PATH; with query-passage pairs, with {PROGRAM} train pairs."
-    )
+    description = (revela_hub.__doc__ or "").partition("\n\n")[0]
+    start = f"Without labels, start with {PROGRAM} adapt PATH; with query-passage pairs, with {PROGRAM} train pairs."
+    lines = [f"usage: {PROGRAM} [--help] [--version] {prefix}COMMAND ...\n", f"{description}\n", start]
     for title, group in GROUPS.items():
         if names := [name for name in group if name.startswith(prefix)]:
             lines.append(f"\n{title}:")
             lines += [f"  {name:<{max(map(len, COMMANDS))}}  {COMMANDS[name].summary}" for name in names]
-    lines.append(
-        f"\nRun {PROGRAM} COMMAND --help for the options of a command. Options can also be given in a YAML file"
-    )
+    lines.append(f"\nRun {PROGRAM} COMMAND --help for the options of a command. They can also be in a YAML file")
     lines.append("(--config FILE); command-line options override the file.\n")
     return "\n".join(lines)

@@ -27,10 +27,11 @@ LIBRARIES = ("transformers.", "sentence_transformers.")  # modules of dataclasse
 NOT_OPTIONS = ("debug", "router_mapping")  # of transformers: `--debug` is ours, and trainers set the other one
 OTHER_OPTIONS = "other options of transformers' Trainer"
 METAVARS = {
-    "FOLDER": "output_dir cache_dir models_dir checkpoint index eval_corpus",
-    "MODEL": "model models sparse_model rerank retriever lm backbone encoder reader base",
-    "PATH": "data corpus plain_text labels",
-    "FILE": "output mixture pairs card config example_queries",
+    "FOLDER": "output_dir cache_dir models_dir checkpoint index eval_corpus beir",
+    "MODEL": "model models sparse_model rerank retriever lm backbone encoder reader base pseudo_labels",
+    "PATH": "data corpus plain_text labels space_corpus",
+    "FILE": "output mixture pairs card config example_queries space_queries ranking",
+    "REPO_ID": "repo_id push_to_hub",
 }
 
 
@@ -62,13 +63,15 @@ class CommandParser(argparse.ArgumentParser):
         self.types = {name: _Type(name, hint) for name, hint in get_type_hints(arguments).items()}
         fields = [field for field in dataclasses.fields(arguments) if field.init and field.name not in NOT_OPTIONS]
         self.required = [field.name for field in fields if field.default is field.default_factory]
+        fields.sort(key=lambda field: (field.name not in self.positionals, field.name not in self.required))
         titles = {field.name: _title(arguments, field.name) for field in fields}
         order = sorted(dict.fromkeys(titles.values()), key=lambda title: (title == OTHER_OPTIONS, title != "options"))
         groups = {title: self.add_argument_group(title) for title in order}
         self.options = {field.name: self._add(groups[titles[field.name]], field) for field in fields}
         self.hidden = [name for name in titles if titles[name] == OTHER_OPTIONS]
-        words = [f"{name.upper()}{' ...' if self.types[name].is_list else ''}" for name in self.positionals]
-        self.usage = " ".join([program, *words, "[options]"])
+        words = {name: f"{name.upper()}{' ...' if self.types[name].is_list else ''}" for name in self.positionals}
+        shown = [word if name in self.required else f"[{word}]" for name, word in words.items()]
+        self.usage = " ".join([program, *shown, "[options]"])
         common = self.add_argument_group("common options")
         common.add_argument("--config", metavar="FILE", help="YAML file of options; command-line options override it.")
         if "quiet" not in self.options:  # training commands have a field of this name
@@ -76,7 +79,7 @@ class CommandParser(argparse.ArgumentParser):
             help_text = "Print results and errors only."
             common.add_argument("--quiet", nargs="?", const=True, type=self.types["quiet"].read, help=help_text)
         common.add_argument("--debug", action="store_true", help="Print the traceback of an error.")
-        common.add_argument("-h", "--help", action="store_true", help="Print this text.")
+        common.add_argument("--help", "-h", action="store_true", help="Print this text.")
         if self.hidden:
             common.add_argument("--help-all", action="store_true", help=f"Print this text with {OTHER_OPTIONS}.")
 
@@ -187,7 +190,7 @@ class _Type:
         """The placeholder of the value."""
         named = next((metavar for metavar, names in METAVARS.items() if self.name in names.split()), None)
         choices = [choice for kind in self.items for choice in _choices(kind)]
-        types = [word for kind, word in {bool: "true|false", int: "N", float: "X"}.items() if kind in self.kinds]
+        types = [word for kind, word in {bool: "true|false", int: "N", float: "X"}.items() if kind in self.items]
         return named or "|".join(choices) or next(iter(types), "TEXT")
 
     def read_all(self, value: Any) -> Any:
@@ -245,7 +248,7 @@ def _spellings(name: str) -> list[str]:
 
 def _help(text: str, default: Any, *, required: bool) -> str:
     """Return the first sentence of a help text, with the default."""
-    text = re.split(r"(?<=[a-z)])\. (?=[A-Z])", " ".join(text.split()))[0].removesuffix(".")
+    text = re.split(r"(?<=[a-z)][a-z)])\. (?=[A-Z])", " ".join(text.split()))[0].removesuffix(".")
     default = " ".join(map(str, default)) if isinstance(default, list | tuple) else getattr(default, "value", default)
     if required:
         text += " (required)"

@@ -106,7 +106,7 @@ def test_given_negatives_are_cut_and_missing_ones_drawn() -> None:
     [
         (["p", "p"], None),  # none is possible: the pair is dropped
         (["p", "n", "n"], ["n", "n", "n"]),  # too few are repeated
-        (["n", "n", "n", "m"], ["m", "n"]),  # a text that is there twice is drawn once
+        (["n", "n", "n", "m"], ["m", "n"]),  # a repeated text is drawn once
     ],
 )
 def test_negatives_of_a_small_pool(pool: list[str], negatives: list[str] | None) -> None:

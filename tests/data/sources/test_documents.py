@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from revela_hub.data import Document, ReadReport, Source, parse_source, read_documents
+from revela_hub.data import Document, ReadReport, Source, read_documents
 from revela_hub.data.sources.files import local_files
-from revela_hub.data.sources.source import parse_sources
+from revela_hub.data.sources.source import parse_source, parse_sources
 from revela_hub.errors import UserError
 
 

@@ -130,7 +130,7 @@ def test_views_are_parts_of_the_text_and_their_own_in_every_epoch(retriever_fold
 
 
 def test_a_decoder_in_the_form_of_revela_s_paper(llama_folder: Path, tmp_path: Path) -> None:
-    """LoRA, the EOS as the vector and both prompts; what is exported is what was trained."""
+    """LoRA, the EOS as the vector and both prompts; the exported weights are the trained ones."""
     form: dict[str, Any] = {"pooling": "last", "prompts": {"query": "Query: ", "document": "Passage: "}}
     args = arguments(tmp_path / "run", lora_rank=4, lora_alpha=2, lora_dropout=0.1, learning_rate=1e-2)
     run = ContrieverTrainer(str(llama_folder), args, model_init_kwargs=form, train_dataset=passages())

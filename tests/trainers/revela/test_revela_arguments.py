@@ -9,7 +9,7 @@ import yaml
 
 from revela_hub.data.sources.source import parse_sources
 from revela_hub.errors import UserError
-from revela_hub.trainers import RevelaDataArguments, RevelaTrainingArguments, load_groups
+from revela_hub.trainers.revela.arguments import RevelaDataArguments, RevelaTrainingArguments, load_groups
 
 RECIPES = ("wikipedia", "code", "fineweb", "mixed")
 

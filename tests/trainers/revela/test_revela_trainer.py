@@ -22,13 +22,9 @@ from transformers import (
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
-from revela_hub.trainers import (
-    RevelaTrainer,
-    RevelaTrainingArguments,
-    load_backbones,
-    load_checkpoint,
-    similarity_statistics,
-)
+from revela_hub.trainers import RevelaTrainer, RevelaTrainingArguments, load_backbones
+from revela_hub.trainers.revela.checkpoint import load_checkpoint
+from revela_hub.trainers.revela.trainer import similarity_statistics
 
 WORDS = "river sea mountain fox dog text layer chunk paris tokyo area width height retriever".split()
 

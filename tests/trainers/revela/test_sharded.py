@@ -11,7 +11,7 @@ from datasets import Dataset
 from processes import launch
 from test_revela_trainer import WORDS, groups, losses, trainer
 
-from revela_hub.trainers import load_checkpoint
+from revela_hub.trainers.revela.checkpoint import load_checkpoint
 
 __all__ = ["groups"]  # a fixture
 

@@ -75,7 +75,7 @@ class Arguments(RankOptions):
     corpus: str | None = option(None, "BEIR folder to evaluate on.")
     tasks: list[str] = option(
         [],
-        "Names of mteb tasks or benchmarks, e.g. SciFact or CoIR, or BEIR13, BRIGHT12 and MTEB56 of the papers.",
+        "Names of mteb tasks or benchmarks, such as SciFact or CoIR, or BEIR13, BRIGHT12 and MTEB56 of the papers.",
     )
     instructions: str | None = option(
         None,
@@ -291,7 +291,7 @@ def _tables(rows: list[Row], compared: "list[dict[str, PairedDifference]]") -> I
     ]
     if lines:
         few = too_few_queries(pair["ndcg_at_10"] for pair in compared if "ndcg_at_10" in pair)
-        title = f"compared with {rows[0].model} (paired bootstrap over queries, 95% interval):"
+        title = f"compared with {rows[0].model} (paired bootstrap, 95% interval):"
         yield "\n".join([title, *lines, *filter(None, [few])])
 
 

@@ -42,7 +42,7 @@ POSITIONALS = ("model",)
 class PassageOptions(TextOptions, EndpointOptions, ModelOptions):
     """The passages, the model and the output folder, of `encode` and `index`."""
 
-    option_group = "passages"
+    option_group = "options"
 
     model: str = required("Sentence-transformers folder or Hub id.")
     corpus: list[str] = required(
@@ -64,9 +64,7 @@ class Arguments(PassageOptions):
         None, "Milvus server, e.g. http://host:19530, for --index_type milvus (default: a local file)."
     )
     truncate_dim: PositiveInt | None = option(None, "Search with the first N components of each vector (default: all).")
-    push_to_hub: str | None = option(
-        None, "Data set repository to push the index to; the text is published.", metavar="REPO_ID"
-    )
+    push_to_hub: str | None = option(None, "Data set repository to push the index to; the text is published.")
     private: bool = option(False, "Make a new repository private.")
     update: bool = option(False, "Replace the index in an existing repository.")
 

@@ -1,7 +1,7 @@
 """Make an evaluation set from raw text, without labels.
 
-Queries are taken from the text: docstrings, titles and headings, and sentences. Near-duplicates are removed. The same text and
-seed give the same evaluation set.
+Queries are taken from the text: docstrings, titles and headings, and sentences. Near-duplicates are removed. The same
+text and seed give the same evaluation set.
 
 Writes a BEIR folder for `revela-hub evaluate` to --output_dir, with held_out.jsonl, the text of the queries, which
 `revela-hub train ... --probe FOLDER` excludes from training.

@@ -1,10 +1,10 @@
 """Generate pseudo-queries for the spans of a text with a doc2query model (docT5query).
 
-The text is packed into spans of whole sentences, as in `revela-hub train cot-mote`, with the tokenizer of --encoder. Spans
-of similar length are generated together, in bf16 on a GPU. Run the same command again to resume.
+The text is packed into spans of whole sentences, as in `revela-hub train cot-mote`, with the tokenizer of --encoder.
+Spans of similar length are generated together, in bf16 on a GPU. Run the same command again to resume.
 
-Writes JSON lines to a file per shard in --output_dir (.part until complete), which `train cot-mote --pseudo_queries FOLDER`
-reads when all are complete. Columns: document, text, queries. Under `accelerate launch`, each process generates one shard.
+Writes JSON lines (document, text, queries) to a file per shard in --output_dir, .part until complete. When all are
+complete, `train cot-mote --pseudo_queries FOLDER` reads them. Under `accelerate launch`, each process makes one shard.
 
 Examples:
   revela-hub pseudo-queries doc2query/msmarco-t5-base-v1 --data path/to/texts --output_dir outputs/queries
