@@ -47,6 +47,7 @@ class Hit:
         start_line: The first line in the file, counted from 1; in a PDF, the page.
         end_line: The last line.
         copies: Other locations of the same text, in the format of `location`.
+        cosine: The cosine of the vectors of query and passage, if the search compares them.
     """
 
     score: float
@@ -56,6 +57,7 @@ class Hit:
     start_line: int
     end_line: int
     copies: tuple[str, ...] = ()
+    cosine: float | None = None
 
     @property
     def location(self) -> str:
@@ -73,19 +75,21 @@ class Hit:
 class Passages(TextFile):
     """Distinct texts to search, each with its locations: a file with the columns of `PASSAGE`."""
 
-    def hit(self, row: int, score: float) -> Hit:
+    def hit(self, row: int, score: float, cosine: float | None = None) -> Hit:
         """Return text number `row` as a hit."""
         lines = [int(self._first_line_N[row]), *self._repeated_L[self.rows_L[self._repeated_L] == row].tolist()]
         columns = [self.column(name, lines) for name in PASSAGE.names[1:]]
         [text] = self.read([row])
         first, *copies = (Hit(score, text, *place) for place in zip(*columns, strict=True))
-        return replace(first, copies=tuple(copy.location for copy in copies))
+        return replace(first, copies=tuple(copy.location for copy in copies), cosine=cosine)
 
-    def found(self, hits: Hits) -> list[list[Hit]]:
+    def found(self, hits: Hits, cosines_QK: NDArray[np.float32] | None = None) -> list[list[Hit]]:
         """Return the retrieved passages of each query, best first."""
+        none_QK = np.full(hits.rows_QK.shape, None)
+        columns = (hits.rows_QK, hits.scores_QK, none_QK if cosines_QK is None else cosines_QK)
         return [
-            [self.hit(int(row), float(score)) for row, score in zip(rows, scores, strict=True) if row >= 0]
-            for rows, scores in zip(hits.rows_QK, hits.scores_QK, strict=True)
+            [self.hit(*hit) for hit in zip(*(column.tolist() for column in query), strict=True) if hit[0] >= 0]
+            for query in zip(*columns, strict=True)
         ]
 
     @cached_property

@@ -215,6 +215,11 @@ class VectorRanker:
             scores_P[part] = np.einsum("pd,pd->p", queries_QD[queries_P[part]], self._index.vectors[rows_P[part]])
         return scores_P
 
+    @property
+    def is_cosine(self) -> bool:
+        """Whether the scores are cosines."""
+        return similarity_of(self._encoder) == "cosine"
+
     def _encode(self, queries: tuple[str, ...]) -> NDArray[np.float32]:
         settings = self._settings
         if not queries:
@@ -222,4 +227,24 @@ class VectorRanker:
         vectors_QD = encode_texts(
             self._encoder, queries, "query", batch_size=settings.batch_size, prompt=settings.query_prompt
         )[:, : settings.index.truncate_dim]
-        return as_vectors(vectors_QD, len(queries), normalize=similarity_of(self._encoder) == "cosine")
+        return as_vectors(vectors_QD, len(queries), normalize=self.is_cosine)
+
+
+def score_name(ranker: Ranker) -> str:
+    """Return the name of a ranker's scores: those that are scaled to 0..1 for each query are relative."""
+    if isinstance(ranker, Hybrid) and ranker.fusion == "minmax":
+        return "relative score"
+    if isinstance(ranker, RerankedRanker) and ranker.weight < 1:
+        return "relative score"
+    return "cosine" if isinstance(ranker, VectorRanker) and ranker.is_cosine else "score"
+
+
+def cosines(ranker: Ranker, queries: Sequence[str], hits: Hits) -> NDArray[np.float32] | None:
+    """Return the cosines (Q, K) of the hits of the last search, which needs no encoding; None without vectors of unit length."""
+    ranker = ranker.ranker if isinstance(ranker, RerankedRanker) else ranker
+    for part in ranker.parts if isinstance(ranker, Hybrid) else [ranker]:
+        if isinstance(part, VectorRanker) and part.is_cosine:
+            queries_QK = np.indices(hits.rows_QK.shape)[0]
+            found_QK = part.pair_scores(queries, queries_QK.ravel(), hits.rows_QK.ravel().clip(0))
+            return found_QK.reshape(hits.rows_QK.shape)
+    return None

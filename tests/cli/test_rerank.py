@@ -136,7 +136,7 @@ def test_an_adapted_retriever_is_reranked_with_the_fitted_weight(
     hybrid, tokens = ["--mode", "hybrid", "--weights", "0.7", "0.3"], ["--rerank", "self", "--rerank_weight", "0.8"]
     assert search(folder) == search(folder / "retriever") == search(plain, *hybrid, *tokens)
     assert search(folder, "--rerank", "none") == search(plain, *hybrid) != search(folder)
-    assert search(folder, "--mode", "dense") == search(plain)
+    assert search(folder, "--mode", "dense") == search(plain, "--mode", "dense")
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"anchor": text.split()[1], "positive": text}) + "\n" for text in texts))
     mined = []
@@ -234,7 +234,9 @@ def test_models_of_the_wrong_kind_are_rejected(
         assert "--rerank needs a CrossEncoder or a MultiVectorEncoder" in error("bm25", "--rerank", model)
     assert "is a reranker (CrossEncoder)" in error(cross_encoder)
     # sentence-transformers would load it as a dense model with new random layers.
-    assert "is a SparseEncoder, where a dense retriever is needed: use --mode sparse" in error(tiny_sparse_folder)
+    assert "is a SparseEncoder, where a dense retriever is needed: use --mode sparse" in error(
+        tiny_sparse_folder, "--mode", "dense"
+    )
     for other in (cross_encoder, tiny_sparse_folder):
         with pytest.raises(UserError):
             load_retriever(other)

@@ -44,7 +44,7 @@ def search(capsys: pytest.CaptureFixture[str]) -> Search:
 def test_prints_ranked_passages_with_file_and_line(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "bm25", "sediment in the river", "--corpus", "docs", "area.py"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("1. 0.") and out[0].endswith("  docs/rivers.md:1-3")
+    assert out[0].startswith("1. score 0.") and out[0].endswith("  docs/rivers.md:1-3")
     assert out[1:] == ["      # Water", "      Rivers carry sediment from the mountains to the sea.", ""]
 
 
@@ -142,10 +142,10 @@ def test_a_query_without_a_hit_says_why(
         weights = load_file(file)
         weights["cls.predictions.bias"] -= 100  # every weight of a term is 0
         save_file(weights, file, metadata={"format": "pt"})
-    sparse, hybrid = ["--mode", "sparse"], ["--mode", "hybrid", "--parts", "sparse", "bm25"]
+    hybrid = ["--mode", "hybrid", "--parts", "sparse", "bm25"]
     for model, query, options in (
         ("bm25", "the zebra", []),
-        (tiny_sparse_folder, "river", sparse),
+        (tiny_sparse_folder, "river", []),  # --mode sparse
         (tiny_sparse_folder, "zebra", hybrid),
     ):
         assert main(["search", str(model), query, "--corpus", "docs", *options]) == 0

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from revela_hub import Searcher, UserError
 from revela_hub.cli.main import main
@@ -26,8 +27,9 @@ def test_it_finds_what_the_command_finds(
 ) -> None:
     options = ["--mode", "hybrid", "--weights", "0.5", "0.5", "--rerank", "self", "--top_k", "3", "--json"]
     assert main(["search", str(retriever_folder), "rivers and the sea", "--corpus", str(docs), *options]) == 0
-    printed = json.loads(capsys.readouterr().out)["hits"]
-    with Searcher(retriever_folder, docs, mode="hybrid", weights=[0.5, 0.5], rerank="self") as searcher:
+    printed = json.loads(capsys.readouterr().out)
+    with Searcher(retriever_folder, docs, weights=[0.5, 0.5], rerank="self") as searcher:
+        assert printed["score_name"] == searcher.score_name == "relative score"
         assert len(searcher) == 6
         hits = searcher.search("rivers and the sea", top_k=3)
         several = searcher.search(["rivers and the sea", "the capital of Japan"], top_k=3)
@@ -37,16 +39,34 @@ def test_it_finds_what_the_command_finds(
         for wrong, top_k in ((" ", 5), (["rivers", ""], 5), ("rivers", 0)):
             with pytest.raises(UserError):
                 searcher.search(wrong, top_k)  # type: ignore[call-overload]
-    assert [hit.to_dict() for hit in hits] == printed
+    assert [hit.to_dict() for hit in hits] == printed["hits"]
     assert not list(docs.parent.glob("revela-hub-search-*"))
 
 
 def test_an_index_is_searched(docs: Path, tmp_path: Path, retriever_folder: Path) -> None:
     index = tmp_path / "index"
     assert main(["index", str(retriever_folder), "--corpus", str(docs), "--output_dir", str(index)]) == 0
-    [hit] = Searcher(retriever_folder, index=str(index)).search("rivers", top_k=1)
-    [same] = Searcher(retriever_folder, [docs]).search("rivers", top_k=1)
+    [hit] = Searcher(retriever_folder, index=str(index)).search("rivers", top_k=1)  # without BM25
+    [same] = Searcher(retriever_folder, [docs], mode="dense").search("rivers", top_k=1)
     assert hit.text == same.text and hit.score == pytest.approx(same.score, abs=1e-6)
+
+
+def test_hits_of_a_hybrid_have_the_cosine_which_encodes_nothing_again(
+    docs: Path, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = ["rivers and the sea", "zebra"]
+    with Searcher(retriever_folder, docs, mode="dense") as dense:
+        expected = [{hit.text: hit.score for hit in hits} for hits in dense.search(queries, top_k=6)]
+    with Searcher(retriever_folder, docs) as searcher:
+        encode = SentenceTransformer.encode_query
+        calls = []
+        monkeypatch.setattr(
+            SentenceTransformer, "encode_query", lambda *args, **k: calls.append(1) or encode(*args, **k)
+        )
+        found = [{hit.text: hit.cosine for hit in hits} for hits in searcher.search(queries, top_k=6)]
+    assert [pytest.approx(each, abs=1e-6) for each in expected] == found and len(calls) == 1
+    assert dense.score_name == "cosine"
+    assert [hit.cosine for hit in Searcher("bm25", docs).search("rivers")] == [None]
 
 
 def test_without_a_connection_an_unknown_hybrid_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,7 @@ from revela_hub.output import note
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
+from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.measuring import MEASUREMENTS_FOLDER
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
 
@@ -87,7 +88,7 @@ class Adaptation:
         examples = list(read_queries(options.example_queries).values()) if options.example_queries else []
         pairs, labelled = read_labelled_pairs(options.labels) if options.labels else (None, None)
         report = ReadReport()
-        text = inspect(options.sources(), report)
+        self.text = text = inspect(options.sources(), report)
         self.log(text)
         note("; ".join(report.remarks()))  # the counts are in the lines above
         made = self.state.get("plan")
@@ -108,12 +109,22 @@ class Adaptation:
         self.log(f"{self.probe}; dev half {len(self.dev.queries)}, test half {len(self.test.queries)}")
         self.log(self.plan)
         if (enough := self.plan.measuring / plan.MEASURING) > 1.01 * options.seconds:
-            self.log(f"the budget is too small for this machine: use --budget {math.ceil(enough / 60)}m or more")
+            whole = clock(self.plan.measuring + sum(self.plan.training.values()))
+            self.log(
+                f"the budget is too small for this machine: this run takes about {whole}, mostly for measuring; for longer"
+                f" trainings, use --budget {math.ceil(enough / 60)}m or more"
+            )
         return text.has_code
 
     def _make_plan(self, sample: tuple[str, ...]) -> Plan:
         model = self._load(self.options.retriever, self.options.max_length)
         return plan.make_plan(model, sample, self.options.seconds, candidates.possible(self.options))
+
+    def first_search(self) -> str:
+        """Return how much the first search with the result encodes."""
+        found = f"{'' if self.text.complete else 'more than '}{self.text.chunks:,} passages"
+        seconds = self.text.chunks * self.plan.encoding
+        return f"the first search with it encodes {found}, which takes about {clock(seconds)}; later ones only new passages"
 
     def _keep_probe(self) -> None:
         """Write the settings, the plan, the probe, and its dev half for the runs.

@@ -11,10 +11,12 @@ from sentence_transformers import SentenceTransformer
 from revela_hub.data.sources.documents import read_documents
 from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.source import SourceLike
+from revela_hub.data.text.chunks import chunk_document
 from revela_hub.data.text.words import count_words
-from revela_hub.evaluation.probe_queries import passages_of_each
+from revela_hub.evaluation.probe_queries import MAX_WORDS, passages_of_each
 from revela_hub.retrieval.encoder import length_limit
 from revela_hub.retrieval.encoding import encode_texts
+from revela_hub.retrieval.passages import without_notices
 from revela_hub.retrieval.rerank import has_tokens
 
 MAX_CHARACTERS = 8_000_000
@@ -48,6 +50,8 @@ class Inspection:
     passages: int
     pairs: Counter[str]
     """Passages by the kind of their natural query; "none" for those without."""
+    chunks: int
+    """Passages that a search of the text encodes."""
     complete: bool
     sample: tuple[str, ...]
     """Some passages, evenly spread."""
@@ -70,7 +74,7 @@ class Inspection:
 
 def inspect(sources: Iterable[SourceLike], report: ReadReport) -> Inspection:
     """Read a text, or its first millions of characters, and count what is in it."""
-    documents, words, characters, code = 0, 0, 0, 0
+    documents, words, characters, code, chunks = 0, 0, 0, 0, 0
     texts: list[str] = []
     pairs: Counter[str] = Counter()
     complete = True
@@ -82,12 +86,13 @@ def inspect(sources: Iterable[SourceLike], report: ReadReport) -> Inspection:
             break
         documents += 1
         words += count_words(document.text)
+        chunks += sum(1 for _ in chunk_document(without_notices(document), MAX_WORDS))
         characters += len(document.text)
         code += len(document.text) if document.kind == "code" else 0
         texts += [passage.text for passage in passages]
         pairs.update(next(iter(passage.candidates), "none") for passage in passages)
     sample = tuple(texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE])
-    return Inspection(documents, words, code / max(1, characters), len(texts), pairs, complete, sample)
+    return Inspection(documents, words, code / max(1, characters), len(texts), pairs, chunks, complete, sample)
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Plan:
 
     The probe has `passages` passages, and distillation takes as many of the text. Seconds of measuring are more than `MEASURING` of the
     budget if even the fewest passages take longer. `training_length` is the maximum number of tokens in training, less than
-    `max_length` on a slow machine; None is no maximum.
+    `max_length` on a slow machine; None is no maximum. `encoding` is the time to encode a passage, in seconds.
     """
 
     passages: int
@@ -104,6 +109,7 @@ class Plan:
     training: dict[str, float]
     max_length: int | None = None
     training_length: int | None = None
+    encoding: float = 0.0
 
     def __str__(self) -> str:
         """One line."""
@@ -128,7 +134,7 @@ def make_plan(model: SentenceTransformer, sample: Iterable[str], budget: float, 
     training = {name: whole * weight for name, weight in weights.items()}
     longest = length_limit(model)
     cut = training_length(longest, max(training.values(), default=budget), seconds) if longest else None
-    return Plan(passages, measuring, training, longest, cut)
+    return Plan(passages, measuring, training, longest, cut, seconds)
 
 
 def training_length(longest: int, budget: float, seconds: float) -> int:

@@ -65,7 +65,10 @@ def search_page(
             slider = gr.Slider(0, 1, bm25_weight, step=0.1, label="BM25 weight in the hybrid", min_width=300)
             number = gr.Slider(1, most, top_k, step=1, label="Results per column", min_width=300)
         gr.HTML(
-            message_html(f"Searching {collection.name}: {len(collection.passages):,} passages. Badges compare ranks.")
+            message_html(
+                f"Searching {collection.name}: {len(collection.passages):,} passages. Badges compare ranks. Scores of the"
+                " hybrid are relative within one search; those of a retriever are its similarities."
+            )
         )
         if code:
             with gr.Accordion("Use the model", open=False), gr.Tabs():
@@ -80,8 +83,8 @@ def search_page(
     return page
 
 
-def usage(name: str, *, fitted: bool = False, remote_code: bool = False) -> dict[str, str]:
-    """Return code to copy: the model in sentence-transformers, and the search of this page; `fitted` is a model of adapt."""
+def usage(name: str, *, remote_code: bool = False) -> dict[str, str]:
+    """Return code to copy: the model in sentence-transformers, and the search of this page."""
     trust = ", trust_remote_code=True" if remote_code else ""
     python = f"""from sentence_transformers import SentenceTransformer
 
@@ -89,8 +92,10 @@ model = SentenceTransformer({json.dumps(name)}{trust})
 queries = model.encode_query([{json.dumps(QUERY)}])
 passages = model.encode_document([{json.dumps(PASSAGE)}])
 print(model.similarity(queries, passages))"""
-    search = command_line("search", name, QUERY, "--corpus", "my-documents", *([] if fitted else ["--mode", "hybrid"]))
-    return {"sentence-transformers": python, "revela-hub": search}
+    return {
+        "sentence-transformers": python,
+        "revela-hub": command_line("search", name, QUERY, "--corpus", "my-documents"),
+    }
 
 
 def launch(page: "Blocks", host: str, port: int | None) -> str:

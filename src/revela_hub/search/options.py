@@ -10,10 +10,10 @@ from revela_hub.ranges import PositiveInt, TextLength, Weight
 Mode = Literal["dense", "sparse", "bm25", "hybrid"]
 SELF, NO_RERANKING = "self", "none"
 """Values of --rerank besides models: the retriever's own token vectors, and no reranking."""
-_MODES_OF = {
-    **dict.fromkeys(["parts", "fusion", "weights"], {"hybrid"}),
-    "sparse_model": {"hybrid", "sparse"},
-    **dict.fromkeys(["bm25", "bm25_stemmer", "bm25_stopwords", "bm25_split_identifiers"], {"bm25", "hybrid"}),
+_MODE_OF = {
+    **dict.fromkeys(["parts", "fusion", "weights"], "hybrid"),
+    "sparse_model": "sparse",
+    **dict.fromkeys(["bm25", "bm25_stemmer", "bm25_stopwords", "bm25_split_identifiers"], "bm25"),
 }
 
 
@@ -91,6 +91,9 @@ class RankOptions(EndpointOptions, ModelOptions):
 
     def check_modes(self, *modes: str) -> None:
         """Raise a `UserError` for an option that none of the modes uses."""
-        for name, used in _MODES_OF.items():
-            if not used & {*modes} and getattr(self, name) != defaults_of(RankOptions)[name]:
-                raise UserError(f"--{name} requires --mode {' or '.join(sorted(used))}")
+        used = {*modes, *(self.parts if "hybrid" in modes else ())}
+        for name, mode in _MODE_OF.items():
+            if mode not in used and getattr(self, name) != defaults_of(RankOptions)[name]:
+                raise UserError(
+                    f"--{name} requires --mode {mode}{'' if mode == 'hybrid' else ', or hybrid with this part'}"
+                )

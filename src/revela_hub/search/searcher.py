@@ -33,7 +33,9 @@ class SearchOptions(TextOptions, RankOptions):
         None, "Index that `revela-hub index` made (folder, or hf:owner/name[@revision]), instead of --corpus."
     )
     mode: Mode | None = option(
-        None, "How to rank (default: dense; bm25 for bm25; hybrid for an output folder of adapt)."
+        None,
+        "How to rank (default: hybrid; with --index dense, unless adapt has fitted the model; bm25 for bm25, sparse for a"
+        " SparseEncoder).",
     )
     max_words: PositiveInt = option(120, "Maximum number of words per passage.")
 
@@ -46,9 +48,12 @@ class Searcher:
     Args:
         model: Sentence-transformers folder or Hub id, output folder of `revela-hub adapt`, or `"bm25"`.
         corpus: Text to search: a folder, file, glob pattern or data set (`hf:owner/name`), or several.
-        options: Other options of `revela-hub search` by their names, such as `index="outputs/index"`, `mode="hybrid"`,
+        options: Other options of `revela-hub search` by their names, such as `index="outputs/index"`, `mode="dense"`,
             `weights=[0.7, 0.3]` (of the retriever and of BM25) or `rerank="self"`. The output folder of adapt is searched with
             its fitted weights.
+
+    Attributes:
+        score_name: "relative score" (comparable within one search only), "cosine", or "score" (of BM25 or a reranker, for example).
 
     Raises:
         UserError: The model, the text or the index cannot be read, or the options do not go together.
@@ -58,10 +63,12 @@ class Searcher:
 
         searcher = Searcher("outputs/adapted", "path/to/docs")
         for hit in searcher.search("how do I renew a contract?", top_k=3):
-            print(hit.score, hit.location, hit.text)
+            print(hit.score, hit.cosine, hit.location, hit.text)
     """
 
     def __init__(self, model: str | Path, corpus: str | Path | Sequence[str | Path] = (), **options: Any) -> None:  # noqa: ANN401
+        from revela_hub.retrieval.ranking import score_name
+
         given = [corpus] if isinstance(corpus, str | Path) else corpus
         sources: list[Any] = [str(source) if isinstance(source, Path) else source for source in given]
         search = SearchOptions(model=os.fspath(model), corpus=sources, **options)
@@ -70,6 +77,7 @@ class Searcher:
         with contextlib.ExitStack() as stack:
             temporary = stack.enter_context(scratch_folder("search"))
             self._ranker, self.passages = _open(search, temporary)
+            self.score_name = score_name(self._ranker)
             self._close = weakref.finalize(self, stack.pop_all().close)
 
     def close(self) -> None:
@@ -93,18 +101,23 @@ class Searcher:
     def search(self, query: str | list[str], top_k: int = 5) -> "list[Hit] | list[list[Hit]]":
         """Return the best passages for a query, best first; for several queries, a list for each.
 
-        A hit has `text`, `score`, `location` (`path/to/file.py:120-145`), `path`, `start_line` and `end_line`.
+        A hit has `text`, `score`, `cosine`, `location` (`path/to/file.py:120-145`), `path`, `start_line` and `end_line`.
         Passages that no part of the ranking finds are left out, so there may be fewer than `top_k`.
 
         Raises:
             UserError: A query is empty, or `top_k` is below 1.
         """
+        from revela_hub.retrieval.ranking import cosines
+
         queries = [query] if isinstance(query, str) else list(query)
         if not all(text.strip() for text in queries):
             raise UserError("the query is empty")
         if top_k < 1:
             raise UserError(f"top_k is {top_k}: give 1 or more")
-        found = list(self.passages.found(self._ranker.search(queries, top_k))) if queries else []
+        found = []
+        if queries:
+            hits = self._ranker.search(queries, top_k)
+            found = self.passages.found(hits, cosines(self._ranker, queries, hits))
         return found[0] if isinstance(query, str) else found
 
 
@@ -124,8 +137,8 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
             documents, temporary, max_words=options.max_words, report=report, show_progress_bar=show
         )
         note(report)
-    mode = options.mode or ("hybrid" if fitted_settings(options.model) else None)
-    options.check_modes("bm25" if options.model == "bm25" else mode or "dense")
+    mode = options.mode or _default_mode(options)
+    options.check_modes(mode)
     settings, dense, sparse, reranker = load_models(options, options.model, mode)
     folder = local_path(options.cache_dir or cache_folder("passages"))
     stored: dict[str, Any] = {}
@@ -149,3 +162,15 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
     ranker = build_ranker(passages, settings, folder, dense=dense, sparse=sparse, reranker=reranker, **stored)
     note(counted(len(passages), "passage"))
     return ranker, passages
+
+
+def _default_mode(options: SearchOptions) -> str:
+    from revela_hub.loading import model_kind
+    from revela_hub.retrieval.encoder import model_in
+
+    if options.model == "bm25":
+        return "bm25"
+    if model_kind(model_in(options.model)) == "SparseEncoder":
+        return "sparse"
+    # The index of BM25 over millions of passages may not fit in memory.
+    return "hybrid" if options.corpus or fitted_settings(options.model) else "dense"

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.files import claim, scratch_folder
-from revela_hub.output import command_line, note
+from revela_hub.output import command_line
 
 Arguments = AdaptOptions
 POSITIONALS = ("data",)
@@ -48,7 +48,7 @@ def run(arguments: AdaptOptions) -> None:
         verdict.write(adaptation.options, adaptation.plan.max_length)
     print(f"\n{verdict.table()}\n\n{verdict.summary()}\n")
     print_commands(arguments)
-    note("the first search with it encodes all of the text, later ones only new passages")
+    print(adaptation.first_search())
     print(verdict.line(output / "retriever"))
 
 

@@ -95,7 +95,7 @@ def demo_page(arguments: Arguments) -> "Iterator[Blocks]":
             queries=_queries(arguments, folder),
             url=None if folder.is_dir() else f"https://huggingface.co/{model}",
             notes=notes,
-            code=usage(name, fitted=bool(fitted), remote_code=arguments.trust_remote_code),
+            code=usage(name, remote_code=arguments.trust_remote_code),
         )
 
 

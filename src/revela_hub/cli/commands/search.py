@@ -1,20 +1,21 @@
 """Search your files with a retriever, and print the best passages with file and line.
 
-Of a long passage, the lines with most words of the query are printed; of a PDF, the page.
+Of a long passage, the lines with most words of the query are printed; of a PDF, the page. Relative scores are scaled
+to the best results of a query: compare them within one search only. The cosine is that of the retriever's vectors.
 
-The model is a sentence-transformers folder, a Hub id, bm25, or the output folder of `revela-hub adapt`, which is
-searched in hybrid with BM25. For other models, --mode hybrid adds BM25 (recommended for most texts), and --mode sparse
-needs a SparseEncoder. Vectors are cached, so an interrupted search resumes, and later searches only encode new text.
+The model is a sentence-transformers folder, a Hub id, bm25, or the output folder of `revela-hub adapt`. A retriever is
+combined with BM25 (--mode hybrid), with the weights that adapt has fitted, if any; --mode dense is the retriever alone.
+Vectors are cached, so an interrupted search resumes, and later searches only encode new text.
 
 With --index, the index of `revela-hub index` is searched instead of --corpus, from a folder or from the Hub
-(hf:owner/name, hf:owner/name@revision).
+(hf:owner/name, hf:owner/name@revision); without BM25, unless adapt has fitted the model, or --mode hybrid is given.
 
 Queries are read from standard input, one per line, if none is given. Progress is printed to standard error, results
 to standard output; --json prints one object per query.
 
 Examples:
   revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs
-  revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs --mode hybrid
+  revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs --mode dense
   revela-hub search bm25 "request timeout" --corpus src --top_k 3
   revela-hub search my-retriever --index my-index < queries.txt
   revela-hub search my-name/my-retriever "what is a shard?" --index hf:my-name/my-index
@@ -67,11 +68,11 @@ def run(arguments: Arguments) -> None:
         for text in map(without_surrogates, queries):
             hits = searcher.search(text, arguments.top_k)
             if arguments.json:
-                record = {"query": text, "hits": [hit.to_dict() for hit in hits]}
+                record = {"query": text, "score_name": searcher.score_name, "hits": [hit.to_dict() for hit in hits]}
                 record |= {} if hits else {"nothing_found": NOTHING}
                 print(json_format.dumps(record, ensure_ascii=not is_utf8()), flush=True)
             else:
-                print("\n".join(_lines(hits, text)) or f"nothing found: {NOTHING}", flush=True)
+                print("\n".join(_lines(hits, text, searcher.score_name)) or f"nothing found: {NOTHING}", flush=True)
 
 
 def _typed_queries() -> Iterator[str]:
@@ -81,12 +82,13 @@ def _typed_queries() -> Iterator[str]:
         yield query
 
 
-def _lines(hits: "list[Hit]", query: str) -> Iterator[str]:
+def _lines(hits: "list[Hit]", query: str, score_name: str) -> Iterator[str]:
     # Words without their endings, of which `the` and `of` have none left.
     words = {word[:-2] if len(word) > 5 else word for word in re.findall(r"\w{4,}", query.lower())}
     for rank, hit in enumerate(hits, start=1):
         copies = f"  (and {len(hit.copies)} with the same text: {hit.copies[0]})" if hit.copies else ""
-        yield f"{rank}. {hit.score:.3f}  {hit.location}{copies}"
+        cosine = "" if hit.cosine is None or score_name == "cosine" else f", cosine {hit.cosine:.3f}"
+        yield f"{rank}. {score_name} {hit.score:.3f}{cosine}  {hit.location}{copies}"
         lines = [line.rstrip() for line in textwrap.dedent(hit.text).splitlines() if line.strip()]
         if len(lines) == 1:  # prose has long lines
             lines = textwrap.wrap(lines[0][:SNIPPET_CHARACTERS], SNIPPET_WIDTH)
