@@ -61,7 +61,7 @@ class Hit:
 
     @property
     def location(self) -> str:
-        """`path/to/file.py:120-145`, or `manual.pdf:page 3`."""
+        """``path/to/file.py:120-145``, or ``manual.pdf:page 3``."""
         if self.path is None and is_pdf(self.document):
             pages = {self.start_line, self.end_line}
             return f"{self.document}:page{'s' if len(pages) > 1 else ''} {'-'.join(map(str, sorted(pages)))}"
