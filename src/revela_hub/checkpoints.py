@@ -18,7 +18,7 @@ from revela_hub.hub_cards.upload import Published
 from revela_hub.hub_cards.upload import publish as publish_assembled
 from revela_hub.loading import PEFT_ADAPTER, model_json, model_kind
 from revela_hub.retrieval.encoder import model_identity, model_in
-from revela_hub.trainers.base.checkpoints import RECORD
+from revela_hub.trainers.base.checkpoints import RECORD, last_checkpoint
 from revela_hub.trainers.methods import METHODS as METHODS
 
 
@@ -78,6 +78,12 @@ def checkpoint_method(ref: ModelRef) -> Method:
     if ref.finished:
         raise UserError(f"{ref.path} is a finished model, not a checkpoint: use or publish it as it is")
     if ref.method is None:
+        folder = local_path(ref.path)
+        if (folder / "work" / "state.json").is_file():
+            raise UserError(f"the run in {folder} is unfinished: repeat the adapt command to resume it")
+        if checkpoint := last_checkpoint(folder):
+            how = "repeat its command with --resume_from_checkpoint last"
+            raise UserError(f"the run in {folder} is unfinished: {how}, or give a checkpoint such as {checkpoint}")
         raise UserError(f"{ref.path} is not a checkpoint: its config.json has none of the model types of the methods")
     return ref.method
 

@@ -15,12 +15,10 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def if_interrupted(state: Callable[[], str]) -> Iterator[None]:
-    """Add a message to an interrupt that has none: the saved files, and how to continue."""
+    """Give an interrupt the message of a command: the saved files, and how to continue."""
     try:
         yield
     except KeyboardInterrupt as error:
-        if str(error):
-            raise
         raise Interrupted(f"interrupted: {state()}", status_of(error) - 128) from error
 
 

@@ -30,7 +30,7 @@ def test_baselines_of_a_plain_decoder(tmp_path: Path, llama_folder: Path) -> Non
         train_dataset=Dataset.from_dict({"text": ["a fox runs far over the hills and the rivers to the sea"] * 8}),
     )
     trainer.train()
-    vectors_of_nothing(trainer.export(tmp_path))
+    vectors_of_nothing(trainer.write_models(tmp_path)[0])
 
     plain = Transformer(str(llama_folder))
     old = SentenceTransformer(modules=[plain, Pooling(plain.get_embedding_dimension(), "mean")], device="cpu")

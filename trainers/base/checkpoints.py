@@ -72,9 +72,7 @@ def is_complete(checkpoint: Path) -> bool:
     return any(checkpoint.glob("rng_state*"))
 
 
-def how_to_resume(output: Path) -> str:
+def how_to_resume(output: Path, resume: str = "the same command and --resume_from_checkpoint last") -> str:
     """Return what an interrupted run has saved and how to continue."""
     checkpoint = last_checkpoint(output)
-    if checkpoint is None:
-        return "no checkpoint was saved: run the same command again to start over"
-    return f"{checkpoint} was saved: resume with --resume_from_checkpoint last"
+    return f"{checkpoint} was saved: resume with {resume}" if checkpoint else "no checkpoint was saved: run it again"

@@ -18,9 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from revela_hub.errors import UserError, loading
 from revela_hub.files import atomic, local_path
 from revela_hub.hub_cards.assemble import keep_other_files
-from revela_hub.hub_cards.card import write_card
 from revela_hub.hub_cards.export import make_readable
-from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token, with_eos
 from revela_hub.loading import encoder
 from revela_hub.output import command_line
@@ -178,15 +176,14 @@ class RetrieverTrainer(MethodTrainer):
         return self.accelerator.unwrap_model(self.model).retriever
 
     def write_models(self, output: str | Path) -> list[Path]:
-        """Write `retriever/` only; checkpoints are for resuming."""
-        return [self.export(local_path(output))] if self.args.should_save else []
-
-    def export(self, output: Path) -> Path:
-        """Write `retriever/` to the output folder, as a whole."""
-        with atomic(output / RETRIEVER) as folder:
+        """Write `retriever/` only, as a whole; checkpoints are for resuming."""
+        exported = local_path(output) / RETRIEVER
+        if not self.args.should_save:
+            return []
+        with atomic(exported) as folder:
             self.write_retriever(folder)
-            keep_other_files(output / RETRIEVER, folder)
-        return output / RETRIEVER
+            keep_other_files(exported, folder)
+        return self.with_cards([exported])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save a checkpoint; a call by a user saves the retriever, also with adapters, which are merged, and its card."""
@@ -195,7 +192,7 @@ class RetrieverTrainer(MethodTrainer):
             folder = Path(output_dir or self.args.output_dir or ".")
             if self.adapters is not None:
                 self.write_retriever(folder)
-            write_card(folder, ModelCardMetadata(method=self.method))
+            self.with_cards([folder])
 
     def write_retriever(self, folder: Path) -> None:
         """Write the exported folder."""

@@ -35,9 +35,7 @@ def prepared_rows(
         return rows
     check_columns(rows, ["text"], f"text (raw text), or {', '.join(columns)} (prepared rows)")
     source = Source(f"{HUB_PREFIX}train_dataset", rows=rows)
-    if isinstance(rows, IterableDataset):
-        return build(source, streaming=True)
-    return build(source)
+    return build(source, streaming=True) if isinstance(rows, IterableDataset) else build(source)
 
 
 def training_rows(rows: Any, args: RunArguments) -> Any:

@@ -24,7 +24,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, score_run
 from revela_hub.files import local_path
-from revela_hub.hub_cards.assemble import copy_finished, export_parts
+from revela_hub.hub_cards.assemble import copy_finished, export_parts, has_our_card
 from revela_hub.hub_cards.card import write_card
 from revela_hub.hub_cards.metadata import ModelCardMetadata
 from revela_hub.hub_cards.method import Method
@@ -209,7 +209,9 @@ class MethodTrainer(Trainer):
         finally:
             self._stop.restore()
         if self._stop.signum:
-            raise Interrupted(f"stopped: {how_to_resume(output)}", self._stop.signum)
+            raise Interrupted(
+                f"stopped: {how_to_resume(output, 'train(resume_from_checkpoint=True)')}", self._stop.signum
+            )
         if not self.state.global_step:
             raise UserError(
                 "no training steps: the data has fewer rows than one batch, and --dataloader_drop_last drops incomplete batches"
@@ -270,11 +272,10 @@ class MethodTrainer(Trainer):
         """Save a checkpoint; a call by a user also writes the exported models, with cards."""
         super().save_model(output_dir, _internal_call)
         if not _internal_call:
-            for folder in self._export(local_path(output_dir or self.args.output_dir or ".")):
-                write_card(folder, ModelCardMetadata(method=self.method))
+            self._export(local_path(output_dir or self.args.output_dir or "."))
 
     def write_models(self, output: str | Path) -> list[Path]:
-        """Save the model to the output folder and write the exported models, on all processes; return the folders that get a card."""
+        """Save the model to the output folder and write the exported models with cards, on all processes; return their folders."""
         self.save_model(str(local_path(output)), _internal_call=True)
         return self._export(local_path(output))
 
@@ -284,7 +285,13 @@ class MethodTrainer(Trainer):
             return []
         # A sharded model is loaded from the saved folder.
         loaded = None if is_sharded(model) else self.exportable()
-        return export_parts(self.method, output, output, self.folders, loaded=loaded)
+        return self.with_cards(export_parts(self.method, output, output, self.folders, loaded=loaded))
+
+    def with_cards(self, folders: list[Path]) -> list[Path]:
+        """Write the cards of exported folders, except over a README.md of the user, and return the folders."""
+        for folder in (each for each in folders if has_our_card(each) or not (each / "README.md").exists()):
+            write_card(folder, ModelCardMetadata(method=self.method))
+        return folders
 
     def push_to_hub(self, repo_id: str | None = None, **options: Any) -> Any:  # type: ignore[override] # a verified model
         """Write the models, verify the retriever and upload it, and nothing else of the run; see `revela_hub.publish`.

@@ -142,7 +142,7 @@ def test_a_decoder_in_the_form_of_revela_s_paper(llama_folder: Path, tmp_path: P
         assert ids[-1] == tokenizer.eos_token_id and tokenizer.decode(ids).startswith(prompt)
     run.train()
     expected = run.retriever.encode_query(["the fox"])
-    exported = SentenceTransformer(str(run.export(tmp_path / "out")), device="cpu")
+    exported = SentenceTransformer(str(run.write_models(tmp_path / "out")[0]), device="cpu")
     assert exported.prompts["document"] == "Passage: "
     np.testing.assert_allclose(exported.encode_query(["the fox"]), expected, atol=1e-5)
     assert not any("lora" in name for name, _ in exported.named_parameters())

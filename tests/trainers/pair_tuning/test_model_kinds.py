@@ -45,7 +45,7 @@ def routed(static_folder: Path, retriever_folder: Path, tmp_path: Path) -> Path:
 def test_static_embeddings_are_trained_and_exported(static_folder: Path, tmp_path: Path) -> None:
     run = trainer(str(static_folder), tmp_path / "run")
     run.train()
-    exported = SentenceTransformer(str(run.export(tmp_path / "out")), device="cpu")
+    exported = SentenceTransformer(str(run.write_models(tmp_path / "out")[0]), device="cpu")
     texts = ["the fox and the rivers"]
     assert exported.prompts == {"query": "Query: ", "document": "Passage: "}
     assert np.array_equal(exported.encode_query(texts), run.retriever.encode_query(texts))

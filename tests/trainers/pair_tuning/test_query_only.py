@@ -42,7 +42,7 @@ def loaded(folder: Path) -> SentenceTransformer:
 def test_only_queries_change(rank: int, retriever_folder: Path, tmp_path: Path) -> None:
     run = trainer(tmp_path, retriever_folder, lora_rank=rank, mini_batch_size=2)
     run.train()
-    tuned, base = loaded(run.export(tmp_path)), loaded(retriever_folder)
+    tuned, base = loaded(run.write_models(tmp_path)[0]), loaded(retriever_folder)
     assert np.array_equal(tuned.encode_document(TEXTS), base.encode_document(TEXTS))
     assert not np.allclose(tuned.encode_query(TEXTS), base.encode_query(TEXTS), atol=1e-4)
     assert tuned.prompts == base.prompts
@@ -53,13 +53,13 @@ def test_only_queries_change(rank: int, retriever_folder: Path, tmp_path: Path) 
 def test_a_model_with_both_routes_is_trained_further(retriever_folder: Path, tmp_path: Path) -> None:
     first = trainer(tmp_path / "first", retriever_folder)
     first.train()
-    folder = first.export(tmp_path / "first")
+    folder = first.write_models(tmp_path / "first")[0]
     second = trainer(tmp_path / "second", folder)
     given = loaded(retriever_folder)
     with_query_route(given)
     assert all(parameter.requires_grad for parameter in given.parameters())
     second.train()
-    tuned = loaded(second.export(tmp_path / "second"))
+    tuned = loaded(second.write_models(tmp_path / "second")[0])
     assert np.array_equal(tuned.encode_document(TEXTS), loaded(retriever_folder).encode_document(TEXTS))
     assert second.documents == first.documents
 
