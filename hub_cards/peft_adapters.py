@@ -17,7 +17,8 @@ from revela_hub.files import local_path
 from revela_hub.hub_cards.export import PoolingMode, export_retriever
 
 WEIGHTS = "adapter_model.safetensors"
-PROMPTS = {"query": "Query: ", "document": "Passage: "}
+PROMPTS = {"query": "query: ", "document": "passage: "}
+"""Those of the authors' code (arguments.py, commit d32cc7e); their paper prints capitals."""
 
 
 def export_adapter(

@@ -3,10 +3,10 @@
 The teacher, a cross-encoder from BERT base, learns from the negatives of the ANCE model; the student, the ANCE model, then learns the
 teacher's distribution over the passages of each query.
 
-    accelerate launch examples/retromae/distill.py teacher google-bert/bert-base-uncased --pairs outputs/ance-negatives.jsonl \
+    accelerate launch --num_processes 8 examples/retromae/distill.py teacher google-bert/bert-base-uncased --pairs outputs/ance-negatives.jsonl \
         --output outputs/retromae-teacher
     python examples/retromae/distill.py score outputs/retromae-teacher --pairs outputs/ance-negatives.jsonl --output outputs/scored.jsonl
-    accelerate launch examples/retromae/distill.py student outputs/retromae-ance/retriever --pairs outputs/scored.jsonl \
+    accelerate launch --num_processes 8 examples/retromae/distill.py student outputs/retromae-ance/retriever --pairs outputs/scored.jsonl \
         --output outputs/retromae-distilled
 
 with the negatives of `revela-hub mine outputs/retromae-ance/retriever ... --output outputs/ance-negatives.jsonl` (msmarco.yaml). Values are

@@ -58,9 +58,9 @@ def test_an_adapter_of_the_hub_becomes_a_retriever(
     assert main(["export", "org/Revela-1b", "--output_dir", str(out)]) == 0
 
     model = SentenceTransformer(str(out), device="cpu")
-    for encode, prompt in ((model.encode_query, "Query: "), (model.encode_document, "Passage: ")):
+    for encode, prompt in ((model.encode_query, "query: "), (model.encode_document, "passage: ")):
         np.testing.assert_allclose(encode("the fox"), expected(adapter, llama_folder, f"{prompt}the fox"), atol=1e-5)
-    assert load_encoder(str(out)).prompts == {"query": "Query: ", "document": "Passage: "}
+    assert load_encoder(str(out)).prompts == {"query": "query: ", "document": "passage: "}
 
 
 def test_an_adapter_is_searched_and_evaluated_as_the_retriever_that_it_becomes(

@@ -68,7 +68,7 @@ def place(
     }
     files["datasets/trumancai/revela_training_corpus"] = {shard: parquet(text=[[*texts, "", *texts][:16]] * 2)}
     files["Shitao/RetroMAE"] = {path.name: path.read_bytes() for path in pickle_weights(mlm_folder).iterdir()}
-    files["doc2query/msmarco-t5-base-v1"] = {path.name: path.read_bytes() for path in t5_folder.iterdir()}
+    files["castorini/doc2query-t5-base-msmarco"] = {path.name: path.read_bytes() for path in t5_folder.iterdir()}
     for name, content in files.items():
         repository = hub.repositories[name] = Repository()
         repository.commit("refs/convert/parquet", content, "converted")

@@ -39,7 +39,7 @@ from revela_hub.options import option, required
 from revela_hub.output import command_line
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.retrieval.encoder import model_identity, text_positions
-from revela_hub.retrieval.hits import Ranker
+from revela_hub.retrieval.hits import Hits, Ranker
 from revela_hub.retrieval.index import PassageStore
 from revela_hub.retrieval.passages import Hit
 from revela_hub.retrieval.ranking import RankerSettings, build_ranker
@@ -278,17 +278,18 @@ class PastedAnswerer(Answerer):
         self.positions = text_positions(model.config)
         self.reserved = self.num_passages * (self.max_passage_length + 8)  # `Passage: ` and the end of the line
 
-    def _read(
-        self, prompts: Sequence[str], rows: list[list[int]], queries: Sequence[str]
-    ) -> tuple[Sequence[Sequence[Hit]], dict[str, Tensor]]:
-        read: Sequence[Sequence[Hit]] = [()] * len(prompts)
-        if self.collection is not None:
-            read = self.collection.found(self.ranker.search(queries, self.num_passages))
+    def _search(self, batches: Sequence[list[list[int]]], queries: Sequence[str]) -> Hits:
+        return self.ranker.search(queries, self.num_passages)
+
+    def _inputs(
+        self, prompts: Sequence[str], rows: list[list[int]], read: Sequence[Sequence[Hit]]
+    ) -> dict[str, Tensor]:
+        if any(read):
             texts = ([passage.text for passage in found] for found in read)
             short = (shortened(found, self.tokenizer, self.max_passage_length) for found in texts)
             rows = self.tokenizer([paste(*pair) for pair in zip(prompts, short, strict=True)])["input_ids"]
         ids, mask = left_padded(rows)
-        return read, {"input_ids": ids, "attention_mask": mask}
+        return {"input_ids": ids, "attention_mask": mask}
 
 
 def open_reader(

@@ -10,7 +10,8 @@ Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model 
 Examples:
   revela-hub train replug --data path/to/texts --retriever HuggingFaceTB/SmolLM2-135M \
       --lm HuggingFaceTB/SmolLM2-135M --max_steps 200
-  accelerate launch -m revela_hub train replug --config examples/revela/baselines/replug-wikipedia.yaml
+  accelerate launch --num_processes 4 -m revela_hub train replug \
+      --config examples/revela/baselines/replug-wikipedia.yaml
 """
 
 import re

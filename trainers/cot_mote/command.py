@@ -20,7 +20,7 @@ Examples:
       --pairs pairs.jsonl --corpus corpus.jsonl --num_negatives 15 --range_max 200 --sampling random \
       --positive_aware false --output mined.jsonl
   revela-hub train cot-mote --stage finetune --encoder outputs/pretrained --pairs mined.jsonl --output_dir outputs/second
-  accelerate launch -m revela_hub train cot-mote --config examples/cot-mote/pretrain.yaml
+  accelerate launch --num_processes 8 -m revela_hub train cot-mote --config examples/cot-mote/pretrain.yaml
 """
 
 from dataclasses import dataclass, fields

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +16,7 @@ from revela_hub.hub_cards.hub_index import open_store
 from revela_hub.loading import varying_shapes
 from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.encoder import model_identity, text_positions
+from revela_hub.retrieval.hits import Hits
 from revela_hub.retrieval.passages import Hit
 from revela_hub.trainers.imprag.checkpoint import load_imprag_encoder
 from revela_hub.trainers.imprag.data import padded, tokenize_passages
@@ -80,10 +82,15 @@ class Answerer:
         prompts = [without_surrogates(prompt) for prompt in prompts]
         rows = self.tokenizer(prompts)["input_ids"]
         self._check(rows, max_new_tokens, places or [f"prompt {n}" for n in range(1, len(rows) + 1)])
-        for start in range(0, len(rows), batch_size):
-            part = slice(start, start + batch_size)
+        parts = [slice(start, start + batch_size) for start in range(0, len(rows), batch_size)]
+        # Once for all prompts, because an exact search reads all vectors.
+        hits = None if self.collection is None else self._search([rows[part] for part in parts], queries or prompts)
+        for part in parts:
+            read: Sequence[Sequence[Hit]] = [()] * len(rows[part])
+            if hits is not None:
+                read = self.collection.found(Hits(hits.scores_QK[part], hits.rows_QK[part]))
             with varying_shapes(), torch.no_grad():
-                read, inputs = self._read(prompts[part], rows[part], (queries or prompts)[part])
+                inputs = self._inputs(prompts[part], rows[part], read)
                 model: Any = self.model
                 ended = model.generate(
                     **{name: value.to(model.device) for name, value in inputs.items()},
@@ -94,23 +101,30 @@ class Answerer:
             for text, found in zip(texts, read, strict=True):
                 yield Answer(str(text).strip(), found)
 
-    def _read(
-        self, prompts: Sequence[str], rows: list[list[int]], queries: Sequence[str]
-    ) -> tuple[Sequence[Sequence[Hit]], dict[str, Tensor]]:
-        """Return the passages that each prompt reads, and the inputs of `generate`."""
+    def _search(self, batches: Sequence[list[list[int]]], queries: Sequence[str]) -> Hits:
+        """Return the passages that each prompt reads."""
+        vectors = []
+        with varying_shapes(), torch.no_grad():
+            for ids, mask in map(left_padded, batches):
+                embedded = self.model.embed_queries(ids.to(self.model.device), mask.to(self.model.device))
+                vectors.append(embedded.float().cpu().numpy())
+        found: Hits = self.collection.search(np.concatenate(vectors), self.num_passages)
+        return found
+
+    def _inputs(
+        self, prompts: Sequence[str], rows: list[list[int]], read: Sequence[Sequence[Hit]]
+    ) -> dict[str, Tensor]:
+        """Return the inputs of `generate` for prompts and the passages that they read."""
         ids, mask = left_padded(rows)
         inputs = {"input_ids": ids, "attention_mask": mask}
-        if self.collection is None:
-            return [()] * len(ids), inputs
-        device = self.model.device
-        vectors = self.model.embed_queries(ids.to(device), mask.to(device)).float().cpu().numpy()
-        read = self.collection.found(self.collection.search(vectors, self.num_passages))
-        flat, most = [passage.text for found in read for passage in found], max(map(len, read))
+        if not (most := max(map(len, read))):
+            return inputs
+        flat = [passage.text for found in read for passage in found]
         tokens = iter(tokenize_passages(self.tokenizer, flat, self.model.config.l_max)[0])
         # An approximate index may find fewer passages for some prompts.
         filled = padded(next(tokens) if n < len(found) else [] for found in read for n in range(most))
         passage_ids, passage_mask = (part.view(len(ids), most, -1) for part in filled)
-        return read, inputs | {"passage_input_ids": passage_ids, "passage_attention_mask": passage_mask}
+        return inputs | {"passage_input_ids": passage_ids, "passage_attention_mask": passage_mask}
 
     def _check(self, rows: list[list[int]], max_new_tokens: int, places: Sequence[str]) -> None:
         """Raise a `UserError` if a prompt is empty, or exceeds the model's positions with its passages and the answer."""

@@ -10,7 +10,6 @@ answer`, with its model card; checkpoint-*/ (resume with --resume_from_checkpoin
 Examples:
   revela-hub train imprag --data train.jsonl --corpus docs --backbone Qwen/Qwen3-0.6B-Base --output_dir outputs/imprag
   revela-hub train imprag --config examples/imprag/squad.yaml
-  accelerate launch -m revela_hub train imprag --config examples/imprag/squad.yaml
   revela-hub index outputs/imprag/model --corpus docs --output_dir my-index
   revela-hub answer outputs/imprag/model --index my-index --task question_answering "Who wrote Emma?"
 """

@@ -114,7 +114,7 @@ class ImpRAGTrainingArguments(AdapterArguments, RunArguments):
     likelihood_batch_size: PositiveInt = option(
         16, "Number of candidate passages in memory at a time while likelihoods are computed."
     )
-    encode_batch_size: PositiveInt = option(32, "Number of texts per forward pass while the index is rebuilt.")
+    encode_batch_size: PositiveInt = option(32, "Number of texts per forward pass while passages are ranked.")
     lora_rank: NonNegativeInt = option(0, "Rank of the LoRA adapters; 0 trains all weights.")
 
     def __post_init__(self) -> None:

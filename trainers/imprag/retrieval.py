@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from revela_hub.errors import UserError
-from revela_hub.files import atomic, checksum, key_of, local_path, one_at_a_time
+from revela_hub.files import atomic, checksum, key_of, local_path, one_at_a_time, remove
 from revela_hub.retrieval.dense import best_hits, open_index
 from revela_hub.retrieval.encoder import load_encoder, model_identity
 from revela_hub.retrieval.hits import Hits, sort_hits
@@ -73,9 +73,11 @@ def prompt_ranking(
     with one_at_a_time(path):
         if not path.is_file():
             ranked = np.full((len(prompts), depth), -1, np.int32)
-            ranked[rows] = rank_passages(retriever, queries, passages, depth, **options)
+            vectors = path.with_name(f"{path.name}-vectors")  # kept until the ranking is complete
+            ranked[rows] = rank_passages(retriever, queries, passages, depth, cache_dir=vectors, **options)
             with atomic(path) as temporary:
                 save_file({"ranking": torch.from_numpy(ranked)}, temporary, {"key": key})
+            remove(vectors)
     with safe_open(path, "numpy") as saved:
         ranking: NDArray[np.int32] = saved.get_tensor("ranking")
         if saved.metadata() != {"key": key} or ranking.shape[1] < depth:
@@ -89,6 +91,8 @@ def rank_passages(
     passages: Sequence[str] | TextSource,
     depth: int = 50,
     *,
+    batch_size: int = 32,
+    cache_dir: Path | None = None,
     trust_remote_code: bool = False,
     show_progress_bar: bool = False,
 ) -> NDArray[np.int32]:
@@ -99,13 +103,15 @@ def rank_passages(
     texts = as_texts(passages)
     encoder = load_retriever(retriever, trust_remote_code=trust_remote_code)
     device = "cpu" if encoder is None else encoder.device
-    settings = RankerSettings(mode="dense" if encoder else "bm25", show_progress_bar=show_progress_bar, device=device)
+    name = model_identity(retriever) if encoder else ""
+    how: dict[str, Any] = {"batch_size": batch_size, "device": device, "show_progress_bar": show_progress_bar}
+    settings = RankerSettings(mode="dense" if encoder else "bm25", identity=name, **how)
     index = None
     if encoder is not None and isinstance(texts, TextFile) and (texts.path.parent / METADATA).is_file():
         store = PassageStore(texts.path.parent)
-        if store.metadata.fingerprint == model_identity(retriever):
+        if store.metadata.fingerprint == name:
             index = open_index(store.vectors, store.metadata.options, folder=store.folder, device=device)
-    with ranking_folder(None, settings) as (folder, settings):
+    with ranking_folder(cache_dir, settings) as (folder, settings):
         ranker = build_ranker(texts, settings, folder, dense=encoder, index=index)
         rows_QK = ranker.search(queries, depth).rows_QK
     ranked = np.full((len(queries), depth), -1, np.int32)

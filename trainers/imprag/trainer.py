@@ -138,7 +138,7 @@ class ImpRAGTrainer(MethodTrainer):
         if args.retrieval_warmup_epochs or args.retrieval_only_steps:
             trust = bool((model_init_kwargs or {}).get("trust_remote_code"))
             how: dict[str, Any] = {"show_progress_bar": not args.disable_tqdm, "trust_remote_code": trust}
-            how |= {"query_text": query_text, "file": ranking}
+            how |= {"query_text": query_text, "file": ranking, "batch_size": args.encode_batch_size}
             ranked = prompt_ranking(pseudo_labels, prompts, self.passages, args.last_negative_rank, args, **how)
             self.pseudo_labels = ranked[np.array(data["source_row"])]  # of the rows that were kept
         if args.retrieval_only_steps and args.ddp_find_unused_parameters is None:

@@ -15,7 +15,7 @@ Examples:
       --output_dir outputs/nvembed-1
   revela-hub train nvembed --backbone outputs/nvembed-1 --mixture examples/nvembed/local.yaml --stage 2 \
       --output_dir outputs/nvembed-2
-  accelerate launch -m revela_hub train nvembed --config examples/nvembed/stage_one.yaml
+  accelerate launch --num_processes 8 -m revela_hub train nvembed --config examples/nvembed/stage_one.yaml
 """
 
 from dataclasses import dataclass

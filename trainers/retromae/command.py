@@ -10,7 +10,7 @@ model card; checkpoint-*/ (resume with --resume_from_checkpoint last).
 Examples:
   revela-hub train retromae --data path/to/texts --encoder google-bert/bert-base-uncased --output_dir outputs/my-texts
   revela-hub train retromae --config examples/retromae/pretrain.yaml --max_steps 500
-  accelerate launch -m revela_hub train retromae --config examples/retromae/pretrain.yaml
+  accelerate launch --num_processes 8 -m revela_hub train retromae --config examples/retromae/pretrain.yaml
 """
 
 from dataclasses import dataclass

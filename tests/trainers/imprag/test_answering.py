@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from test_imprag_trainer import PASSAGES, model
 from transformers import PreTrainedTokenizerFast
 
@@ -29,9 +28,10 @@ class InMemory:
     """A collection as `PassageStore` is one."""
 
     def __init__(self, encoder: ImpRAGEncoder, texts: list[str]) -> None:
-        self.texts, self.vectors = texts, encoder.encode_document(texts)
+        self.texts, self.vectors, self.searches = texts, encoder.encode_document(texts), 0
 
     def search(self, vectors: np.ndarray, k: int) -> Hits:
+        self.searches += 1
         return ExactIndex(self.vectors).search(vectors, k)
 
     def found(self, hits: Hits) -> Any:
@@ -50,6 +50,7 @@ def together(tokenizer: PreTrainedTokenizerFast) -> tuple[ImpRAGForCausalLM, Pre
 def test_answers_are_those_of_generate_on_the_best_passages(bpe_tokenizer: PreTrainedTokenizerFast) -> None:
     built, _, collection = together(bpe_tokenizer)
     answers = list(Answerer(built, bpe_tokenizer, collection).answer(PROMPTS, max_new_tokens=6, batch_size=2))
+    assert collection.searches == 1
     passages = bpe_tokenizer([text + "<|endoftext|>" for text in PASSAGES], padding=True, return_tensors="pt")
     vectors = built.embed_passages(passages["input_ids"], passages["attention_mask"])
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -76,8 +77,8 @@ def test_a_prompt_for_which_an_index_finds_less_reads_only_its_own_passages(
     monkeypatch.setattr(collection, "found", lambda hits: [row[: 1 + n % 2] for n, row in enumerate(found(hits))])
     answerer = Answerer(built, tokenizer, collection)
     rows = tokenizer([*PROMPTS, "Where?"])["input_ids"]
-    with torch.no_grad():
-        read, inputs = answerer._read([*PROMPTS, "Where?"], rows, [])
+    read = collection.found(answerer._search([rows[:3], rows[3:]], []))
+    inputs = answerer._inputs([*PROMPTS, "Where?"], rows, read)
     ids, mask = inputs["passage_input_ids"], inputs["passage_attention_mask"].bool()
     assert mask.any(-1).tolist() == 2 * [[True, False], [True, True]]
     decoded = [tokenizer.decode(ids[row, 0][mask[row, 0]], skip_special_tokens=True) for row in range(4)]

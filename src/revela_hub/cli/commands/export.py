@@ -47,8 +47,8 @@ class Arguments:
     pooling: Literal["last", "mean", "cls"] = option(
         "last", "Pooling of a PEFT adapter's retriever; last is an EOS appended to every text."
     )
-    query_prompt: str = option("Query: ", "Text to prepend to every query, for a PEFT adapter.")
-    document_prompt: str = option("Passage: ", "Text to prepend to every passage, for a PEFT adapter.")
+    query_prompt: str = option("query: ", "Text to prepend to every query, for a PEFT adapter.")
+    document_prompt: str = option("passage: ", "Text to prepend to every passage, for a PEFT adapter.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
         None, "Type of the stored weights (default: unchanged)."
     )
