@@ -51,8 +51,7 @@ _SENTENCE_END = re.compile("(?<=[.!?\u061f\u06d4\u0964\u17d4\u104b])\\s|(?<=[\u3
 def templates() -> dict[str, Any]:
     """Return the templates by task, and under `without_retrieval` the tasks that do not use passages."""
     text = files("revela_hub.data").joinpath("prompts.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(text)
-    return loaded
+    return dict(yaml.safe_load(text))
 
 
 def render(task: str, where: str = "", **parts: str) -> str:

@@ -97,9 +97,7 @@ def document_rows(
     import datasets
 
     parsed, counts = parse_sources(sources), ReadReport()
-    documents = read_documents(
-        parsed, report=counts
-    )  # first, so that a missing folder is an error even if it is cached
+    documents = read_documents(parsed, report=counts)  # a missing folder is an error even if it is cached
 
     def streamed() -> Iterator[dict[str, Any]]:
         unread, made = ReadReport(), 0
@@ -161,8 +159,10 @@ def _make_part(
     return cached_rows(f"{name}-{number:05}", maker.types, rows, lambda: vars(report), cache_dir)
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], processes: int) -> Iterator[Result]:
-    """Yield the results of the items in their order, from several processes; few items are in memory at a time."""
+def in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], processes: int, ahead: int | None = None
+) -> Iterator[Result]:
+    """Yield the results of the items in their order, from several processes; few items (`ahead`) wait in memory."""
     if processes == 1:
         yield from map(work, items)
         return
@@ -171,7 +171,7 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], processes: i
         try:
             for item in items:
                 pending.append(pool.submit(work, item))
-                if len(pending) > processes:
+                if len(pending) > (ahead or processes):
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()

@@ -50,6 +50,11 @@ class PassageStates:
         """Return the states of some sets, in any order."""
         return self._mapped(lambda part: part[rows], self.mask[rows])
 
+    def among(self, reads_B: Tensor) -> "PassageStates":
+        """Return B sets: these states where `reads_B` is True, in order, and sets without passages elsewhere."""
+        states = self.select((reads_B.long().cumsum(0) - 1).clamp(min=0))  # of any other set, but masked
+        return replace(states, mask=states.mask & reads_B[:, None])
+
     def side_by_side(self, sets: int) -> "PassageStates":
         """Join the states of single passages (B * k, K, P, D) into those of sets (B, K, S, D), without padding between."""
         mask_BS = self.mask.reshape(sets, -1)

@@ -133,7 +133,7 @@ class ImpRAGModel(ComposedModel):
         ids_BkP = passage_input_ids
         mask_BkP = torch.ones_like(ids_BkP) if passage_attention_mask is None else passage_attention_mask
         mask_BkP = mask_BkP.bool()
-        sets, count, length = ids_BkP.shape
+        count = ids_BkP.shape[1]
         if count > self.config.k:
             raise ValueError(
                 f"{count} passages were given for a prompt, but the model reads at most k={self.config.k}: raise config.k"
@@ -144,14 +144,17 @@ class ImpRAGModel(ComposedModel):
             raise ValueError(f"a passage of {longest} tokens is longer than l_max={self.config.l_max}: cut it")
         if longest == 0:
             return None
+        reads_B = lengths_Bk.any(-1)
+        ids_BkP, mask_BkP, lengths_Bk = (part[reads_B] for part in (ids_BkP, mask_BkP, lengths_Bk))
         if self.config.passage_encoding == "full":
-            ids, mask = right_padded(ids_BkP.reshape(sets, -1), mask_BkP.reshape(sets, -1))
-            return self.passage_states(ids, mask)
-        ids, mask = right_padded(ids_BkP.reshape(-1, length), mask_BkP.reshape(-1, length))
-        positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        if self.config.passage_encoding == "segmented":
-            positions = positions + (lengths_Bk.cumsum(-1) - lengths_Bk).view(-1, 1)
-        return self.passage_states(ids, mask, positions).side_by_side(sets)
+            states = self.passage_states(*right_padded(ids_BkP.flatten(1), mask_BkP.flatten(1)))
+        else:
+            ids, mask = right_padded(ids_BkP.flatten(0, 1), mask_BkP.flatten(0, 1))
+            positions = torch.arange(ids.shape[1], device=ids.device)[None]
+            if self.config.passage_encoding == "segmented":
+                positions = positions + (lengths_Bk.cumsum(-1) - lengths_Bk).view(-1, 1)
+            states = self.passage_states(ids, mask, positions).side_by_side(len(ids_BkP))
+        return states if len(states) == len(reads_B) else states.among(reads_B)
 
     def forward(
         self,

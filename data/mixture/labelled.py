@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from revela_hub.data.mixture.pairs import KnownPairs
 from revela_hub.data.row_cache import cached_rows, rows_fingerprint
 from revela_hub.data.sources.beir import beir_files, is_beir, read_beir_pairs
 from revela_hub.data.sources.report import counted
 from revela_hub.data.sources.rows import read_rows
 from revela_hub.data.sources.source import Source, SourceLike, parse_source
-from revela_hub.data.text.same_text import text_key
+from revela_hub.data.text.same_text import text_hash
 from revela_hub.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def read_labelled_pairs(
     """Read pairs from JSON lines, a data set or a BEIR folder.
 
     A positive may be a list of texts: each makes a pair. Columns named `negative`, `negative_1`, `negative_2`, ... hold hard
-    negatives, as `revela-hub mine` writes them. Skipped are repeated pairs (by `text_key`), pairs with a hard negative that is a
+    negatives, as `revela-hub mine` writes them. Skipped are repeated pairs (by `text_hash`), pairs with a hard negative that is a
     positive of the same query, and the examples of kind "other" of `revela-hub synthesize`, whose positives are labels.
 
     `split` selects the qrels of a BEIR folder. Return the rows (`anchor`, `positive`, `negative_1`, ...) and a line such as
@@ -52,17 +51,17 @@ def read_labelled_pairs(
     names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(negatives))]
 
     def right() -> Iterator[dict[str, str]]:
-        rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by their keys: a pair in another spelling is a repetition
+        rows: dict[tuple[int, ...], tuple[str, ...]] = {}  # a pair in another spelling is a repetition
         for texts in read(skipped):
             if not all(text.strip() for text in texts[:2]):
                 skipped["empty"] += 1
-            elif (keys := tuple(map(text_key, texts))) in rows:
+            elif (keys := tuple(map(text_hash, texts))) in rows:
                 skipped["repeated"] += 1
             else:
                 rows[keys] = texts
-        known = KnownPairs((anchor, positive) for anchor, positive, *_ in rows.values())
-        for row in rows.values():
-            if any((row[0], negative) in known for negative in row[2:]):
+        known = {keys[:2] for keys in rows}
+        for keys, row in rows.items():
+            if any((keys[0], negative) in known for negative in keys[2:]):
                 skipped["with a positive as a hard negative"] += 1
             else:
                 yield dict(zip(names, row, strict=True))
@@ -71,7 +70,7 @@ def read_labelled_pairs(
     rows, counts = cached_rows(name, dict.fromkeys(names, "string"), right, lambda: skipped, cache_dir)
     report = counted(len(rows), "pair") + (f" with {counted(negatives, 'hard negative')} each" if negatives else "")
     report += "; skipped: " * bool(counts) + ", ".join(f"{count:,} {why}" for why, count in counts.items())
-    same = not negatives and any(len(set(map(text_key, rows[column]))) == 1 for column in names)
+    same = not negatives and any(len(set(map(text_hash, rows[column]))) == 1 for column in names)
     if len(rows) < 2 or same:
         raise UserError(f"{parsed.path}: {report}; training needs different queries and passages, or hard negatives")
     return rows, report

@@ -8,10 +8,12 @@ a sample of `max_samples` of them.
 """
 
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,9 +40,10 @@ from revela_hub.data.mixture.rows import (
     with_beir_parts,
 )
 from revela_hub.data.mixture.tasks import Task, parse_mixture
-from revela_hub.data.row_cache import cached_rows, rows_fingerprint
+from revela_hub.data.row_cache import cached_file, cached_rows, in_order, rows_fingerprint
 from revela_hub.data.sources.report import counted, skips
 from revela_hub.errors import UserError
+from revela_hub.files import one_at_a_time, write_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -105,6 +108,7 @@ def load_mixture(
     without_tasks: Sequence[str] = (),
     root: str | Path | None = None,
     cache_dir: str | Path | None = None,
+    num_proc: int = 1,
 ) -> Mixture:
     """Read the tasks of a mixture and make training examples of them.
 
@@ -118,6 +122,7 @@ def load_mixture(
         without_tasks: Names or patterns (`synthetic*`) of tasks to leave out.
         root: The base folder of relative paths; overrides the file.
         cache_dir: The cache folder; default: the cache of `datasets`.
+        num_proc: Number of processes, each of which makes the rows of one task at a time.
 
     Raises:
         UserError: The mixture is invalid, a source cannot be read, a column is missing, a task has no positives or no
@@ -125,28 +130,28 @@ def load_mixture(
     """
     import datasets
 
-    if num_negatives < 1:
-        raise UserError(f"num_negatives is {num_negatives}; it must be at least 1")
     parsed = parse_mixture(mixture, root)
     left_out = {pattern: {task.name for task in parsed if fnmatch(task.name, pattern)} for pattern in without_tasks}
-    if unknown := [pattern for pattern, names in left_out.items() if not names]:
-        raise UserError(
-            f"no task is named {', '.join(unknown)}; the tasks are {', '.join(task.name for task in parsed)}"
-        )
+    names = ", ".join(task.name for task in parsed)
+    if unknown := [pattern for pattern, found in left_out.items() if not found]:
+        raise UserError(f"no task is named {', '.join(unknown)}; the tasks are {names}")
     every = [
         with_beir_parts(replace(task, mode=task.mode or classes))
         for task in parsed
-        if not any(task.name in names for names in left_out.values())
+        if not any(task.name in found for found in left_out.values())
     ]
     tasks = tuple(task for task in every if stage is None or stage in task.in_stages)
     if not tasks:
-        names = ", ".join(task.name for task in every)
         raise UserError(f"no task is for stage {stage} (the tasks are {names}); add stages: [{stage}] to one of them")
-    of_task = {
-        task.name: _task_rows(task, num_negatives, seed, cache_dir)
-        for task in every
-        if task in tasks or task.is_retrieval
-    }
+    needed = [task for task in every if task in tasks or task.is_retrieval]
+    settings = {"num_negatives": num_negatives, "seed": seed}
+    made_with = settings | {"tasks": needed}
+    name = f"mixture-tasks-{rows_fingerprint(made_with, [source for task in needed for source in task.sources])}"
+    make = partial(_task_rows, cache_dir=cache_dir, **settings)
+    with one_at_a_time(all_made := cached_file(name, cache_dir)):
+        found = in_order(make, needed, 1 if all_made.is_file() else num_proc, ahead=len(needed))
+        of_task = dict(zip((task.name for task in needed), found, strict=True))
+        write_text(all_made, "{}")
     parts = [of_task[task.name] for task in tasks]
     retrieval = [of_task[task.name][0] for task in every if task.is_retrieval]
     dataset = datasets.concatenate_datasets([rows for rows, _ in parts])
@@ -163,13 +168,11 @@ def _task_rows(task: Task, num_negatives: int, seed: int, cache_dir: str | Path 
     report = TaskReport(task.name, task.type)
     negatives = [f"negative_{number}" for number in range(1, num_negatives + 1)]
     names = ["task", "anchor", "positive", *negatives, "anchor_prompt", "document_prompt", "kind"]
-    settings = asdict(replace(task, stages=None, mined_from=None)) | {
-        "kind": task.is_retrieval
-    }  # all that depends on the stages
+    # Of the stages, the rows have the kind.
+    settings = asdict(replace(task, stages=None, mined_from=None)) | {"kind": task.is_retrieval}
     made_with = {"same_text": 1, "num_negatives": num_negatives, "seed": seed, **settings}
-    sources = [source for source in (task.source, task.corpus, task.queries, *task.exclude) if source]
     rows, counts = cached_rows(
-        f"mixture-{rows_fingerprint(made_with, sources)}",
+        f"mixture-{rows_fingerprint(made_with, task.sources)}",
         dict.fromkeys(names, "string"),
         lambda: _rows(task, num_negatives, seed, report, cache_dir),
         lambda: vars(report),
@@ -192,6 +195,7 @@ def _rows(
     if not report.rows:
         reasons = skips(report.dropped) or "no rows"
         raise UserError(f"task {task.name}: no positives for training in {task.source.path} ({reasons})")
+    sys.stderr.write(f"{report}\n")
 
 
 def task_seed(task: Task, seed: int) -> int:

@@ -127,6 +127,11 @@ class Task:
         return by_example if self.symmetric is None else self.symmetric
 
     @property
+    def sources(self) -> list[Source]:
+        """All sources of the task."""
+        return [source for source in (self.source, self.corpus, self.queries, *self.exclude) if source]
+
+    @property
     def in_stages(self) -> tuple[int, ...]:
         """The training stages that use the task."""
         return ((1, 2) if self.has_passages else (2,)) if self.stages is None else self.stages
@@ -136,10 +141,7 @@ def read_mixture(mixture: str | Path | Mapping[str, Any] | Sequence[Any]) -> dic
     """Return the content of a mixture, given as a YAML file, in which environment variables are replaced, or as its content."""
     given: Any = mixture
     if isinstance(mixture, str | Path):
-        try:
-            given = yaml.safe_load(os.path.expandvars(local_path(mixture).read_text(encoding="utf-8")))
-        except yaml.YAMLError as error:  # with the line
-            raise UserError(f"{mixture}: {error}") from error
+        given = yaml.safe_load(os.path.expandvars(local_path(mixture).read_text(encoding="utf-8")))
     content: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"tasks": given}
     tasks = content.get("tasks")
     if content.keys() - {"tasks", "root"} or not isinstance(tasks, list | tuple) or not tasks:

@@ -66,9 +66,7 @@ def find_file(folder: str | Path, name: str) -> Path:
     """Return the file with this name in a BEIR folder, plain or .gz."""
     if path := _plain_or_gzipped(local_path(folder) / name):
         return path
-    raise UserError(
-        f"no {name} (or {name}.gz) in {folder}: a BEIR folder has corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
-    )
+    raise UserError(f"no {name} (or {name}.gz) in {folder}: a BEIR folder has corpus.jsonl, queries.jsonl and qrels")
 
 
 def _plain_or_gzipped(path: Path) -> Path | None:

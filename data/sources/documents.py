@@ -51,6 +51,7 @@ _FUNCTION = re.compile(
     r"(?:\s*@\w[^\n]*\n)*\s*(?:(?:async )?def \w+\s*\(|class \w+[^\n.]*[:{]\s*\n|func (?:\([^)\n]*\) )?\w+\(|(?:pub )?fn \w+[(<]"
     r"|(?:async )?function\*? ?\w*\s*\(|(?:public|private|protected|static)\b[^\n.]*\([^\n]*\n?[^\n]*\{)"
 )
+_LETTER = re.compile(LETTER)
 _MIB = 1024 * 1024
 _PROBED_BYTES = 8 * 1024
 _SCANNED = "PDF without text (needs OCR)"
@@ -167,7 +168,7 @@ def _document(row: Row, text: str, source: Source) -> Document:
     name = row.columns.get("_id") if source.id_column is None else None
     name = row.value(source.id_column) if source.id_column else name
     # An empty line, so that the title does not become part of the first sentence.
-    has_title = re.match(f"{re.escape(title)}(?!{LETTER})", text)  # "Go" is not the title of "Google"
+    has_title = text.startswith(title) and not _LETTER.match(text, len(title))  # "Go" is not the title of "Google"
     text = f"{title}\n\n{text}" if title and text and not has_title else text
     kind = source.kind or ("code" if _FUNCTION.match(text) else "text")
     return Document(row.where if name is None else id_text(name), text, None, kind, title=title)
@@ -177,8 +178,6 @@ def read_held_out(path: str | Path) -> dict[str, list[str]]:
     """Return the texts to remove by document id, from a file of JSON lines with `document` and `text` or its folder."""
     file = local_path(path)
     file = file / HELD_OUT if file.is_dir() else file
-    if not file.is_file():
-        raise UserError(f"no {file}: a probe's folder has one (revela-hub probe DATA --output_dir DIR)")
     held_out: dict[str, list[str]] = defaultdict(list)
     for row in file_rows(file):
         held_out[row.text("document")].append(row.text("text"))

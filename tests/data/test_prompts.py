@@ -27,12 +27,7 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
             "output": [{"answer": "novel"}, {"provenance": [{"title": "Emma"}]}, {"answer": "", "provenance": []}],
             "task": "slot_filling",
         },
-        {
-            "task": "reading_comprehension",
-            "context": "Emma is a novel.",
-            "question": "What is Emma?",
-            "answer": "a novel",
-        },
+        {"task": "reading_comprehension", "context": "Emma is old.", "question": "How is Emma?", "answer": "old"},
         {"task": "fact_checking", "input": "Emma is a novel.", "answer": "SUPPORTS", "retrieve": False},
     )
     rows = read_prompts([file]).to_list()
@@ -41,10 +36,9 @@ def test_every_form_becomes_a_prompt_with_its_answers(tmp_path: Path) -> None:
     assert [row["answers"] for row in rows[:3]] == [["Jane Austen"], ["Jane Austen", "Austen"], ["novel"]]
     assert [row["id"] for row in rows[1:3]] == ["q2", "3"]
     assert [row["retrieve"] for row in rows] == [True, True, True, False, False]
-    assert rows[3]["prompt"] == "Emma is a novel. Q: What is Emma? A:"
-    assert rows[4]["where"] == f"{file.as_posix()}:5" and rows[4]["answers"] == [
-        "True"
-    ]  # the paper's verdict for KILT's
+    assert rows[3]["prompt"] == "Emma is old. Q: How is Emma? A:"
+    assert rows[4]["where"] == f"{file.as_posix()}:5"
+    assert rows[4]["answers"] == ["True"]  # the paper's verdict for KILT's
 
 
 @pytest.mark.parametrize(
@@ -89,11 +83,8 @@ def test_tasks_made_of_raw_text_are_pieces_of_it(kind: str) -> None:
 def test_columns_of_other_data_sets(tmp_path: Path) -> None:
     """A nested column, a choice, a conversation about a text, messages that name the one before, and the marks of KILT."""
     choice = {"q": {"text": "What is Emma?"}, "answers": ["a song", "a novel"], "correct": 1}
-    story = {
-        "story": "Emma is a novel.",
-        "asked": ["Who wrote it?", "When?"],
-        "said": {"text": ["Jane Austen", "1815"]},
-    }
+    said = {"text": ["Jane Austen", "1815"]}
+    story = {"story": "Emma is a novel.", "asked": ["Who wrote it?", "When?"], "said": said}
     linked = {"input": "Read [START_ENT] Emma [END_ENT] now.", "output": [{"answer": "Emma (novel)"}]}
     turns = [("a", None, "Hi", "user"), ("b", "a", "Hello", "bot"), ("c", "b", "Bye", "user"), ("d", "b", "No", "bot")]
     messages = [dict(zip(("me", "before", "text", "role"), turn, strict=True)) for turn in turns]
@@ -101,14 +92,11 @@ def test_columns_of_other_data_sets(tmp_path: Path) -> None:
     file = {name: str(tmp_path / f"{name}.jsonl") for name in names}
     for name, rows in zip(names, ([choice], [story], [linked], messages), strict=True):
         write(Path(file[name]), *rows)
-    reading = {
-        "task": "reading_comprehension",
-        "columns": {"context": "story", "input": "asked", "answers": "said.text"},
-    }
+    columns = {"context": "story", "input": "asked", "answers": "said.text"}
     roles = {"id": "me", "parent": "before", "input": "text"}
     sources = [
         {"path": file["choice"], "columns": {"input": "q.text", "choice": "correct"}},
-        {"path": file["story"], **reading},
+        {"path": file["story"], "task": "reading_comprehension", "columns": columns},
         {"path": file["linked"], "task": "entity_linking"},
         {"path": file["messages"], "task": "dialogue", "columns": roles, "where": {"role": "bot"}},
     ]

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from peft import PeftConfig
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
+from torch import distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError
@@ -46,6 +47,7 @@ from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, P
 from revela_hub.retrieval.texts import TextSource
 from revela_hub.trainers.base.adapters import with_adapters
 from revela_hub.trainers.base.arguments import RunArguments
+from revela_hub.trainers.base.distributed import is_distributed, rank
 from revela_hub.trainers.base.models import ModelLike, default_arguments
 from revela_hub.trainers.base.retriever import (
     RETRIEVER,
@@ -131,9 +133,8 @@ class Arguments(ImpRAGDataArguments, RADITTrainingArguments):
     def __post_init__(self) -> None:
         """Raise a `UserError` if options conflict; see also the base classes."""
         super().__post_init__()
-        if (self.retriever is None) == (self.backbone is None) or (self.backbone is None) != (
-            self.retrieval_layer is None
-        ):
+        decoder = self.backbone is not None
+        if decoder == (self.retriever is not None) or decoder != (self.retrieval_layer is not None):
             raise UserError("give the model to train: either --retriever, or --backbone with --retrieval_layer")
 
 
@@ -188,7 +189,7 @@ class RADITTrainer(RetrieverTrainer):
         **kwargs: passed to `Trainer`.
 
     Raises:
-        UserError: a model cannot be loaded, no prompt retrieves, or none has two candidates.
+        UserError: a model cannot be loaded.
     """
 
     method = RA_DIT
@@ -241,11 +242,8 @@ class RADITTrainer(RetrieverTrainer):
         self.adapters = add(retriever.model if decoder else retriever, peft_config, args)
         args.ddp_find_unused_parameters = True  # a model may have parameters that its vectors do not use
         retrieve, found = np.array(prompts["retrieve"]), (self.candidates >= 0).sum(1) > 1
-        few = f"{(retrieve & ~found).sum()} of {retrieve.sum()} prompts have fewer than two candidates to compare"
-        if not (retrieve & found).any():
-            raise UserError(f"{few}: add passages, or use another retriever for --pseudo_labels")
-        if (retrieve & ~found).any():
-            args.log(f"{few}: dropped")
+        if few := int((retrieve & ~found).sum()):
+            args.log(f"{few} of {retrieve.sum()} prompts have fewer than two candidates to compare: dropped")
         rows = (retrieve & found).nonzero()[0]
         data = Dataset.from_dict({"row": rows, "query": prompts.select(rows)[query_text]})
         scores = CandidateScores(retriever, args.temperature)
@@ -271,8 +269,7 @@ class RADITTrainer(RetrieverTrainer):
         scores_BC = model(**inputs)
         present_BC = torch.from_numpy(self.candidates[rows] >= 0).to(scores_BC.device)
         if (self.state.epoch or 0.0) < self.args.retrieval_warmup_epochs:
-            positive_BC = torch.zeros_like(scores_BC, dtype=torch.bool)
-            positive_BC[:, : self.args.num_positives] = True
+            positive_BC = torch.arange(scores_BC.shape[1], device=scores_BC.device) < self.args.num_positives
             # A copy of a positive is no negative.
             same_BC = torch.from_numpy(passage_hashes(self.passages, self.candidates[rows])).to(scores_BC.device)
             known_BC = (same_BC[:, :, None] == same_BC[:, None, : self.args.num_positives]).any(-1)
@@ -305,9 +302,8 @@ class CandidateScores(WrappedRetriever):
     def forward(self, query: dict[str, Any], passage: dict[str, Any]) -> Tensor:
         """Return (B, C) scores, divided by the temperature, of B queries and C candidates for each."""
         query_BE, passage_NE = self.embed(query), self.embed(passage)
-        default = COSINE_TEMPERATURE if self.cosine else 1.0
-        if isinstance(self.retriever, DecoderRetriever):
-            default = sqrt(query_BE.shape[1])
+        dot = sqrt(query_BE.shape[1]) if isinstance(self.retriever, DecoderRetriever) else 1.0
+        default = COSINE_TEMPERATURE if self.cosine else dot
         with torch.autocast(query_BE.device.type, enabled=False):
             scores = torch.einsum("be,bce->bc", query_BE, passage_NE.view(len(query_BE), -1, query_BE.shape[1]))
             return scores / (self.temperature or default)
@@ -387,18 +383,18 @@ def reader_likelihoods(
 ) -> Tensor:
     """Return (N, C) log p(answer | candidate, prompt) of the reader, with each candidate in front of the prompt.
 
-    Missing candidates (-1) and prompts that do not retrieve get minus infinity.
+    Missing candidates (-1) and prompts that do not retrieve get minus infinity. Each process computes some of the values.
     """
-    pairs, places = [], []
-    for place, (row, numbers) in enumerate(zip(prompts, candidates_NC.tolist(), strict=True)):
-        for column, number in enumerate(numbers):
-            if number >= 0 and row["retrieve"]:
-                pairs.append((paste(row["prompt"], [passages[number]]), row["answers"][0]))
-                places.append((place, column))
-    likelihoods_NC = torch.full(candidates_NC.shape, -torch.inf)
-    if pairs:
-        texts, answers = zip(*pairs, strict=True)
-        likelihoods_NC[tuple(torch.tensor(places).T)] = pasted_log_likelihoods(
+    present_NC = (candidates_NC >= 0) & np.array(prompts["retrieve"])[:, None]
+    places = np.argwhere(present_NC)[rank() :: dist.get_world_size() if is_distributed() else 1]
+    likelihoods_NC = torch.full(candidates_NC.shape, -torch.inf, device=reader.device)
+    if len(places):
+        rows, numbers = prompts.select(places[:, 0]), candidates_NC[tuple(places.T)].tolist()
+        texts = [paste(prompt, [passages[number]]) for prompt, number in zip(rows["prompt"], numbers, strict=True)]
+        answers = [answers[0] for answers in rows["answers"]]
+        likelihoods_NC[tuple(places.T)] = pasted_log_likelihoods(
             reader, tokenizer, texts, answers, batch_size, show_progress_bar=show_progress_bar
         )
-    return likelihoods_NC
+    if is_distributed():
+        dist.all_reduce(likelihoods_NC, dist.ReduceOp.MAX)
+    return likelihoods_NC.cpu()

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from revela_hub.data.prompts import COLUMNS, TYPES, parse_prompts, prompt_row, read_prompts, text_prompts
 from revela_hub.data.row_cache import cached_file, cached_rows, rows_fingerprint
 from revela_hub.data.sources.documents import read_documents
-from revela_hub.data.sources.report import counted
+from revela_hub.data.sources.report import ReadReport, counted
 from revela_hub.data.sources.rows import Row
 from revela_hub.data.sources.source import Document, Source, parse_sources
 from revela_hub.data.text.same_text import text_hash
@@ -205,10 +205,8 @@ def load_data(arguments: ImpRAGDataArguments, seed: int) -> tuple[tuple[Dataset,
     made_with = fractions | {"seed": seed, "prompts": fingerprint(prompts), "passages": passages.fingerprint}
     rows, _ = cached_rows(f"mixed-{rows_fingerprint(made_with, sources)}", TYPES, mixed)
     made = counted(len(rows) - len(prompts), "row")
-    return (
-        rows,
-        passages,
-    ), f"{counted(len(prompts), 'prompt')}, {made} made from raw text, {counted(len(passages), 'passage')}"
+    summary = f"{counted(len(prompts), 'prompt')}, {made} made from raw text, {counted(len(passages), 'passage')}"
+    return (rows, passages), summary
 
 
 def read_corpus(arguments: ImpRAGDataArguments) -> TextFile:
@@ -221,7 +219,7 @@ def read_corpus(arguments: ImpRAGDataArguments) -> TextFile:
     with one_at_a_time(folder):
         if not folder.is_dir():
             with atomic(folder) as new:
-                read_passages(read_documents(sources), new, max_words=arguments.max_words)
+                read_passages(read_documents(sources), new, max_words=arguments.max_words, report=ReadReport())
     return Passages(next(folder.glob("texts-*.arrow")))
 
 

@@ -193,7 +193,10 @@ class ImpRAGTrainer(MethodTrainer):
         rows_B, retrieve_B = inputs.pop("row").cpu().numpy(), inputs.pop("retrieve")
         retrieving = retrieve_B.cpu().numpy()
         drawn = self._draw(rows_B, retrieving)
-        passages = {"candidate": drawn.candidates_BC.reshape(-1)}
+        candidates_N = drawn.candidates_BC.reshape(-1)
+        # Without any candidate, padding is encoded: processes that share weights (FSDP) have to run the same layers.
+        there_N = np.flatnonzero(candidates_N >= min(0, candidates_N.max()))
+        passages = {"candidate": candidates_N[there_N]}
         if self.only_retrieving:
             inputs = {name: value for name, value in inputs.items() if name.startswith("query_")}
         else:
@@ -202,6 +205,8 @@ class ImpRAGTrainer(MethodTrainer):
             ids, mask = (part.to(retrieve_B.device) for part in self._tokens(numbers))
             inputs |= {f"{name}_input_ids": ids, f"{name}_attention_mask": mask}
         outputs = model(**inputs, num_items_in_batch=num_items_in_batch, return_logits=return_outputs)
+        found, place_N = outputs.passage_vectors, torch.from_numpy(there_N).to(retrieve_B.device)
+        outputs.passage_vectors = found.new_zeros(len(candidates_N), found.shape[1]).index_copy(0, place_N, found)
         retrieval = self._retrieval_loss(outputs, inputs, drawn, retrieve_B)
         generation = retrieval.new_zeros(()) if self.only_retrieving else outputs.loss
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
@@ -266,8 +271,8 @@ class ImpRAGTrainer(MethodTrainer):
                     inputs["input_ids"][retrieving],
                     inputs["attention_mask"][retrieving],
                     inputs["labels"][retrieving],
-                    inputs["candidate_input_ids"].view(rows, width, -1)[retrieving],
-                    inputs["candidate_attention_mask"].view(rows, width, -1)[retrieving],
+                    inputs["candidate_input_ids"].view(len(retrieving), width, -1),
+                    inputs["candidate_attention_mask"].view(len(retrieving), width, -1),
                     block_size=self.args.likelihood_batch_size,
                 )
             likelihood_BC[retrieving] = likelihood_RC.to(scores_BC.dtype)
@@ -290,8 +295,7 @@ class ImpRAGTrainer(MethodTrainer):
         else:
             assert self.ranking is not None
             ranking = self.ranking[rows_B]
-            candidates = ranking[:, : args.num_candidates].copy()
-            candidates[~retrieve_B] = 0  # any passage, because they have no loss
+            candidates = ranking[:, : args.num_candidates]
         read = np.where(retrieve_B[:, None], ranking[:, :k], -1)
         return _Drawn(read.astype(np.int32), candidates, ranking[:, : args.first_negative_rank - 1])
 

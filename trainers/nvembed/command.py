@@ -28,13 +28,13 @@ from revela_hub.data.mixture.instructions import query_prompt
 from revela_hub.data.mixture.mixture import load_mixture
 from revela_hub.options import option, required
 from revela_hub.output import command_line
-from revela_hub.ranges import Latents, Negatives, TextLength
+from revela_hub.ranges import Latents, Negatives, PositiveInt, TextLength
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.arguments import ProbeArguments, check_positions
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.base.run_probe import hold_out_rows
 from revela_hub.trainers.nvembed import EMBEDDER, NVEMBED
-from revela_hub.trainers.nvembed.checkpoint import BACKBONE_OPTIONS, NVEmbedStart, load_nvembed, nvembed_encoder
+from revela_hub.trainers.nvembed.checkpoint import BACKBONE_OPTIONS, load_nvembed, nvembed_encoder
 from revela_hub.trainers.nvembed.data import QUERY_INSTRUCTION, NVEmbedTrainingArguments
 from revela_hub.trainers.nvembed.trainer import NVEmbedTrainer
 
@@ -77,6 +77,7 @@ class Arguments(ProbeArguments, NVEmbedTrainingArguments):  # type: ignore[misc]
         None, f"Instruction for queries (default: the model's own; for a decoder, {QUERY_INSTRUCTION!r})."
     )
     cache_dir: str | None = option(None, "Cache folder for the rows of the mixture.")
+    num_proc: PositiveInt = option(1, "Number of processes that prepare the tasks of the mixture, each one at a time.")
 
     def __post_init__(self) -> None:
         """Set the defaults of the stage; raise a `ValueError` if a value is out of range or options conflict."""
@@ -109,14 +110,16 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
     with open_run(NVEMBED, arguments) as run:
         if run.finished:
             return run.output
-        names = ("num_negatives", "seed", "stage", "classes", "without_tasks", "cache_dir")
+        names = ("num_negatives", "seed", "stage", "classes", "without_tasks", "cache_dir", "num_proc")
         options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
         mixture = load_mixture(arguments.mixture, **options)
         _, report = run.read(mixture.dataset, mixture)
         rows, task = hold_out_rows(arguments, mixture.dataset, mixture.retrieval)
         if len(rows) < len(mixture.dataset):
             report = f"{len(rows):,} of {report}"
-        start = _load(arguments)
+        config = {name: getattr(arguments, name) for name in BACKBONE_OPTIONS}
+        start = load_nvembed(arguments.backbone, dtype=getattr(torch, arguments.dtype), **config)
+        check_positions(arguments.backbone, text_positions(start.model.config.text_config), arguments.max_length)
         # Of `encode_query` and `encode_document`, of the run before, and of this run's tasks.
         prompts = start.encoding_prompts(arguments.query_instruction)
         prompts |= {task.name: query_prompt(task.instruction) for task in mixture.tasks}
@@ -130,10 +133,3 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
         run.train(trainer)
         run.export(trainer, summary=report, sources=[task.mined_from or task.source.path for task in mixture.tasks])
         return run.output
-
-
-def _load(arguments: Arguments) -> NVEmbedStart:
-    config = {name: getattr(arguments, name) for name in BACKBONE_OPTIONS}
-    start = load_nvembed(arguments.backbone, dtype=getattr(torch, arguments.dtype), **config)
-    check_positions(arguments.backbone, text_positions(start.model.config.text_config), arguments.max_length)
-    return start

@@ -101,12 +101,10 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 
 def _read(arguments: Arguments, run: Run) -> tuple[Dataset, RetrievalTask | None, str]:
     """Return the rows to train on, the task to measure on, and the report of the data."""
-    pairs = arguments.pairs
-    if pairs:
-        columns = {"anchor_column": arguments.anchor_column, "positive_column": arguments.positive_column}
-        rows, said = run.read(
-            *read_labelled_pairs(pairs, **columns, split=arguments.split, cache_dir=arguments.cache_dir)
-        )
+    if arguments.pairs:
+        names = ("anchor_column", "positive_column", "split", "cache_dir")
+        options: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+        rows, said = run.read(*read_labelled_pairs(arguments.pairs, **options))
         left, task = hold_out_rows(arguments, rows)
         if len(left) < len(rows):
             said = f"{said}, of which {len(left):,} are trained on"
@@ -125,9 +123,8 @@ def _hold_out(arguments: Arguments, kept: dict[str, Any]) -> HeldOutText:
     if arguments.probe == "auto" and not arguments.eval_corpus:
         available = len(build_text_pairs(arguments.sources(), **kept))
         if available < 2 * MIN_QUERIES:
-            arguments.log(
-                f"no evaluation: the text has {counted(available, 'natural pair')}, fewer than {2 * MIN_QUERIES}"
-            )
+            pairs = counted(available, "natural pair")
+            arguments.log(f"no evaluation: the text has {pairs}, fewer than {2 * MIN_QUERIES}")
             return HeldOutText()
         most = available // 2
     return hold_out_text(arguments, max_queries=most)

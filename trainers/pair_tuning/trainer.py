@@ -47,9 +47,6 @@ from revela_hub.trainers.pair_tuning.query_route import (
     with_query_route,
 )
 
-LABELS = ("label", "labels", "score", "scores")
-"""Columns in which sentence-transformers looks for labels, in this order."""
-
 
 @dataclass
 class PairsTrainingArguments(AdapterArguments, RunArguments, SentenceTransformerTrainingArguments):
@@ -138,7 +135,9 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             rows = training_rows(rows, args)
             columns = pair_columns(rows)
             routes.update((name, QUERY if name == "anchor" else DOCUMENT) for name in columns)
-            label = [name for name in LABELS if loss is not None and name in rows.column_names][:1]
+            # The column in which sentence-transformers looks for labels, in this order.
+            names = ("label", "labels", "score", "scores") if loss is not None else ()
+            label = [name for name in names if name in rows.column_names][:1]
             pairs: Dataset | IterableDataset = rows.select_columns([*columns, *label])
             return pairs
 

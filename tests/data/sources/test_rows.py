@@ -56,9 +56,7 @@ def test_tables_that_are_named_are_read_by_row(ending: str, mark: str, tmp_path:
         assert report.skipped == {"empty": 1}
     [whole] = read_documents(tmp_path)  # in a folder, it is text
     assert whole.kind == "code" and "_id" in whole.text
-    file.write_text(
-        f"{mark}text{mark}\n0{mark}x{mark}NA\n"
-    )  # columns without a name, as spreadsheets and pandas write them
+    file.write_text(f"{mark}text{mark}\n0{mark}x{mark}NA\n")  # columns without a name, as pandas writes them
     assert texts(file) == ["x"]
 
 

@@ -245,20 +245,45 @@ def test_accumulation_is_a_larger_batch_where_no_prompt_sees_another(
         torch.testing.assert_close(ends[1][name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("warm_up", [0, 2])
+def test_prompts_that_do_not_retrieve_cost_no_passages(
+    tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, warm_up: int
+) -> None:
+    """And the gradient of two prompts, one of which retrieves, is the sum of theirs."""
+    run, encoded, gradients = trainer(bpe_tokenizer, arguments(tmp_path)), [], []
+    run.current_gradient_accumulation_steps, run.args.retrieval_warmup_epochs = 1, warm_up
+    run.pseudo_labels[3] = -1  # as `prompt_ranking` has it
+    run.rebuild_index()
+    for name in ("embed_passages", "passage_states"):
+        own = getattr(run.imprag, name)
+        monkeypatch.setattr(run.imprag, name, lambda ids, *rest, own=own: encoded.append(len(ids)) or own(ids, *rest))
+    for rows in ([0, 3], [0], [3]):
+        run.model.zero_grad()
+        batch = run.data_collator([run.train_dataset[row] for row in rows])
+        run.compute_loss(run.model, batch, num_items_in_batch=20).backward()
+        gradients.append({name: weight.grad.clone() for name, weight in run.imprag.named_parameters()})
+    assert encoded[:2] == [4, 1]  # candidates, sets of passages
+    for name, value in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name] + gradients[2][name], value, rtol=1e-5, atol=1e-6)
+
+
 TWO = """
 import sys
 import torch
 sys.path[:0] = [{tests!r}, {here!r}]
 from pathlib import Path
 from transformers import PreTrainedTokenizerFast
-from test_imprag_trainer import arguments, trainer, weights
+from revela_hub.trainers.baselines.ra_dit import reader_likelihoods
+from test_imprag_trainer import PASSAGES, arguments, prompts, trainer, weights
 processes = int(sys.argv[1])
 args = arguments(Path({folder!r}), per_device_train_batch_size=4 // processes, num_train_epochs=2,
                  retrieval_warmup_epochs=1, retrieval_only_steps=1, optim="sgd", learning_rate=0.1)
 run = trainer(PreTrainedTokenizerFast.from_pretrained({folder!r}), args)
+reader, ranking = run.imprag.backbone, run.pseudo_labels[:, :3]
+likelihoods = reader_likelihoods(reader, run.own_tokenizer, prompts(), PASSAGES, ranking)  # of RA-DIT
 run.train()
 if args.should_save:
-    torch.save((weights(run), run.state.log_history), Path({folder!r}) / f"{{processes}}.pt")
+    torch.save((weights(run) | {{"": likelihoods}}, run.state.log_history), Path({folder!r}) / f"{{processes}}.pt")
 """
 
 
