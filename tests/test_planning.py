@@ -11,7 +11,7 @@ from transformers import MistralConfig
 
 from revela_hub.cli.main import COMMANDS, main, parser_of
 from revela_hub.planning.fake_gpu import Meter, fake_gpu
-from revela_hub.planning.plan import Needs, Recorder, measure
+from revela_hub.planning.plan import Needs, measure, record
 
 GIB = 2**30
 
@@ -50,12 +50,11 @@ def test_weights_gradients_and_states_are_those_of_the_run(tmp_path: Path) -> No
     words = commands(tmp_path)["retromae"]
     planned = needs_of(words)
     module = importlib.import_module(COMMANDS["train retromae"].module)
-    recorder = Recorder(Meter())
     values = parser_of("train retromae").read([*words[2:], "--output_dir", str(tmp_path / "run"), "--probe", "none"])
     arguments = module.Arguments(**(values or {}), max_steps=1)
-    module.train(arguments, callbacks=[recorder])
+    needs = record(module, arguments, Meter())
     for name in ("parameters", "trained", "weights", "gradients", "states"):
-        assert getattr(planned, name) == getattr(recorder.needs, name), name
+        assert getattr(planned, name) == getattr(needs, name), name
     assert planned.peak > planned.weights + planned.gradients + planned.states
 
 

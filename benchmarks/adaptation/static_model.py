@@ -6,7 +6,7 @@
 The package is used as a source of weights only.
 """
 
-import sys
+import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,13 +16,15 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Static
 from tokenizers import Tokenizer
 
 if __name__ == "__main__":
-    found = find_spec("wordllama")
-    if len(sys.argv) != 2 or found is None or found.origin is None:
-        raise SystemExit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", help="folder to write")
+    options, found = parser.parse_args(), find_spec("wordllama")
+    if found is None or found.origin is None:
+        parser.error("the package wordllama is missing: pip install --no-deps wordllama")
     package = Path(found.origin).parent
     (weights,) = load_file(package / "weights" / "l2_supercat_256.safetensors").values()
     tokenizer = Tokenizer.from_file(str(package / "tokenizers" / "l2_supercat_tokenizer_config.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     static = StaticEmbedding(tokenizer, embedding_weights=weights.float())
-    SentenceTransformer(modules=[static, Normalize()]).save_pretrained(sys.argv[1], create_model_card=False)
+    SentenceTransformer(modules=[static, Normalize()]).save_pretrained(options.output, create_model_card=False)

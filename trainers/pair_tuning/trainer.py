@@ -161,6 +161,8 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         elif isinstance(loss, nn.Module) and getattr(loss, "model", retriever) is not retriever:
             raise UserError("the loss was made for another model: pass its class, or the same loaded model")
         super().__init__(model=retriever, args=args, loss=loss, **kwargs)
+        # The option of the command, by whose name sentence-transformers would also limit queries; the model has its limits.
+        self.data_collator.max_length = None  # type: ignore[union-attr]
 
     def _contrastive(self, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
         compared = similarity_of(retriever, "the retriever")

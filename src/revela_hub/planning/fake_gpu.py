@@ -34,12 +34,9 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 
 class Meter(TorchDispatchMode):
-    """Computes with floats on the meta device and real integers, and counts the bytes of all tensors and the operations.
+    """Computes with floats on the meta device and real integers.
 
-    Attributes:
-        now: bytes of all tensors that exist.
-        peak: the maximum of `now`.
-        flops: operations of matrix products and attention.
+    It counts the bytes of all tensors, `now` and at most (`peak`), and the `flops` of matrix products and attention.
     """
 
     def __init__(self) -> None:

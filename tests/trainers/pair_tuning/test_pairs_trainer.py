@@ -69,6 +69,7 @@ def test_arguments_are_not_changed_and_losses_may_be_made_before(retriever_folde
 def test_an_encoder_is_trained_by_dot_product_of_cls_with_short_queries(bert_folder: Path, tmp_path: Path) -> None:
     args = PairsTrainingArguments(str(tmp_path), report_to=[], bf16=False, temperature=1.0, save_strategy="no")
     options = {"model_init_kwargs": {"pooling": "cls", "similarity": "dot"}, "max_length": 9, "query_max_length": 5}
+    args.max_length = 9  # as in the arguments of the command
     run = PairsTrainer(str(bert_folder), args, train_dataset=pairs(4), **options)
     batch = run.data_collator([dict(row) for row in pairs(4)])
     assert batch["anchor_input_ids"].shape[1] == 5 and batch["positive_input_ids"].shape[1] == 9
