@@ -4,6 +4,7 @@ The clean process imports this file, so it imports only the standard library.
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -88,10 +89,7 @@ def copy_model(folder: Path, target: Path, *, links: bool = False) -> Contents:
     target.mkdir(parents=True)
     for name in found.included:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        if links:
-            (target / name).symlink_to((folder / name).resolve())
-        else:
-            shutil.copyfile(folder / name, target / name)
+        (os.symlink if links else shutil.copyfile)((folder / name).resolve(), target / name)
     return found
 
 

@@ -165,10 +165,7 @@ def save_backbone(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype | 
         }
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
-            too_large = casts and torch.isfinite(model.state_dict()[name]).all()
-            found = f"too large for {str(dtype).removeprefix('torch.')}" if too_large else "not finite"
-            remedy = "Use --dtype bfloat16" if too_large else "Export an earlier checkpoint"
-            raise UserError(f"the weight {name} is {found}: nothing is exported. {remedy}")
+            raise UserError(f"the weight {name} is not finite in {dtype or model.dtype}: nothing is exported")
     fields = dict(vars(model.config))
     model.save_pretrained(folder, state_dict=state if casts else None)
     vars(model.config).clear()  # save_pretrained changes the configuration, which other parts of the model may share

@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from revela_hub.data.sources.source import HUB_PREFIX
 from revela_hub.errors import UserError
 from revela_hub.files import cache_folder, key_of
-from revela_hub.hub_cards.repository import Destination, Repository, files_of
+from revela_hub.hub_cards.repository import Repository, files_of
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.index import EQUAL, METADATA, PassageStore
 
@@ -35,13 +35,6 @@ Search them with the same model:
 revela-hub search {index.model} "your question" --index hf:{repo_id}
 ```
 """
-
-
-def index_repository(repo_id: str, *, private: bool = False, update: bool = False) -> Repository:
-    """Return the repository of an index, after the checks that need no index."""
-    repository = Repository(Destination(repo_id, private=private, update=update), "dataset")
-    repository.read()
-    return repository
 
 
 def push_index(store: PassageStore, repository: Repository) -> str:

@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
-from revela_hub.hub_cards.export import PoolingMode, export_retriever
+from revela_hub.hub_cards.export import export_retriever
 
 WEIGHTS = "adapter_model.safetensors"
 PROMPTS = {"query": "query: ", "document": "passage: "}
@@ -25,15 +25,13 @@ def export_adapter(
     adapter: str | Path,
     output: str | Path,
     *,
-    pooling: PoolingMode = "last",
-    prompts: dict[str, str] | None = None,
     max_length: int = 2048,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Merge a PEFT adapter (Hub id or folder) into its base model and write a sentence-transformers folder. The defaults are Revela's.
+    """Merge a PEFT adapter (Hub id or folder) into its base model, and write a retriever with the prompts and the pooling of Revela.
 
-    With the pooling "last", the tokenizer ends every text with an EOS, which counts in the maximum length. The weights are merged in
-    float32, and stored in it unless `dtype` is given.
+    The tokenizer ends every text with an EOS, which counts in the maximum length. The weights are merged in float32, and stored in
+    it unless `dtype` is given.
     """
     folder = local_path(adapter)
     if not folder.is_dir():
@@ -54,8 +52,8 @@ def export_adapter(
         adapted.merge_and_unload(),
         AutoTokenizer.from_pretrained(own),
         output,
-        pooling=pooling,
-        prompts=PROMPTS if prompts is None else prompts,
+        pooling="last",
+        prompts=PROMPTS,
         max_length=max_length,
         dtype=dtype,
     )

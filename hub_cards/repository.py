@@ -140,9 +140,7 @@ def _is_same(remote: Any, file: Path | bytes) -> bool:
     """Return whether a file on the Hub has the hash of a local one: SHA-256 for large files, that of git for others."""
     if remote is None:
         return False
-    if isinstance(file, bytes):
-        return bool(remote.blob_id == git_hash(file))
-    if remote.lfs is None:
-        return bool(remote.blob_id == git_hash(file.read_bytes()))
+    if isinstance(file, bytes) or remote.lfs is None:
+        return bool(remote.blob_id == git_hash(file if isinstance(file, bytes) else file.read_bytes()))
     with file.open("rb") as stream:
         return bool(remote.lfs.sha256 == sha_fileobj(stream).hex())

@@ -33,9 +33,6 @@ def with_eos(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
     The post-processor keeps its other steps (a BOS token, byte offsets), and its own token at the end. A tokenizer without
     a padding token pads with EOS; the attention mask distinguishes padding from text.
-
-    Raises:
-        UserError: the tokenizer has no end-of-sequence token, or is not a fast tokenizer.
     """
     ended = ends_texts(tokenizer)
     if tokenizer.eos_token_id is None and not ended:

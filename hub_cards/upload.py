@@ -21,7 +21,6 @@ from revela_hub.hub_cards.repository import Destination, Repository, files_of
 
 # Downloaded for a check: no weights in other formats.
 _CHECKED = ["*.safetensors", "*.json", "*.txt", "*.md", "*.model", "*.spm", "*.jinja", "*.py"]
-_NO_METHODS: Mapping[str, Method] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def publish(
     *,
     dry_run: bool = False,
     keep: str | Path | None = None,
-    methods: Mapping[str, Method] = _NO_METHODS,
+    methods: Mapping[str, Method] = MappingProxyType({}),
     log: Callable[[str], None] = lambda line: None,
     before_upload: Callable[[], object] = lambda: None,
 ) -> Published:
@@ -126,7 +125,7 @@ def check(
     revision: str | None = None,
     trust_remote_code: bool = False,
     timeout: float | None = None,
-    methods: Mapping[str, Method] = _NO_METHODS,
+    methods: Mapping[str, Method] = MappingProxyType({}),
 ) -> list[Check]:
     """Verify any model with the checks of `publish`.
 

@@ -134,23 +134,17 @@ class FaissIndex:
                 # Not faiss.write_index(path): on a full disk it may stop early without an error.
                 with atomic(path) as temporary, temporary.open("wb") as stream:
                     faiss.write_index(self._index, faiss.PyCallbackIOWriter(stream.write))  # type: ignore[attr-defined]
-        if kind != "flat":
-            self._check_lengths()
+        low, high = np.quantile(np.linalg.norm(_sample(vectors, 1000), axis=1), [0.01, 0.99])
+        if kind != "flat" and high > 1.05 * low:  # those of models that compare by dot product
+            logger.warning(
+                "the model compares by dot product, and its vectors have lengths of %.3g to %.3g: %s may miss many of the best "
+                "passages; compare it with the index type exact",
+                *(low, high, kind),
+            )
         if kind == "ivfpq":
             self._index.nprobe = min(self._index.nlist, 32)
         elif kind == "hnsw":
             self._index.hnsw.efSearch = 128
-
-    def _check_lengths(self) -> None:
-        """Warn if vectors differ in length, as those of models that compare by dot product do."""
-        lengths = np.linalg.norm(_sample(self.vectors, 1000), axis=1)
-        low, high = np.quantile(lengths, [0.01, 0.99])
-        if high > 1.05 * low:
-            logger.warning(
-                "the model compares by dot product, and its vectors have lengths of %.3g to %.3g: %s may miss many of the best "
-                "passages; compare it with the index type exact",
-                *(low, high, self._kind),
-            )
 
     def search(self, vectors_QD: NDArray[np.float32], k: int) -> Hits:
         """See `VectorIndex`."""

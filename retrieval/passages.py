@@ -85,12 +85,9 @@ class Passages(TextFile):
 
     def found(self, hits: Hits, cosines_QK: NDArray[np.float32] | None = None) -> list[list[Hit]]:
         """Return the retrieved passages of each query, best first."""
-        none_QK = np.full(hits.rows_QK.shape, None)
-        columns = (hits.rows_QK, hits.scores_QK, none_QK if cosines_QK is None else cosines_QK)
-        return [
-            [self.hit(*hit) for hit in zip(*(column.tolist() for column in query), strict=True) if hit[0] >= 0]
-            for query in zip(*columns, strict=True)
-        ]
+        cosines = np.full(hits.rows_QK.shape, None) if cosines_QK is None else cosines_QK
+        queries = zip(hits.rows_QK.tolist(), hits.scores_QK.tolist(), cosines.tolist(), strict=True)
+        return [[self.hit(*hit) for hit in zip(*query, strict=True) if hit[0] >= 0] for query in queries]
 
     @cached_property
     def _repeated_L(self) -> NDArray[np.int64]:

@@ -198,6 +198,7 @@ class VectorRanker:
 
     def __init__(self, encoder: Encoder, index: VectorIndex, settings: RankerSettings) -> None:
         self._encoder, self._index, self._settings = encoder, index, settings
+        self.is_cosine = similarity_of(encoder) == "cosine"
         self._encoded = lru_cache(maxsize=1)(self._encode)
 
     def search(self, queries: Sequence[str], k: int) -> Hits:
@@ -214,11 +215,6 @@ class VectorRanker:
             part = slice(start, start + 8192)
             scores_P[part] = np.einsum("pd,pd->p", queries_QD[queries_P[part]], self._index.vectors[rows_P[part]])
         return scores_P
-
-    @property
-    def is_cosine(self) -> bool:
-        """Whether the scores are cosines."""
-        return similarity_of(self._encoder) == "cosine"
 
     def _encode(self, queries: tuple[str, ...]) -> NDArray[np.float32]:
         settings = self._settings

@@ -79,11 +79,9 @@ def checkpoint_method(ref: ModelRef) -> Method:
         raise UserError(f"{ref.path} is a finished model, not a checkpoint: use or publish it as it is")
     if ref.method is None:
         folder = local_path(ref.path)
-        if (folder / "work" / "state.json").is_file():
-            raise UserError(f"the run in {folder} is unfinished: repeat the adapt command to resume it")
-        if checkpoint := last_checkpoint(folder):
-            how = "repeat its command with --resume_from_checkpoint last"
-            raise UserError(f"the run in {folder} is unfinished: {how}, or give a checkpoint such as {checkpoint}")
+        if last_checkpoint(folder) or (folder / "work" / "state.json").is_file():  # of train or adapt
+            how = "repeat its command (adapt as it was, train with --resume_from_checkpoint last)"
+            raise UserError(f"the run in {folder} is unfinished: {how}")
         raise UserError(f"{ref.path} is not a checkpoint: its config.json has none of the model types of the methods")
     return ref.method
 
@@ -96,17 +94,9 @@ def export_checkpoint(
     max_length: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Export a checkpoint to the model folders of its method; see `Method.folders`.
+    """Export a checkpoint, with merged adapters, to the model folders of its method (`Method.folders`), and with `lm` to `output/lm`.
 
-    Args:
-        checkpoint: folder that the trainer saved, with full weights or LoRA adapters (which are merged).
-        output: folder to write to.
-        lm: also write the language model to `output/lm`, which `AutoModelForCausalLM` loads.
-        max_length: maximum length in tokens with EOS; by default that of the checkpoint.
-        dtype: type of the stored weights; by default unchanged.
-
-    Raises:
-        UserError: the folder is not a checkpoint or has no language model, or the export would overwrite other files.
+    The maximum length in tokens with EOS and the type of the weights are those of the checkpoint, unless given.
     """
     checkpoint, output = local_path(checkpoint), local_path(output)
     method, own = checkpoint_method(resolve(checkpoint)), output.resolve() == checkpoint.resolve()

@@ -59,9 +59,7 @@ def test_mines_a_beir_folder_with_bm25(place: Path, capsys: pytest.CaptureFixtur
     assert [row.columns for row in read_rows(parse_source("new/mined.jsonl.gz"))] == [first, second]
 
 
-def test_mines_with_a_model_and_resumes(
-    place: Path, retriever_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mines_with_a_model_and_resumes(place: Path, retriever_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sentence_transformers import SentenceTransformer
 
     words = ["mine", str(retriever_folder), "--beir", "beir", "--device", "cpu", "--no_positive_aware", "--scores"]
@@ -78,7 +76,6 @@ def test_mines_with_a_model_and_resumes(
     for name, options in (("prompted", ["--query-prompt", "river "]), ("hybrid", ["--mode", "hybrid"])):
         assert main([*words, "--output", f"{name}.jsonl", *options]) == 0
         assert read(f"{name}.jsonl") != read("first.jsonl")
-    assert "cache: " in capsys.readouterr().err
 
 
 def test_columns_lists_of_positives_and_a_corpus_with_titles(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,8 +91,11 @@ class Adaptation:
         self.text = text = inspect(options.sources(), report)
         self.log(text)
         note("; ".join(report.remarks()))  # the counts are in the lines above
-        made = self.state.get("plan")
-        self.plan = Plan(**made) if made else self._make_plan(text.sample)
+        if made := self.state.get("plan"):
+            self.plan = Plan(**made)
+        else:
+            model = self._load(options.retriever, options.max_length)
+            self.plan = plan.make_plan(model, text.sample, options.seconds, candidates.possible(options))
         most = int(self.plan.passages * QUERIES_PER_PASSAGE)
         queries = max(MIN_QUERIES, min(most, (text.passages - text.pairs["none"]) // 2))
         settings = ProbeSettings(queries, self.plan.passages, seed=0)
@@ -110,21 +113,9 @@ class Adaptation:
         self.log(self.plan)
         if (enough := self.plan.measuring / plan.MEASURING) > 1.01 * options.seconds:
             whole = clock(self.plan.measuring + sum(self.plan.training.values()))
-            self.log(
-                f"the budget is too small for this machine: this run takes about {whole}, mostly for measuring; for longer"
-                f" trainings, use --budget {math.ceil(enough / 60)}m or more"
-            )
+            wanted = f"--budget {math.ceil(enough / 60)}m or more"
+            self.log(f"the budget is too small for this machine: this run takes about {whole}; better use {wanted}")
         return text.has_code
-
-    def _make_plan(self, sample: tuple[str, ...]) -> Plan:
-        model = self._load(self.options.retriever, self.options.max_length)
-        return plan.make_plan(model, sample, self.options.seconds, candidates.possible(self.options))
-
-    def first_search(self) -> str:
-        """Return how much the first search with the result encodes."""
-        found = f"{'' if self.text.complete else 'more than '}{self.text.chunks:,} passages"
-        seconds = self.text.chunks * self.plan.encoding
-        return f"the first search with it encodes {found}, which takes about {clock(seconds)}; later ones only new passages"
 
     def _keep_probe(self) -> None:
         """Write the settings, the plan, the probe, and its dev half for the runs.

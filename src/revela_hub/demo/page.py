@@ -38,7 +38,7 @@ def search_page(
     Below the title is a link to the model's page on the Hub, if it has one, and notes; then example queries, and code to copy, by title.
     """
     gr = _gradio()
-    most = max(MOST_RESULTS, top_k)
+    most, size = max(MOST_RESULTS, top_k), f"{len(collection.passages):,}"
 
     def search(query: str | None, bm25_weight: float, top_k: float) -> str:
         query = (query or "").strip()[:MAX_QUERY]
@@ -66,8 +66,7 @@ def search_page(
             number = gr.Slider(1, most, top_k, step=1, label="Results per column", min_width=300)
         gr.HTML(
             message_html(
-                f"Searching {collection.name}: {len(collection.passages):,} passages. Badges compare ranks. Scores of the"
-                " hybrid are relative within one search; those of a retriever are its similarities."
+                f"Searching {collection.name}: {size} passages. Badges compare ranks; scores of the hybrid are relative."
             )
         )
         if code:
@@ -92,10 +91,8 @@ model = SentenceTransformer({json.dumps(name)}{trust})
 queries = model.encode_query([{json.dumps(QUERY)}])
 passages = model.encode_document([{json.dumps(PASSAGE)}])
 print(model.similarity(queries, passages))"""
-    return {
-        "sentence-transformers": python,
-        "revela-hub": command_line("search", name, QUERY, "--corpus", "my-documents"),
-    }
+    search = command_line("search", name, QUERY, "--corpus", "my-documents")
+    return {"sentence-transformers": python, "revela-hub": search}
 
 
 def launch(page: "Blocks", host: str, port: int | None) -> str:

@@ -98,7 +98,6 @@ def _readme(model: str) -> str:
         "sdk_version": GRADIO_VERSION,
         "python_version": "3.11",
         "app_file": "app.py",
-        "pinned": False,
         "models": [model],
         "tags": ["revela-hub", "retrieval"],
         "short_description": "Compare a retriever with BM25 and their hybrid",

@@ -107,12 +107,8 @@ def load_reranker(options: RankOptions) -> Any:
         return None
     from revela_hub.retrieval.rerank import Reranker
 
-    return Reranker(
-        options.rerank,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        batch_size=options.batch_size,
-    )
+    names = ("device", "trust_remote_code", "batch_size")
+    return Reranker(options.rerank, **{name: getattr(options, name) for name in names})
 
 
 def load_dense(

@@ -15,6 +15,7 @@ from processes import launch
 from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
 
+from revela_hub.checkpoints import publish
 from revela_hub.cli.main import main
 from revela_hub.errors import UserError
 from revela_hub.files import is_ours
@@ -170,6 +171,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint_from_which_it_resumes(
     assert caught.value.status == status
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert not (out / "encoder").exists()
+    with pytest.raises(UserError, match="unfinished"):
+        publish(out, "org/x")
     assert main([*words, *LAST]) == 0
     assert main([*words, "--output_dir", str(whole)]) == 0
     assert same(out, whole) and same(out / "encoder", whole / "encoder")

@@ -31,6 +31,7 @@ def run(arguments: AdaptOptions) -> None:
     from revela_hub.adaptation.adapt import WORK, Adaptation
     from revela_hub.checkpoints import resolve
     from revela_hub.data.sources.source import check_apart
+    from revela_hub.trainers.base.callbacks import clock
     from revela_hub.trainers.base.run import LOCK, lock_output
 
     output = arguments.output
@@ -48,7 +49,9 @@ def run(arguments: AdaptOptions) -> None:
         verdict.write(adaptation.options, adaptation.plan.max_length)
     print(f"\n{verdict.table()}\n\n{verdict.summary()}\n")
     print_commands(arguments)
-    print(adaptation.first_search())
+    chunks, takes = adaptation.text.chunks, clock(adaptation.text.chunks * adaptation.plan.encoding)
+    more = "" if adaptation.text.complete else "more than "
+    print(f"the first search with it encodes {more}{chunks:,} passages (about {takes}), later ones only new passages")
     print(verdict.line(output / "retriever"))
 
 

@@ -85,7 +85,8 @@ def demo_page(arguments: Arguments) -> "Iterator[Blocks]":
         found = f"{d['difference']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}] nDCG@10"
         compared = f"compared with the base retriever alone ({d['queries']} test queries)"
         notes.insert(0, f"{fitted['verdict'].capitalize()}: {found} {compared}.")
-    name = _name(model) if folder.is_dir() else model
+    parts = local_path(model).resolve().parts  # no path of this machine: `adapted/retriever` or `my-retriever`
+    name = "/".join(parts[-2 if parts[-1] in ("retriever", "model") else -1 :]) if folder.is_dir() else model
     with scratch_folder("demo") as temporary:
         yield search_page(
             name,
@@ -166,9 +167,3 @@ def _queries(arguments: Arguments, folder: Path) -> list[str]:
         return []
     plain = (query for query in read_queries(folder / PROBE).values() if not MARKUP.search(query))
     return [query for query in plain if len(query) <= LONGEST_EXAMPLE][:EXAMPLES]
-
-
-def _name(model: str) -> str:
-    """Return a name without the path of this machine: `adapted/retriever` or `my-retriever`."""
-    whole = local_path(model).resolve()
-    return "/".join(whole.parts[-2:]) if whole.name in ("retriever", "model") else whole.name

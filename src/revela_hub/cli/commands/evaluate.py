@@ -28,9 +28,7 @@ Examples:
   revela-hub evaluate bm25 my-retriever sentence-transformers/all-MiniLM-L6-v2 --corpus data/beir/scifact --json
   revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid
   revela-hub evaluate my-retriever --corpus data/msmarco --split dev --metrics mrr@10 recall@50 recall@1000 --save_run run.trec
-  revela-hub evaluate run.trec --corpus data/msmarco --split dev --metrics mrr@100
   revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96
-  revela-hub evaluate my-retriever --tasks SciFact NFCorpus
   revela-hub evaluate my-retriever --tasks MTEB56 --instructions instructions.json
   revela-hub evaluate my-retriever --data nq-test.jsonl --index my-index --metrics answer_recall@20 answer_recall@100
   revela-hub evaluate outputs/reader/model --task qa --data dev.jsonl --index my-index --retriever my-retriever

@@ -3,8 +3,7 @@
 LoRA adapters are merged. Training exports the final model itself; use this command for intermediate checkpoints, or
 for another --max_length or --dtype. It writes a folder for each part of the model, and prints their names.
 
-A bare PEFT adapter of a decoder, such as those of Revela's authors, becomes a retriever with the pooling and prompts
-of Revela, or those of the options.
+A bare PEFT adapter of a decoder, such as those of Revela's authors, becomes a retriever with their pooling and prompts.
 
 --format onnx also writes onnx/model.onnx, which onnxruntime and text-embeddings-inference load, and prints how much its
 vectors differ from the model's. It takes a checkpoint, a sentence-transformers folder, or the output folder of adapt or
@@ -44,11 +43,6 @@ class Arguments:
     max_length: TextLength | None = option(
         None, "Maximum number of tokens per text, including EOS (default: the checkpoint's)."
     )
-    pooling: Literal["last", "mean", "cls"] = option(
-        "last", "Pooling of a PEFT adapter's retriever; last is an EOS appended to every text."
-    )
-    query_prompt: str = option("query: ", "Text to prepend to every query, for a PEFT adapter.")
-    document_prompt: str = option("passage: ", "Text to prepend to every passage, for a PEFT adapter.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
         None, "Type of the stored weights (default: unchanged)."
     )
@@ -87,15 +81,7 @@ def _export(arguments: Arguments, output: Path) -> list[Path]:
     if is_adapter(arguments.checkpoint):
         if output.exists():
             raise UserError(f"--output_dir {output} exists: choose a new folder")
-        prompts = {"query": arguments.query_prompt, "document": arguments.document_prompt}
-        export_adapter(
-            arguments.checkpoint,
-            output,
-            pooling=arguments.pooling,
-            prompts=prompts,
-            max_length=length or 2048,
-            dtype=dtype,
-        )
+        export_adapter(arguments.checkpoint, output, max_length=length or 2048, dtype=dtype)
         folders = {"retriever": output}
     else:
         export_checkpoint(arguments.checkpoint, output, lm=arguments.lm, max_length=length, dtype=dtype)

@@ -81,13 +81,16 @@ def run(arguments: Arguments) -> None:
     """Write the index and print its size."""
     from revela_hub.checkpoints import resolve
     from revela_hub.data.sources.report import counted
-    from revela_hub.hub_cards.hub_index import index_repository, push_index
+    from revela_hub.hub_cards.hub_index import push_index
+    from revela_hub.hub_cards.repository import Destination, Repository
     from revela_hub.retrieval import build_store
 
     method = resolve(arguments.model).method
     repository = None
     if arguments.push_to_hub is not None:
-        repository = index_repository(arguments.push_to_hub, private=arguments.private, update=arguments.update)
+        to = Destination(arguments.push_to_hub, private=arguments.private, update=arguments.update)
+        repository = Repository(to, "dataset")
+        repository.read()  # before the work, to report errors early
     uri = arguments.milvus_uri
     uri = str(local_path(uri).resolve()) if uri and uri.endswith(".db") else uri  # then found from another folder, too
     options = IndexOptions(arguments.index_type, arguments.dtype, uri, arguments.truncate_dim)

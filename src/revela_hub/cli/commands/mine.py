@@ -20,7 +20,6 @@ Examples:
   revela-hub mine bm25 --pairs pairs.jsonl --corpus corpus.jsonl.gz --num_negatives 4 --output mined.jsonl
   revela-hub mine my-retriever --pairs hf:sentence-transformers/natural-questions --anchor_column query \
       --positive_column answer --range_min 10 --range_max 100 --sampling random --output mined.jsonl
-  revela-hub mine bm25 --pairs pairs.jsonl --positive_aware false --output mined.jsonl
   revela-hub mine my-retriever --mixture mixture.yaml --num_negatives 7 --output outputs/mined
 """
 
@@ -34,7 +33,6 @@ from typing import Literal
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option, required, values_of
-from revela_hub.output import note
 from revela_hub.ranges import NonNegativeInt, PositiveInt
 from revela_hub.search.models import load_models
 from revela_hub.search.options import Mode, RankOptions
@@ -116,7 +114,6 @@ def run(arguments: Arguments) -> None:
             for row in rows:
                 lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
     print(report)
-    note(f"cache: {folder}")
 
 
 def _check_output(arguments: Arguments, output: Path) -> None:

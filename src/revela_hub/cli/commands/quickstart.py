@@ -46,11 +46,9 @@ _READER = """
 import sys
 sys.modules["revela_hub"] = None
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 retriever, lm = sys.argv[1:]
-queries = SentenceTransformer(retriever).encode_query(["parse a date"])
-print(f"SentenceTransformer({retriever!r}): vectors of {queries.shape[1]} numbers")
-print(f"AutoModel.from_pretrained({retriever!r}): {type(AutoModel.from_pretrained(retriever)).__name__}")
+print(f"SentenceTransformer({retriever!r}): vectors of {len(SentenceTransformer(retriever).encode_query('a date'))} numbers")
 print(f"AutoModelForCausalLM.from_pretrained({lm!r}): {type(AutoModelForCausalLM.from_pretrained(lm)).__name__}")
 """
 

@@ -18,7 +18,6 @@ Examples:
   revela-hub search my-retriever "where is the timeout of a request set?" --corpus src docs --mode dense
   revela-hub search bm25 "request timeout" --corpus src --top_k 3
   revela-hub search my-retriever --index my-index < queries.txt
-  revela-hub search my-name/my-retriever "what is a shard?" --index hf:my-name/my-index
 """
 
 import json as json_format
