@@ -28,10 +28,10 @@ class Published:
     """The result of publishing."""
 
     checks: list[Check]
-    files: dict[str, int]  # path -> size
+    files: dict[str, int]  #: path -> size
     skipped: list[str] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)  # files of the previous model
-    url: str | None = None  # None after a dry run
+    deleted: list[str] = field(default_factory=list)  #: files of the previous model
+    url: str | None = None  #: None after a dry run
     commit: str | None = None
 
 
