@@ -27,7 +27,7 @@ NOT_RUN = ("check", "publish")
 SLOW = ("docs/guides/publish.md", "docs/methods/revela.md")  # 5 seconds of CPU time or more
 # Lines that come with some data only: logs of single steps, which weights are exported, and whether a difference is significant.
 VARIABLE = re.compile(
-    r"^(step|before training|trained|exported|hybrid|Training|A hybrid|stopped)\b|Exported:|s per step|found nothing|queries\)\.$|p < |p = |passages are longer|with fewer"
+    r"^(step|before training|trained|exported|hybrid|Training|A hybrid|stopped)\b|Exported:|s per step|found nothing|queries\)\.$|p < |p = |passages are longer|with fewer|too few"
 )
 WORDS = "fox dog river sea mountain lazy quick brown sediment layer".split()
 
