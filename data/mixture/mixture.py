@@ -144,7 +144,7 @@ def load_mixture(
     if not tasks:
         raise UserError(f"no task is for stage {stage} (the tasks are {names}); add stages: [{stage}] to one of them")
     needed = [task for task in every if task in tasks or task.is_retrieval]
-    settings = {"num_negatives": num_negatives, "seed": seed}
+    settings: dict[str, Any] = {"num_negatives": num_negatives, "seed": seed}
     made_with = settings | {"tasks": needed}
     name = f"mixture-tasks-{rows_fingerprint(made_with, [source for task in needed for source in task.sources])}"
     make = partial(_task_rows, cache_dir=cache_dir, **settings)
@@ -195,7 +195,7 @@ def _rows(
     if not report.rows:
         reasons = skips(report.dropped) or "no rows"
         raise UserError(f"task {task.name}: no positives for training in {task.source.path} ({reasons})")
-    sys.stderr.write(f"{report}\n")
+    sys.stderr.write(f"task {task.name}: {counted(report.rows, 'row')}\n")
 
 
 def task_seed(task: Task, seed: int) -> int:
