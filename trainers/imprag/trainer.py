@@ -194,7 +194,7 @@ class ImpRAGTrainer(MethodTrainer):
         retrieving = retrieve_B.cpu().numpy()
         drawn = self._draw(rows_B, retrieving)
         candidates_N = drawn.candidates_BC.reshape(-1)
-        # Without any candidate, padding is encoded: processes that share weights (FSDP) have to run the same layers.
+        # Without any candidate, padding is encoded, because the model needs a row.
         there_N = np.flatnonzero(candidates_N >= min(0, candidates_N.max()))
         passages = {"candidate": candidates_N[there_N]}
         if self.only_retrieving:
