@@ -234,9 +234,7 @@ def test_models_of_the_wrong_kind_are_rejected(
         assert "--rerank needs a CrossEncoder or a MultiVectorEncoder" in error("bm25", "--rerank", model)
     assert "is a reranker (CrossEncoder)" in error(cross_encoder)
     # sentence-transformers would load it as a dense model with new random layers.
-    assert "is a SparseEncoder, where a dense retriever is needed: use --mode sparse" in error(
-        tiny_sparse_folder, "--mode", "dense"
-    )
+    assert "is a SparseEncoder" in error(tiny_sparse_folder, "--mode", "dense")
     for other in (cross_encoder, tiny_sparse_folder):
         with pytest.raises(UserError):
             load_retriever(other)

@@ -8,7 +8,6 @@ from word_encoder import WORDS, Encoder
 
 from revela_hub.data.sources.source import Document
 from revela_hub.demo.collection import Collection, Column, LoadedRetriever, source_of
-from revela_hub.errors import UserError
 from revela_hub.retrieval import RankerSettings, build_ranker
 
 TEXTS = [" ".join(WORDS[place : place + 3]) for place in range(len(WORDS) - 2)]
@@ -87,8 +86,3 @@ def test_one_retriever_and_a_query_without_a_known_word(tmp_path: Path) -> None:
     assert len(dense.results) == 5 and {result.change for result in dense.results} == {""}
     assert texts(both) == texts(dense)
     assert not bm25.results
-
-
-def test_an_empty_text(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="empty"):
-        Collection([Document("x", "  ", None, "text")], [], tmp_path, cache=tmp_path, name="x")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -58,13 +59,10 @@ def test_hits_of_a_hybrid_have_the_cosine_which_encodes_nothing_again(
     with Searcher(retriever_folder, docs, mode="dense") as dense:
         expected = [{hit.text: hit.score for hit in hits} for hits in dense.search(queries, top_k=6)]
     with Searcher(retriever_folder, docs) as searcher:
-        encode = SentenceTransformer.encode_query
-        calls = []
-        monkeypatch.setattr(
-            SentenceTransformer, "encode_query", lambda *args, **k: calls.append(1) or encode(*args, **k)
-        )
+        encode = Mock(wraps=SentenceTransformer.encode_query)
+        monkeypatch.setattr(SentenceTransformer, "encode_query", lambda *args, **options: encode(*args, **options))
         found = [{hit.text: hit.cosine for hit in hits} for hits in searcher.search(queries, top_k=6)]
-    assert [pytest.approx(each, abs=1e-6) for each in expected] == found and len(calls) == 1
+    assert [pytest.approx(each, abs=1e-6) for each in expected] == found and encode.call_count == 1
     assert dense.score_name == "cosine"
     assert [hit.cosine for hit in Searcher("bm25", docs).search("rivers")] == [None]
 
@@ -72,10 +70,3 @@ def test_hits_of_a_hybrid_have_the_cosine_which_encodes_nothing_again(
 def test_without_a_connection_an_unknown_hybrid_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert fitted_settings("someone/adapted") == {}
     assert "hybrid.json" in capsys.readouterr().err
-
-
-def test_wrong_options(docs: Path) -> None:
-    with pytest.raises(UserError, match="either --corpus"):
-        Searcher("bm25")
-    with pytest.raises(TypeError, match="reranker"):
-        Searcher("bm25", docs, reranker="self")
