@@ -347,11 +347,10 @@ class ImpRAGTrainer(MethodTrainer):
             kept = {"ranking": torch.from_numpy(self.ranking), "built_at": torch.tensor(self.built_at)}
             save_file(kept, folder / CANDIDATES)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Load the weights and the rankings."""
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        file = Path(resume_from_checkpoint) / CANDIDATES
-        if file.is_file():
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load their states and the rankings, also with DeepSpeed, for which the Trainer does not call `_load_from_checkpoint`."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and (file := Path(checkpoint) / CANDIDATES).is_file():
             saved = load_file(file)
             self.ranking, self.built_at = saved["ranking"].numpy(), int(saved["built_at"])
             if len(self.ranking) != len(self.train_dataset):  # type: ignore[arg-type]

@@ -43,7 +43,10 @@ def _tokens(count: int, draw: random.Random) -> str:
 
 @dataclass
 class Needs:
-    """What one process needs: numbers of parameters, bytes, and the operations and tokens of a batch; ImpRAG's index per token."""
+    """What one process needs: numbers of parameters, bytes, and the operations and tokens of a batch.
+
+    Operations of ImpRAG's index are per token, those of RA-DIT's likelihoods, before the training, per row.
+    """
 
     parameters: int = 0
     trained: int = 0
@@ -55,6 +58,7 @@ class Needs:
     flops: int = 0
     tokens: int = 0
     index: float = 0.0
+    likelihoods: float = 0.0
 
 
 class Measured(Exception):
@@ -67,6 +71,7 @@ def record(command: Any, arguments: Any, meter: Meter) -> Needs:
 
     def train(_: Any, trainer: Any) -> None:
         rows, model, step = trainer.train_dataset, trainer.model, trainer.training_step
+        needs.row, needs.likelihoods = rows.data.nbytes / len(rows), meter.flops / len(rows)
 
         def embedded(module: Any, given: Any, output: Tensor) -> None:
             tokens[torch.is_grad_enabled()] += output.shape[:-1].numel()
@@ -90,7 +95,6 @@ def record(command: Any, arguments: Any, meter: Meter) -> Needs:
             embeddings.register_forward_hook(embedded)
         trainer.training_step = training_step
         trainer.train()
-        needs.row = rows.data.nbytes / len(rows)
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         needs.parameters, needs.trained = (sum(w.numel() for w in each) for each in (model.parameters(), trained))
         needs.weights = sum(weight.nbytes for weight in [*model.parameters(), *model.buffers()])
@@ -210,14 +214,14 @@ def plan(name: str, command: Any, values: dict[str, Any]) -> str:
         step, steps = rows * gpus * batches, arguments.max_steps
         if steps <= 0:
             steps = math.ceil(total * arguments.num_train_epochs / step) if total else 1000
-        flops = steps * batches * needs.flops
+        flops = steps * batches * needs.flops + round((total or 0) * needs.likelihoods / gpus)
         if needs.index and total and passages:
             last = steps - arguments.retrieval_warmup_epochs * total / step
             builds = math.ceil(max(0, last) / (arguments.index_steps or total / step))
             flops += round(builds * passages * arguments.max_passage_length * needs.index / gpus)
         billions, hours = gpus * batches * steps * needs.tokens / 1e9, flops / (SHARE * H100) / 3600
         numbers = "".join(f"| {number:,} " for number in (gpus, batches, step, steps, step * steps))
-        lines.append(f"{numbers}| {billions:,.1f} billion | {hours:,.1f} |")
+        lines.append(f"{numbers}| {billions:,.1f} billion | {hours:,.2f} |")
     note = f"Hours if every text has the maximum length, at {SHARE:.0%} of the peak in bf16, as measured on an H100; without "
     note += "reading data and evaluation" + " and the index" * bool(needs.index and not (total and passages)) + "."
     if arguments.max_steps <= 0 and not total:
