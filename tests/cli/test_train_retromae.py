@@ -94,18 +94,3 @@ def test_a_mistake_is_one_line_and_exit_status_2(
     assert main(words(mlm_folder, documents, tmp_path / "out", *more)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("revela-hub: error:") and message in error
-
-
-def test_the_recipe_is_the_papers(repository: Path) -> None:
-    """Every option of the recipe is one, and those of the paper's section 4.1 have its values."""
-    from parsed_arguments import parse_arguments
-
-    from revela_hub.trainers.retromae.command import Arguments
-
-    recipe = repository / "examples" / "retromae" / "pretrain.yaml"
-    if not recipe.is_file():
-        pytest.skip("the tests are not in a checkout")
-    read = parse_arguments(Arguments, ["--config", str(recipe), "--bf16", "false"])
-    assert read is not None
-    assert (read.learning_rate, read.num_train_epochs, read.per_device_train_batch_size) == (1e-4, 8, 32)
-    assert (read.encoder_mask_ratio, read.decoder_mask_ratio, read.max_length) == (0.3, 0.5, 512)

@@ -73,6 +73,12 @@ class LoopbackHub(ThreadingHTTPServer):
     def handle_error(self, *args: object) -> None:
         """Ignore closed connections."""
 
+    def add(self, name: str, files: dict[str, bytes], revision: str = "main") -> None:
+        """Add a repository with these files in a branch or a commit; main is empty if it is another."""
+        repository = self.repositories[name] = Repository()
+        repository.commit("main", {}, "initial commit")
+        repository.refs[revision] = repository.commit(revision, files, "files")
+
 
 class Handler(BaseHTTPRequestHandler):
     """Routes by regular expression; the name in `do` is a method of this class."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback_hub import LoopbackHub, Repository
+from loopback_hub import LoopbackHub
 
 from revela_hub.data import read_beir
 
@@ -65,8 +65,7 @@ def test_the_data_of_the_benchmarks(
     table = b"query-id\tcorpus-id\tscore\n1\t7\t1\n"
     files["BeIR/scifact-qrels"] = dict.fromkeys(("train.tsv", "test.tsv"), table)
     for name, content in files.items():
-        hub.repositories[f"datasets/{name}"] = Repository()
-        hub.repositories[f"datasets/{name}"].commit("main", content, "files")
+        hub.add(f"datasets/{name}", content)
     foci = ("Gout", "Measles", "Asthma", "Anemia", "Cold", "Flu")
     archive(tmp_path / "med.zip", {f"1_A_QA/{focus}.xml": MEDQUAD.format(focus=focus) for focus in foci})
     code = {"idx": "q0", "doc": "sort a list", "code": "def f(): pass", "label": 1, "retrieval_idx": 0}

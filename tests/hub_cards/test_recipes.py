@@ -1,146 +1,163 @@
-"""The recipes of Revela, its baselines, RetroMAE and CoT-MoTE start as they are, from data sets and models of the Hub with the same columns and files, tiny."""
+"""The commands at the top of the recipes in examples/ run as they are printed, on tiny copies of their data sets and models."""
 
-import gzip
 import importlib.util
-import io
 import json
+import re
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from loopback_hub import LoopbackHub, Repository
+from loopback_hub import LoopbackHub
+from recipe_data import data_sets, local_files
+from synthesis_server import Server
 from test_pickles import pickle_weights
 
 from revela_hub.cli.main import main
+from revela_hub.data.mixture.tasks import parse_mixture
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-TINY = "--max_steps 2 --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --max_length 32 --bf16 false"
-TINY += " --report_to none --save_strategy no --dataloader_num_workers 0 --cache_dir cache --quiet"
+RUNS = [
+    *(f"revela/{name}" for name in ("wikipedia", "code", "fineweb", "mixed")),
+    *(f"revela/baselines/{name}-wikipedia" for name in ("contriever", "replug")),
+    *(f"retromae/{name}" for name in ("pretrain", "pretrain_msmarco", "msmarco", "nq", "beir")),
+    "cot-mote/pretrain cot-mote/finetune",
+    "imprag/squad",
+    "imprag/paper-3b imprag/paper-ra-it imprag/paper-ra-dit",
+    "nvembed/paper",
+    "nvembed/local",
+    "quickstart/revela",
+    "quickstart/adapt quickstart/pairs",
+    "quickstart/training/general_retriever",
+]
+"""Recipes by name; those of one string run one after the other."""
+TINY = "--max_steps 2 --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --report_to none --save_strategy no --quiet"
+PROMPTS = f"{TINY} --max_length 900 --bf16 false"
+GROUPS = f"{TINY} --max_length 32 --max_words 12 --probe none --dataloader_num_workers 0"
+MORE = {
+    "train revela": f"{GROUPS} --total_groups_per_step 2 --retriever_start_step 0",
+    "train contriever": f"{GROUPS} --max_words 24",
+    "train replug": GROUPS,
+    "train retromae": f"{TINY} --bf16 false --max_length 32 --probe none --dataloader_num_workers 0",
+    "train cot-mote": f"{TINY} --bf16 false --max_length 32 --dataloader_num_workers 0",
+    "train pairs": f"{TINY} --bf16 false --max_length 32 --probe none",
+    "train imprag": f"{PROMPTS} --max_passage_length 60 --retrieval_layer 0 --last_reading_layer 1 --num_passages 2 --num_negatives 2"
+    " --num_positives 2 --first_negative_rank 3 --last_negative_rank 6 --gradient_checkpointing false",
+    "train ra-it": f"{PROMPTS} --num_passages 2 --gradient_checkpointing false",
+    "train ra-dit": PROMPTS,
+    "train nvembed": f"{TINY} --per_device_train_batch_size 4 --num_negatives 2 --max_length 192 --pooling mean --dtype float32"
+    " --bf16 false --gradient_checkpointing false --probe none --lora_rank 4",
+    "pseudo-queries": "--max_length 32 --max_new_tokens 6 --quiet",
+    "mine": "--device cpu --quiet --positive_aware false",
+    "index": "--device cpu --index_type exact --quiet",
+    "evaluate": "--device cpu --quiet --num_passages 2",
+    "synthesize": "--count 12",
+}
+"""What makes a command small, after its own options."""
 
 
-def parquet(**columns: list[Any]) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.table(columns), file)
-    return file.getvalue()
+def commands(recipe: str) -> Iterator[list[str]]:
+    """The words of the commands at the top of a recipe."""
+    command = ""
+    for line in (EXAMPLES / f"{recipe}.yaml").read_text().splitlines():
+        line = line.removeprefix("#   ")
+        if command or re.match(r"(REVELA_HUB_DATA=\S+ )?(revela-hub|accelerate|python) ", line):
+            command += f"{line}\n"
+            try:
+                words = shlex.split(command.replace("\\\n", " "))
+            except ValueError:  # an open quotation
+                continue
+            if not line.endswith("\\"):
+                yield words
+                command = ""
+
+
+def start(words: list[str]) -> None:
+    """Run a command in this process."""
+    if words[0] == "python":  # -c CODE > FILE
+        with open(words[-1], "w") as file, redirect_stdout(file):
+            exec(words[2], {})
+        return
+    first = next(n for n, word in enumerate(words) if word in ("revela-hub", "revela_hub"))
+    command = words[first + 1 :]
+    name = " ".join(command[: 1 + (command[0] == "train")])
+    before = set(Path().glob("**/model*.safetensors"))
+    shallow = "--retrieval_layer 0" if "--retrieval_layer" in command else ""
+    assert main([*command, *f"{MORE[name]} {shallow}".split()]) == 0, words
+    assert command[0] != "train" or set(Path().glob("**/model*.safetensors")) - before, words
 
 
 @pytest.fixture(autouse=True)
 def place(
     hub: LoopbackHub,
     tmp_path: Path,
-    texts: list[str],
     mlm_folder: Path,
     llama_folder: Path,
     t5_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Path:
+) -> Iterator[Path]:
     """A folder with the files that the recipes read, and the Hub with what they download."""
-    wiki = b"---\nconfigs:\n- config_name: 20231101.en\n  data_files:\n  - split: train\n    path: 20231101.en/train-*\n---\n"
-    files = {
-        "google-bert/bert-base-uncased": {path.name: path.read_bytes() for path in mlm_folder.iterdir()},
-        "datasets/wikimedia/wikipedia": {
-            "README.md": wiki,
-            "20231101.en/train-00000-of-00001.parquet": parquet(
-                id=["1"], url=["u"], title=["T"], text=[" ".join(texts)]
-            ),
-        },
-        "datasets/bookcorpus/bookcorpus": {
-            "plain_text/train/0000.parquet": parquet(text=[text.lower() for text in texts])
-        },
-        "datasets/Tevatron/msmarco-passage-corpus": {
-            "default/train/0000.parquet": parquet(docid=list("0123"), title=["", "a", "b", "c"], text=texts[:4])
-        },
-    }
-    files["meta-llama/Llama-3.2-1B"] = {path.name: path.read_bytes() for path in llama_folder.iterdir()}
-    shard = "data/train-00000-of-00001.parquet"
-    passages = [{"docid": str(n), "title": "T", "text": f"T. {text}"} for n, text in enumerate(texts)]
-    lines = "".join(json.dumps(row) + "\n" for row in passages).encode()
-    files["datasets/Tevatron/wikipedia-nq-corpus"] = {"corpus.jsonl.gz": gzip.compress(lines)}
-    files["datasets/code-rag-bench/online-tutorials"] = {shard: parquet(title=["T"], text=texts[:1], type=[""])}
-    files["datasets/code-rag-bench/library-documentation"] = {shard: parquet(doc_id=["a"], doc_content=texts[:1])}
-    files["datasets/code-rag-bench/stackoverflow-posts"] = {shard: parquet(text=texts)}
-    files["datasets/HuggingFaceFW/fineweb-edu"] = {
-        "README.md": wiki.replace(b"20231101.en/", b"sample/10BT/").replace(b"20231101.en", b"sample-10BT"),
-        "sample/10BT/train-00000.parquet": parquet(id=["1", "2"], text=[" ".join(texts)] * 2),
-    }
-    files["datasets/trumancai/revela_training_corpus"] = {shard: parquet(text=[[*texts, "", *texts][:16]] * 2)}
-    files["Shitao/RetroMAE"] = {path.name: path.read_bytes() for path in pickle_weights(mlm_folder).iterdir()}
-    files["castorini/doc2query-t5-base-msmarco"] = {path.name: path.read_bytes() for path in t5_folder.iterdir()}
-    for name, content in files.items():
-        repository = hub.repositories[name] = Repository()
-        repository.commit("refs/convert/parquet", content, "converted")
-        repository.commit("main", content, "files")
+    server = Server()
+    monkeypatch.setitem(MORE, "synthesize", f"{MORE['synthesize']} --endpoint {server.url}")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("REVELA_HUB_DATA", str(tmp_path / "local"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.chdir(tmp_path)
-    beir = tmp_path / "data" / "beir" / "msmarco"
-    (beir / "qrels").mkdir(parents=True)
-    passages = [f"{text} Another fox, number {n}." for n in range(5) for text in texts[:4]]
-    lines = {"corpus": [{"_id": str(n), "text": text} for n, text in enumerate(passages)]}
-    lines["queries"] = [{"_id": str(n), "text": f"Another fox {text[:20]}"} for n, text in enumerate(passages)]
-    for name, rows in lines.items():
-        (beir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = "".join(f"{n}\t{n}\t1\n" for n in range(8))
-    (beir / "qrels" / "train.tsv").write_text(f"query-id\tcorpus-id\tscore\n{rows}")
-    (tmp_path / "data" / "msmarco-docs.jsonl").write_text(json.dumps({"title": "T", "text": " ".join(texts)}) + "\n")
-    return tmp_path
+    data_sets(hub, (EXAMPLES / "nvembed" / "paper.yaml").read_text())
+    local_files(tmp_path)
+    models = {
+        mlm_folder: "google-bert/bert-base-uncased facebook/contriever-msmarco",
+        t5_folder: "castorini/doc2query-t5-base-msmarco",
+        llama_folder: "meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-3B mistralai/Mistral-7B-v0.1 Qwen/Qwen3-0.6B-Base"
+        " intfloat/e5-mistral-7b-instruct",
+    }
+    for folder, name in ((folder, name) for folder, names in models.items() for name in names.split()):
+        hub.add(name, {path.name: path.read_bytes() for path in folder.iterdir()})
+    for name in ("MODEL", "base_lm", "contrastive"):  # in the commands
+        (tmp_path / name).symlink_to(llama_folder)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    hub.add("Shitao/RetroMAE", {path.name: path.read_bytes() for path in pickle_weights(mlm_folder).iterdir()})
+    yield tmp_path
+    server.close()
 
 
-def run(command: str, recipe: str = "", more: str = TINY) -> None:
-    config = ["--config", str(EXAMPLES / recipe)] if recipe else []
-    assert main([*command.split(), *config, *more.split()]) == 0
+@pytest.mark.parametrize("run", RUNS)
+def test_the_printed_commands_run(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for recipe in run.split():
+        found = [words for words in commands(recipe) if "--tasks" not in words]  # which need mteb's data
+        assert found, recipe
+        for words in found:
+            start(
+                [
+                    re.sub("NAME", "ra-dit-llama", re.sub("^examples/quickstart/(lm|retriever)$", "MODEL", word))
+                    for word in words
+                ]
+            )
+    if run == "nvembed/paper":
+        files = (Path("examples/nvembed/paper.yaml"), Path("outputs/nvembed-mined/mixture.yaml"))
+        given, mined = map(parse_mixture, files)
+        assert [(task.name, task.in_stages) for task in given] == [(task.name, task.in_stages) for task in mined]
+        assert (
+            sum("nvembed-mined" in task.source.path for task in mined) == 18
+        )  # retrieval and similarity, not the synthetic
+        settings = Path("outputs/nvembed-2/embedder/config_sentence_transformers.json")
+        prompts = json.loads(settings.read_text())["prompts"]
+        assert all(task.instruction in prompts[task.name] for task in given)
 
 
-REVELA = TINY.replace("--bf16 false", "--max_words 12 --probe none")
+def test_every_recipe_is_run() -> None:
+    named = " ".join(word for run in RUNS for recipe in run.split() for words in commands(recipe) for word in words)
+    files = {str(file.relative_to(EXAMPLES).with_suffix("")) for file in EXAMPLES.glob("*/**/*.yaml")}
+    assert {file for file in files if file not in " ".join(RUNS).split() and f"examples/{file}.yaml" not in named} == {
+        "accelerate/fsdp"  # tests/trainers/revela/test_sharded.py
+    }
 
 
-@pytest.mark.parametrize(
-    ("recipe", "more"),
-    [
-        *((name, "") for name in ("wikipedia", "code", "fineweb", "mixed")),
-        ("wikipedia", "--data hf:trumancai/revela_training_corpus --groups_column text"),
-    ],
-)
-def test_revela_is_trained(recipe: str, more: str, place: Path) -> None:
-    run("train revela", f"revela/{recipe}.yaml", f"{REVELA} --total_groups_per_step 2 {more} --output_dir out")
-    assert (place / "out" / "retriever" / "modules.json").is_file()
-
-
-@pytest.mark.parametrize("name", ["contriever", "replug"])
-def test_the_baselines_of_revela_are_trained(name: str, place: Path) -> None:
-    run(f"train {name}", f"revela/baselines/{name}-wikipedia.yaml", f"{REVELA} --output_dir out")
-    assert (place / "out" / "retriever" / "modules.json").is_file()
-
-
-@pytest.mark.parametrize("recipe", ["pretrain", "pretrain_msmarco"])
-def test_retromae_is_pre_trained(recipe: str, place: Path) -> None:
-    run("train retromae", f"retromae/{recipe}.yaml", f"{TINY} --probe none --output_dir out")
-    assert (place / "out" / "encoder" / "modules.json").is_file()
-
-
-MINE = "mine bm25 --beir data/beir/msmarco --num_negatives {} --range_max 19 --sampling random --positive_aware false --output mined.jsonl"
-
-
-@pytest.mark.parametrize(("recipe", "negatives"), [("msmarco", 15), ("nq", 1), ("beir", 1)])
-def test_retromae_is_fine_tuned(recipe: str, negatives: int, place: Path) -> None:
-    run(MINE.format(negatives), more="--cache_dir mining --quiet")
-    more = TINY.replace("--max_length 32", "--max_length 32 --query_max_length 16").replace("--cache_dir cache", "")
-    run("train pairs --pairs mined.jsonl", f"retromae/{recipe}.yaml", f"{more} --output_dir out")
-    settings = json.loads((place / "out" / "retriever" / "config_sentence_transformers.json").read_text())
-    assert settings["similarity_fn_name"] == "dot"
-    [pooling] = (place / "out" / "retriever").glob("1_Pooling/config.json")
-    assert '"cls"' in pooling.read_text()
-
-
-def test_cot_mote_is_trained_from_its_own_queries(place: Path) -> None:
-    run("pseudo-queries", "cot-mote/queries.yaml", "--max_length 32 --max_new_tokens 6 --quiet")
-    run("train cot-mote", "cot-mote/pretrain.yaml", f"{TINY} --output_dir outputs/cot-mote-pretrained")
-    run(MINE.format(15), more="--cache_dir mining --quiet")
-    run(
-        "train cot-mote --pairs mined.jsonl", "cot-mote/finetune.yaml", f"{TINY} --query_max_length 16 --output_dir out"
-    )
-    assert (place / "out" / "sparse" / "modules.json").is_file()
+def test_the_groups_of_revelas_authors_are_read(place: Path) -> None:
+    own = "--data hf:trumancai/revela_training_corpus --groups_column text".split()
+    start(["revela-hub", "train", "revela", "--config", "examples/revela/wikipedia.yaml", *own])
 
 
 def test_a_cross_encoder_is_distilled(place: Path, monkeypatch: pytest.MonkeyPatch, retriever_folder: Path) -> None:
@@ -148,7 +165,7 @@ def test_a_cross_encoder_is_distilled(place: Path, monkeypatch: pytest.MonkeyPat
     assert spec is not None and spec.loader is not None
     distill = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(distill)
-    run(MINE.format(2), more="--cache_dir mining --quiet")
+    start("revela-hub mine bm25 --beir data/beir/msmarco --num_negatives 2 --output mined.jsonl".split())
     for words in (
         "teacher google-bert/bert-base-uncased --pairs mined.jsonl --output teacher --max_steps 1",
         "score teacher --pairs mined.jsonl --output scored.jsonl",

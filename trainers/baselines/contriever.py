@@ -1,4 +1,4 @@
-r"""Train a retriever on raw text with a contrastive loss: Contriever (arXiv 2112.09118), a baseline.
+"""Train a retriever on raw text with a contrastive loss: Contriever (arXiv 2112.09118), a baseline.
 
 Two random crops of a passage are a positive pair; the crops of other passages in the batch (or, with --queue_size, of
 earlier batches) are negatives. It starts from a sentence-transformers model, or from an encoder or decoder
@@ -10,8 +10,6 @@ Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model 
 Examples:
   revela-hub train contriever --data path/to/texts --retriever HuggingFaceTB/SmolLM2-135M --max_steps 200
   revela-hub train contriever --data path/to/texts --retriever google-bert/bert-base-uncased --views inverse_cloze
-  accelerate launch --num_processes 4 -m revela_hub train contriever \
-      --config examples/revela/baselines/contriever-wikipedia.yaml
 """
 
 import copy

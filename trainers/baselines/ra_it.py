@@ -278,7 +278,7 @@ class PastedAnswerer(Answerer):
         self.positions = text_positions(model.config)
         self.reserved = self.num_passages * (self.max_passage_length + 8)  # `Passage: ` and the end of the line
 
-    def _search(self, batches: Sequence[list[list[int]]], queries: Sequence[str]) -> Hits:
+    def _search(self, queries: Sequence[str], batch_size: int) -> Hits:
         return self.ranker.search(queries, self.num_passages)
 
     def _inputs(

@@ -10,8 +10,6 @@ Writes to --output_dir: retriever/ for SentenceTransformer(...), with its model 
 Examples:
   revela-hub train replug --data path/to/texts --retriever HuggingFaceTB/SmolLM2-135M \
       --lm HuggingFaceTB/SmolLM2-135M --max_steps 200
-  accelerate launch --num_processes 4 -m revela_hub train replug \
-      --config examples/revela/baselines/replug-wikipedia.yaml
 """
 
 import re

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -18,7 +17,7 @@ from revela_hub.modeling import ImpRAGForCausalLM
 from revela_hub.retrieval.encoder import model_identity, text_positions
 from revela_hub.retrieval.hits import Hits
 from revela_hub.retrieval.passages import Hit
-from revela_hub.trainers.imprag.checkpoint import load_imprag_encoder
+from revela_hub.trainers.imprag.checkpoint import ImpRAGEncoder, load_imprag_encoder
 from revela_hub.trainers.imprag.data import padded, tokenize_passages
 
 
@@ -82,10 +81,10 @@ class Answerer:
         prompts = [without_surrogates(prompt) for prompt in prompts]
         rows = self.tokenizer(prompts)["input_ids"]
         self._check(rows, max_new_tokens, places or [f"prompt {n}" for n in range(1, len(rows) + 1)])
-        parts = [slice(start, start + batch_size) for start in range(0, len(rows), batch_size)]
         # Once for all prompts, because an exact search reads all vectors.
-        hits = None if self.collection is None else self._search([rows[part] for part in parts], queries or prompts)
-        for part in parts:
+        hits = None if self.collection is None else self._search(queries or prompts, batch_size)
+        for start in range(0, len(rows), batch_size):
+            part = slice(start, start + batch_size)
             read: Sequence[Sequence[Hit]] = [()] * len(rows[part])
             if hits is not None:
                 read = self.collection.found(Hits(hits.scores_QK[part], hits.rows_QK[part]))
@@ -101,14 +100,10 @@ class Answerer:
             for text, found in zip(texts, read, strict=True):
                 yield Answer(str(text).strip(), found)
 
-    def _search(self, batches: Sequence[list[list[int]]], queries: Sequence[str]) -> Hits:
+    def _search(self, queries: Sequence[str], batch_size: int) -> Hits:
         """Return the passages that each prompt reads."""
-        vectors = []
-        with varying_shapes(), torch.no_grad():
-            for ids, mask in map(left_padded, batches):
-                embedded = self.model.embed_queries(ids.to(self.model.device), mask.to(self.model.device))
-                vectors.append(embedded.float().cpu().numpy())
-        found: Hits = self.collection.search(np.concatenate(vectors), self.num_passages)
+        vectors = ImpRAGEncoder(self.model, self.tokenizer).encode_query(list(queries), batch_size=batch_size)
+        found: Hits = self.collection.search(vectors, self.num_passages)
         return found
 
     def _inputs(

@@ -114,9 +114,7 @@ def rank_passages(
     with ranking_folder(cache_dir, settings) as (folder, settings):
         ranker = build_ranker(texts, settings, folder, dense=encoder, index=index)
         rows_QK = ranker.search(queries, depth).rows_QK
-    ranked = np.full((len(queries), depth), -1, np.int32)
-    ranked[:, : rows_QK.shape[1]] = rows_QK
-    return ranked
+    return np.pad(rows_QK, ((0, 0), (0, depth - rows_QK.shape[1])), constant_values=-1).astype(np.int32)
 
 
 def load_retriever(name: str, *, trust_remote_code: bool = False) -> Any:

@@ -77,7 +77,7 @@ def test_a_prompt_for_which_an_index_finds_less_reads_only_its_own_passages(
     monkeypatch.setattr(collection, "found", lambda hits: [row[: 1 + n % 2] for n, row in enumerate(found(hits))])
     answerer = Answerer(built, tokenizer, collection)
     rows = tokenizer([*PROMPTS, "Where?"])["input_ids"]
-    read = collection.found(answerer._search([rows[:3], rows[3:]], []))
+    read = collection.found(answerer._search([*PROMPTS, "Where?"], 3))
     inputs = answerer._inputs([*PROMPTS, "Where?"], rows, read)
     ids, mask = inputs["passage_input_ids"], inputs["passage_attention_mask"].bool()
     assert mask.any(-1).tolist() == 2 * [[True, False], [True, True]]
