@@ -115,9 +115,9 @@ def evaluate_retrieval(
     return evaluate_ranking(task, settings, dense=encoder, metrics=metrics)
 
 
-def retrieval_run(encoder: Encoder, task: RetrievalTask) -> Rankings:
+def retrieval_run(encoder: Encoder, task: RetrievalTask, show_progress_bar: bool = False) -> Rankings:
     """Return the best 100 hits of each query, which `evaluate_retrieval` scores."""
-    return ranking_run(task, RankerSettings(), dense=encoder)
+    return ranking_run(task, RankerSettings(show_progress_bar=show_progress_bar), dense=encoder)
 
 
 def evaluate_bm25(
@@ -146,15 +146,15 @@ def evaluate_ranking(
     return score_run(ranking_run(task, settings, depth_of(metrics), **options), task, metrics)
 
 
-def rerank_run(run: Rankings, task: RetrievalTask, reranker: Reranker) -> Rankings:
+def rerank_run(run: Rankings, task: RetrievalTask, reranker: Reranker, show_progress_bar: bool = False) -> Rankings:
     """Return a reranker's scores of all hits of a run."""
     # By document, not by query: a document has more tokens, and is encoded once.
     pairs = sorted((document, query) for query, hits in run.items() for document in hits)
     found: Rankings = {query: {} for query in run}
     for start in range(0, len(pairs), PAIRS):
         part = pairs[start : start + PAIRS]
-        scores = reranker.scores([(task.queries[query], task.corpus[document]) for document, query in part])
-        for (document, query), score in zip(part, scores.tolist(), strict=True):
+        texts = [(task.queries[query], task.corpus[document]) for document, query in part]
+        for (document, query), score in zip(part, reranker.scores(texts, show_progress_bar).tolist(), strict=True):
             found[query][document] = score
     return found
 

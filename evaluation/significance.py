@@ -138,7 +138,7 @@ def too_few_queries(differences: Iterable[PairedDifference]) -> str:
     The width of an interval falls with the square root of the number of queries.
 
     >>> too_few_queries([PairedDifference(0.01, -0.03, 0.05, 0.6, 50)])
-    '50 queries are too few to show a difference of 0.02: about 200 would suffice.'
+    '50 queries are too few to show a difference of 0.02: about 200 would suffice, estimated from this run.'
     """
     differences = list(differences)
     if few := [each.queries for each in differences if each.queries < FEWEST_QUERIES]:
@@ -148,6 +148,5 @@ def too_few_queries(differences: Iterable[PairedDifference]) -> str:
     if widest is None or (ratio := (widest.high - widest.low) / 2 / USUAL_GAIN) <= 1:
         return ""
     enough = math.ceil(widest.queries * round(ratio, 3) ** 2)
-    return (
-        f"{widest.queries:,} queries are too few to show a difference of {USUAL_GAIN}: about {enough:,} would suffice."
-    )
+    few = f"{widest.queries:,} queries are too few to show a difference of {USUAL_GAIN}"
+    return f"{few}: about {enough:,} would suffice, estimated from this run."

@@ -10,6 +10,7 @@ pairs that contain them.
 
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -96,7 +97,7 @@ class BM25(InvertedIndex):
         self._bm25s: Any = bm25s
         self._stemmer = None if self.settings.stemmer == "none" else Stemmer.Stemmer(self.settings.stemmer)
         self._stopwords = [] if self.settings.stopwords == "none" else self.settings.stopwords
-        self._show_progress_bar = show_progress_bar
+        self._show_progress_bar = show_progress_bar and sys.stderr.isatty()  # bm25s draws them
         key = key_of("bm25 of letters, marks, pairs of Korean syllables and single letters", asdict(self.settings))
         saved = None if folder is None else folder / f"bm25-{key[:8]}-{source.fingerprint}"
         if saved is not None and saved.is_dir():
@@ -109,7 +110,7 @@ class BM25(InvertedIndex):
                 return
             with warnings.catch_warnings():  # numpy warns about empty texts; they score 0
                 warnings.simplefilter("ignore", RuntimeWarning)
-                self._index.index(tokens, show_progress=show_progress_bar, leave_progress=False)
+                self._index.index(tokens, show_progress=self._show_progress_bar, leave_progress=False)
             if saved is not None:
                 with atomic(saved) as temporary:
                     self._index.save(str(temporary), show_progress=False)

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.files import atomic, claim, key_of, local_path
+from revela_hub.output import progress_bar
 from revela_hub.retrieval.encoder import Encoder
 from revela_hub.retrieval.hits import Hits, Ranker
 from revela_hub.retrieval.mining_input import NumberedPairs, number_pairs
@@ -213,7 +213,7 @@ def mine(
     reranked = getattr(reranker, "identity", reranker)
     pairs_P = [numbered.anchors_P.tolist(), numbered.positives_P.tolist()]
     key = key_of(repr(of_hits), reranked, numbered.corpus.fingerprint, numbered.anchors, pairs_P, ANCHOR_BLOCK)
-    with tqdm(desc="Mining", total=report.anchors, unit=" anchors", disable=not ranking.show_progress_bar) as bar:
+    with progress_bar(desc="Mining", total=report.anchors, unit=" anchors", show=ranking.show_progress_bar) as bar:
         for start in range(0, report.anchors, ANCHOR_BLOCK):
             block = numbered.block(start, start + ANCHOR_BLOCK)
             found, scores_P = _found(built, block, depth, folder / f"hits-{key}" / f"{start}.npz")

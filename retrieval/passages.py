@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Document
 from revela_hub.data.text.chunks import Chunk, chunk_document, is_pdf
+from revela_hub.output import progress_bar
 from revela_hub.retrieval.hits import Hits
 from revela_hub.retrieval.texts import TextFile, write_texts
 
@@ -122,7 +122,7 @@ def read_passages(
 
     def chunks() -> Iterator[Chunk]:
         seen: set[Path] = set()
-        for document in tqdm(documents, desc="Reading", unit=" documents", disable=not show_progress_bar, leave=False):
+        for document in progress_bar(documents, desc="Reading", unit=" documents", show=show_progress_bar, leave=False):
             if document.path is not None:
                 file = Path(document.path).resolve()
                 if file in seen:

@@ -15,16 +15,16 @@ With a weight w below 1, the scores of ranker and reranker are combined, each mi
 Letters in names: Q queries, K hits, P pairs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from revela_hub.data.sources.unicode import without_surrogates
 from revela_hub.errors import UserError
 from revela_hub.loading import in_fast_precision, model_kind, varying_shapes
+from revela_hub.output import progress_bar
 from revela_hub.retrieval.encoder import RERANKERS, input_modules, model_identity, open_model
 from revela_hub.retrieval.hits import Hits, Ranker, sort_hits
 from revela_hub.retrieval.hybrid import fuse
@@ -64,19 +64,26 @@ class Reranker:
             self.name, self.identity = "the retriever", "its token vectors"
 
     @varying_shapes()
-    def scores(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
+    def scores(self, pairs: Sequence[tuple[str, str]], show_progress_bar: bool = False) -> NDArray[np.float32]:
         """Return the scores (P,) of pairs of a query and a passage, as the model's own activation gives them."""
         pairs = [(without_surrogates(query), without_surrogates(passage)) for query, passage in pairs]
-        scores_P = np.empty(0, dtype=np.float32)
-        if pairs and self._kind == "CrossEncoder":
-            scores_P = self._model.predict(pairs, batch_size=self._batch_size, show_progress_bar=False)
-        elif pairs:
-            scores_P = self._late_interaction(pairs)
+        scores_P = np.empty(len(pairs), dtype=np.float32)
+        batches = self._read_together if self._kind == "CrossEncoder" else self._late_interaction
+        with progress_bar(total=len(pairs), desc="Reranking", unit=" pairs", show=show_progress_bar) as bar:
+            for places, scores in batches(pairs) if pairs else ():
+                scores_P[places] = scores
+                bar.update(len(places))
         if not np.isfinite(scores_P).all():
             raise UserError(f"the scores of {self.name} contain NaN or infinity: its precision may be too low")
-        return np.asarray(scores_P, dtype=np.float32)
+        return scores_P
 
-    def _late_interaction(self, pairs: Sequence[tuple[str, str]]) -> NDArray[np.float32]:
+    def _read_together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[Any, Any]]:
+        order_P = np.argsort([len(passage) for _, passage in pairs])
+        for part in np.array_split(order_P, len(pairs) // 256 + 1):
+            given = {"batch_size": self._batch_size, "show_progress_bar": False}
+            yield part, self._model.predict([pairs[place] for place in part], **given)
+
+    def _late_interaction(self, pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[Any, Any]]:
         """Encode each different text once, and compare the pairs.
 
         Passages are compared batch by batch: the token vectors of a thousand long ones do not fit in memory.
@@ -88,14 +95,12 @@ class Reranker:
         for place, (_, passage) in enumerate(pairs):
             places.setdefault(passage, []).append(place)
         passages = sorted(places, key=len, reverse=True)  # batches of similar length
-        scores_P = np.empty(len(pairs), dtype=np.float32)
         for start in range(0, len(passages), self._batch_size):
             batch = passages[start : start + self._batch_size]
             of_passage = dict(zip(batch, self._model.encode_document(batch, **options), strict=True))
             compared = [place for passage in batch for place in places[passage]]
             both = [[of_query[pairs[p][0]] for p in compared], [of_passage[pairs[p][1]] for p in compared]]
-            scores_P[compared] = self._model.similarity_pairwise(*both).float().cpu()
-        return scores_P
+            yield compared, self._model.similarity_pairwise(*both).float().cpu()
 
 
 def _open(name: str, device: str | None, trust_remote_code: bool) -> tuple[str, Any]:
@@ -192,13 +197,11 @@ class RerankedRanker:
     ) -> NDArray[np.float32]:
         """See `Ranker`: the reranker's scores."""
         scores_P = np.empty(len(rows_P), dtype=np.float32)
-        with tqdm(total=len(rows_P), desc="Reranking", unit=" pairs", disable=not self._show) as bar:
-            for start in range(0, len(rows_P), PAIRS):
-                part = slice(start, start + PAIRS)
-                passages = self._texts.read(rows_P[part].tolist())
-                asked = [queries[query] for query in queries_P[part].tolist()]
-                scores_P[part] = self._reranker.scores(list(zip(asked, passages, strict=True)))
-                bar.update(len(passages))
+        for start in range(0, len(rows_P), PAIRS):
+            part = slice(start, start + PAIRS)
+            passages = self._texts.read(rows_P[part].tolist())
+            asked = [queries[query] for query in queries_P[part].tolist()]
+            scores_P[part] = self._reranker.scores(list(zip(asked, passages, strict=True)), self._show)
         return scores_P
 
 

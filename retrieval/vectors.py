@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from revela_hub.errors import UserError
 from revela_hub.files import atomic, key_of
+from revela_hub.output import progress_bar
 from revela_hub.retrieval.texts import TextSource
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class VectorStore:
         """Encode and write the missing vectors of a part of the texts, in shards that start small."""
         missing = self.missing(texts, part)
         size, start = FIRST_SHARD, 0
-        with tqdm(total=len(missing), desc="Encoding passages", unit=" texts", disable=not show_progress_bar) as bar:
+        with progress_bar(total=len(missing), desc="Encoding passages", unit=" texts", show=show_progress_bar) as bar:
             while start < len(missing):
                 rows, began = missing[start : start + size], time.monotonic()
                 self.add(texts, rows, encode)

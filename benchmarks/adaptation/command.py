@@ -65,6 +65,7 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
     }
     write_scores(given.work / "scores" / f"{folder.name}.json", report["verdict"], systems)
     means = {key: sum(each.values()) / len(each) for key, each in systems.items()}
+    whole = compare_queries(systems["base"], systems["adapted"])
     difference = compare_queries(systems["base + BM25"], systems["adapted"])
     training = compare_queries(systems["base, adapted weights"], systems["adapted"])
     alone = compare_queries(systems["base"], systems["adapted, alone"])
@@ -76,6 +77,7 @@ def row(name: str, start: str, given: argparse.Namespace) -> dict[str, Any]:
         "weight": weight,
         "tokens": report["token_weight"],
         "means": means,
+        "whole": whole.to_dict(),
         "hybrid": difference.to_dict(),
         "training": training.to_dict(),
         "alone": alone.to_dict(),
@@ -125,9 +127,9 @@ def main() -> None:
         start = str(get_model_path())
     print(
         "| | verdict of `adapt` | exported | weights of BM25, tokens | base, alone | base + BM25 (0.3) | adapted"
-        " | difference on labels | of which training |"
+        " | difference from the base, alone | difference from base + BM25 | of which training |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name in given.domains:
         found = row(name, start, given)
         kept = given.work / "results.jsonl"
@@ -136,8 +138,8 @@ def main() -> None:
         means = found["means"]
         print(
             f"| {name} | {found['verdict']} {interval(found['probe'])} | {found['exported']} | {found['weight']}, {found['tokens']}"
-            f" | {means['base']:.3f} | {means['base + BM25']:.3f} | {means['adapted']:.3f} | {interval(found['hybrid'])}"
-            f" | {interval(found['training'])} |",
+            f" | {means['base']:.3f} | {means['base + BM25']:.3f} | {means['adapted']:.3f} | {interval(found['whole'])}"
+            f" | {interval(found['hybrid'])} | {interval(found['training'])} |",
             flush=True,
         )
 

@@ -54,16 +54,17 @@ class ReadReport:
 
     def __str__(self) -> str:
         """For example `1,234 documents, 5,678 chunks, 354 groups; skipped: 12 binary (.zip 12), 3 empty`."""
-        made = {"chunk": self.chunks, "group": self.groups, "span": self.spans}
+        made = {"chunk" if self.groups else "passage": self.chunks, "group": self.groups, "span": self.spans}
         counts = [counted(number, noun) for noun, number in made.items() if number]
         return "; ".join([", ".join([counted(self.documents, "document"), *counts]), *self.remarks()])
 
     def remarks(self) -> list[str]:
         """Return what was skipped, replaced, split or removed."""
+        unit = "span" if self.spans else "chunk" if self.groups else "passage"
         remarks = {
             f"skipped: {skips(self.skipped, self.endings)}": self.skipped,
             f"{counted(self.replaced, 'file')} had invalid UTF-8 (replaced)": self.replaced,
-            f"{counted(self.cut, 'sentence')} longer than a {'span' if self.spans else 'chunk'} (split)": self.cut,
+            f"{counted(self.cut, 'sentence')} longer than a {unit} (split)": self.cut,
             f"{counted(self.held_out, 'text')} of the probe held out": self.held_out,
             f"last group incomplete ({counted(self.absent, 'row')} empty)": self.absent,
             f"{counted(self.dropped, 'leftover chunk')} dropped": self.dropped,

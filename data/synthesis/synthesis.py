@@ -19,8 +19,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from revela_hub.data.sources.report import counted, skips
 from revela_hub.data.sources.rows import file_rows
 from revela_hub.data.synthesis.backends import CUT_OFF, Backend, Reply, Request
@@ -29,6 +27,7 @@ from revela_hub.data.synthesis.prompts import DOMAINS, FORMS, TASKS_PER_LIST, Fo
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.options import option
+from revela_hub.output import progress_bar
 from revela_hub.ranges import PositiveInt, Seed
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class _Synthesis:
         rows, wanted = self.rows[form], self.settings.wanted(form)
         tasks = self._tasks(form) if len(rows) < wanted else []
         number = max((row["draw"] for row in rows), default=-1) + 1
-        bar = tqdm(total=wanted, initial=len(rows), desc=form, disable=not self.show_progress_bar, dynamic_ncols=True)
+        bar = progress_bar(total=wanted, initial=len(rows), desc=form, show=self.show_progress_bar, dynamic_ncols=True)
         while (missing := wanted - len(rows)) > 0:
             draws = range(number, number + missing)
             number += missing

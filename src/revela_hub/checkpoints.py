@@ -110,6 +110,15 @@ def export_checkpoint(
     return output
 
 
+def no_gain(folder: Path) -> str:
+    """Return why an exported model is not published; empty if training, or BM25 and late interaction, brought a gain."""
+    fitted, outcome = read_json(folder / HYBRID, {}), read_json(folder.parent / "outcome.json", {})
+    if fitted.get("verdict") == "BETTER" or (outcome.get("step") != 0 and fitted.get("trained") is not False):
+        return ""
+    found = "; BM25 and late interaction: {difference:+.3f} [{low:+.3f}, {high:+.3f}], not significant with {queries} queries"
+    return f"nothing to publish: base model kept{found.format(**fitted['difference']) if fitted else ''}"
+
+
 def publish(
     checkpoint: str | Path,
     destination: Destination | str,
@@ -140,10 +149,8 @@ def publish(
         destination = Destination(destination)
     model = resolve(checkpoint)
     folder = local_path(model.path)
-    fitted = read_json(folder / HYBRID, {})
-    untrained = read_json(folder.parent / "outcome.json", {}).get("step") == 0 or fitted.get("trained") is False
-    if model.finished and untrained and fitted.get("verdict") != "BETTER":
-        raise UserError(f"not published: {folder} is the base model, unchanged, and no settings of adapt bring a gain")
+    if model.finished and (reason := no_gain(folder)):
+        raise UserError(f"{reason} ({folder})")
     assemble: Assemble = copy_finished if model.finished else partial(assemble_part, checkpoint_method(model))
     options: dict[str, Any] = {"dry_run": dry_run, "keep": keep, "log": log, "before_upload": before_upload}
     return publish_assembled(assemble, model.path, destination, assembly, methods=METHODS, **options)

@@ -5,11 +5,13 @@ Old repositories have only pickles (`pytorch_model.bin`). transformers, sentence
 """
 
 import json
+import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +27,11 @@ Model = TypeVar("Model")
 _ONE_AT_A_TIME = threading.RLock()
 PEFT_ADAPTER = "PEFT adapter"
 OTHER_WEIGHTS = ["*.h5", "*.msgpack", "*.ot", "*.onnx*", "*.tflite", "onnx/*", "openvino/*", "coreml/*"]
+# huggingface_hub says that it uses its cache again for each file of a model.
+_UNREACHED = count()
+logging.getLogger("huggingface_hub.hf_api").addFilter(
+    lambda record: not record.getMessage().startswith("Could not reach the Hub") or not next(_UNREACHED)
+)
 # transformers would ask a service of the Hub to convert a pickle, in a pull request to its repository.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 

@@ -6,8 +6,12 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 QUIET = "TQDM_DISABLE"  # this variable also turns off the progress bars of libraries
 
@@ -58,9 +62,21 @@ def is_quiet() -> bool:
     return os.environ.get(QUIET) == "1"
 
 
-def shows_progress() -> bool:
-    """Return whether to show progress bars: on a terminal, and not with `--quiet`."""
-    return sys.stderr.isatty() and not is_quiet()
+def progress_bar(rows: Iterable[Any] | None = None, *, show: bool, **options: Any) -> "tqdm[Any]":
+    """Return tqdm's bar on standard error; without a terminal, work of more than 30 seconds prints a line every 30 seconds."""
+    from tqdm.auto import tqdm
+
+    if not sys.stderr.isatty():
+        options |= {"mininterval": 30, "delay": 30, "file": _Lines()}
+    return tqdm(rows, disable=not show, **options)
+
+
+class _Lines(io.TextIOBase):
+    def write(self, text: str) -> int:
+        if line := text.strip():  # tqdm returns to the start of its line before each state, and ends it when it is done
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+        return len(text)
 
 
 def note(text: object) -> None:

@@ -25,7 +25,7 @@ class Held(NamedTuple):
 
 def hold_out(rows: list[dict[str, str]], corpus: dict[str, str], most: int, passages: int, folder: Path) -> Held:
     left = folder / "work" / "labels.jsonl"
-    task = hold_out_labels(Dataset.from_list(rows), corpus, most, passages, left)
+    task = hold_out_labels(Dataset.from_list(rows), corpus, most, passages, left, print)
     assert task is not None
     relevant = {task.corpus[passage] for gold in task.qrels.values() for passage in gold}
     kept = [json.loads(line) for line in left.read_text().splitlines()]

@@ -167,23 +167,23 @@ def test_everything_is_compared_with_the_base_retriever_alone() -> None:
     *each, together = (d.difference for d in found.values())
     assert together == pytest.approx(sum(each)) == pytest.approx(trained.mean(WHOLE) - alone.mean(WHOLE))
     assert found["together"] == verdict.difference  # was: that of the whole, and the verdict without BM25
-    for text in (verdict.line(Path("out")), verdict.sentence(), verdict.table(), verdict.summary()):
+    for text in (verdict.line(Path("out")), verdict.sentence(), verdict.table(), verdict.summary(99)):
         assert f"{together:+.3f}" in text
     for systems, not_kept in (([alone, hybrid, parts], False), ([alone, hybrid, trained], True)):
         kept = Verdict(systems, hybrid, WHOLE, WHOLE)
         assert list(kept.parts()) == ["base, BM25", "together"]
-        assert ("not kept" in kept.summary()) == not_kept  # or nothing was trained
+        assert ("not kept" in kept.summary(99)) == not_kept  # or nothing was trained
 
 
 def test_too_few_queries_are_reported_with_how_many_would_suffice() -> None:
     alone, same = system("base retriever", 0.5, bm25_weight=0.0), system("base, BM25", 0.5, seed=8)
-    said = Verdict([alone, same], same, WHOLE, WHOLE).summary().splitlines()[-1]
+    said = Verdict([alone, same], same, WHOLE, WHOLE).summary(99).splitlines()[-1]
     d = compare(alone, same, WHOLE)
-    assert int(said.split("about ")[1].split()[0].replace(",", "")) == pytest.approx(
-        QUERIES * ((d.high - d.low) / 2 / 0.02) ** 2, rel=0.01
-    )
+    expected = QUERIES * ((d.high - d.low) / 2 / 0.02) ** 2
+    assert int(said.split("about ")[1].split()[0].replace(",", "")) == pytest.approx(expected, rel=0.01)
+    assert "at most 99 of this text" in said
     better = system("base, BM25", 1.0)
-    assert "too few" not in Verdict([alone, better], better, WHOLE, WHOLE).summary()
+    assert "too few" not in Verdict([alone, better], better, WHOLE, WHOLE).summary(99)
 
 
 def test_runs_measure_on_half_of_the_dev_queries_and_their_passages() -> None:

@@ -105,7 +105,6 @@ def test_a_verdict_a_retriever_and_a_weight(
     assert SentenceTransformer(str(output / "retriever"), device="cpu").encode_query("area").shape == (32,)
     card = (output / "retriever" / "README.md").read_text(encoding="utf-8")
     assert "nDCG@10" in card and report["cost"] in card
-    assert re.search(r"Training all candidates took \d+ s on ", card)
     assert str(tmp_path) not in (output / "adapt.json").read_text()
 
     # Nothing is trained or measured again. Locking changes the time of the lock in older versions of filelock.
@@ -118,7 +117,7 @@ def test_a_verdict_a_retriever_and_a_weight(
     # search uses the folder as it is, and the fitted weight.
     assert main(["search", str(output), "area number 7", "--corpus", str(code), "--top_k", "1"]) == 0
     found = capsys.readouterr()
-    assert ".py" in found.out and f"encodes {found.err.splitlines()[-1]} (about" in printed  # 83 passages
+    assert ".py" in found.out and f"encodes{found.err.split(',')[1].rstrip()} (about" in printed
 
 
 def test_a_slow_machine_trains_on_shorter_texts_and_exports_the_whole_length(
@@ -257,7 +256,7 @@ def test_split_identifiers_are_delivered_if_they_help(
 
 def test_the_plan_without_training(code: Path, output: Path, run: Run, tmp_path: Path) -> None:
     assert "plan, in minutes: natural pairs" in run("--dry_run")
-    assert "the budget is too small" in run("--dry_run", "--budget", "0.001s")
+    assert "a full run needs" in run("--dry_run", "--budget", "0.001s")
     rows = [{"anchor": f"question {n}", "positive": f"passage {n % 4}"} for n in range(240)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "verdict is on queries made from the text" in run("--dry_run", "--labels", str(tmp_path / "pairs.jsonl"))

@@ -142,7 +142,7 @@ def test_an_unchanged_base_model_is_published_if_its_settings_bring_a_gain(
     for verdict, status in (("NO DIFFERENCE", 2), ("BETTER", 0)):
         (adapted / "retriever" / "hybrid.json").write_text(json.dumps(adapt_report(verdict, trained=False)))
         assert cli.main(["publish", str(adapted), "org/x", "--dry_run"]) == status
-    assert "the base model, unchanged" in capsys.readouterr().err and not hub.repositories
+    assert "+0.050 [+0.030, +0.070], not significant with 182" in capsys.readouterr().err and not hub.repositories
     assert cli.main(["publish", str(adapted), "org/x"]) == 0
     capsys.readouterr()
     found = []

@@ -67,6 +67,8 @@ def test_hits_of_a_hybrid_have_the_cosine_which_encodes_nothing_again(
     assert [hit.cosine for hit in Searcher("bm25", docs).search("rivers")] == [None]
 
 
-def test_without_a_connection_an_unknown_hybrid_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fitted_settings("someone/adapted") == {}
-    assert "hybrid.json" in capsys.readouterr().err
+def test_an_unknown_hybrid_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("revela_hub.loading.model_json", lambda *_: None)
+    for offline, said in ((True, 0), (False, 1), (False, 0)):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+        assert fitted_settings("someone/adapted") == {} and capsys.readouterr().err.count("BM25") == said

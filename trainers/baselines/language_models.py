@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
 from revela_hub.loading import varying_shapes
 from revela_hub.modeling.backbones import load_backbone
+from revela_hub.output import progress_bar
 from revela_hub.retrieval.encoder import text_positions
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
 from revela_hub.trainers.base.weights import is_encoder
@@ -57,7 +57,7 @@ def log_likelihoods(
     total_N = torch.zeros(len(pairs), device=lm.device)
     order = np.argsort(lengths, kind="stable")  # for little padding
     starts = range(0, len(pairs), batch_size)
-    for start in tqdm(starts, desc="Reading", unit=" batches", disable=not show_progress_bar):
+    for start in progress_bar(starts, desc="Reading", unit=" batches", show=show_progress_bar):
         rows = order[start : start + batch_size]
         read = [pairs[row] for row in rows]
         # Padding on the right, which no earlier token attends to.

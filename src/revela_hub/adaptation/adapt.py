@@ -34,7 +34,7 @@ from revela_hub.evaluation.probe import MIN_QUERIES, ProbeSettings, build_probe,
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, rerank_run, retrieval_run
 from revela_hub.files import atomic, content_digest, key_of, local_path, write_text
 from revela_hub.interrupts import Interrupted, status_of
-from revela_hub.output import note
+from revela_hub.output import is_quiet, note
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
@@ -70,6 +70,9 @@ class Adaptation:
     def run(self) -> Verdict:
         """Return the verdict, after all steps."""
         has_code = self.prepare()
+        if left := [seconds for name, seconds in self.plan.training.items() if name not in self.state]:
+            end = time.localtime(time.time() + sum(left) + self.plan.measuring)
+            self.log(f"expected end: {time.strftime('%H:%M', end)}")
         self._keep_probe()
         self.measure_baselines(code=has_code)
         self.try_candidates()
@@ -97,24 +100,26 @@ class Adaptation:
             model = self._load(options.retriever, options.max_length)
             self.plan = plan.make_plan(model, text.sample, options.seconds, candidates.possible(options))
         most = int(self.plan.passages * QUERIES_PER_PASSAGE)
-        queries = max(MIN_QUERIES, min(most, (text.passages - text.pairs["none"]) // 2))
-        settings = ProbeSettings(queries, self.plan.passages, seed=0)
+        queries = max(MIN_QUERIES, (text.passages - text.pairs["none"]) // 2)
+        settings = ProbeSettings(min(most, queries), self.plan.passages, seed=0)
         self.probe = build_probe(options.sources(), settings, examples=examples, report=ReadReport())
         labels = options.labels
         if pairs is not None:
             self.log(f"labels: {labelled}")
             left = self.work / LABELS
-            if task := hold_out_labels(pairs, self.probe.task.corpus, most, self.plan.passages, left, log=self.log):
-                self.probe, labels = replace(self.probe, task=task), str(left)
+            if task := hold_out_labels(pairs, self.probe.task.corpus, most, self.plan.passages, left, self.log):
+                self.probe, labels, queries = replace(self.probe, task=task), str(left), len({*pairs["anchor"]}) // 2
         self.task = self.probe.task
         self.dev, self.test = split_by_document(self.probe, self.log)
         self.inputs = Inputs(self.options, self.plan, self.work / "dev-probe", labels, bm25)
-        self.log(f"{self.probe}; dev half {len(self.dev.queries)}, test half {len(self.test.queries)}")
+        self.most = (min(queries, int(plan.MAX_PASSAGES * QUERIES_PER_PASSAGE)) + 1) // 2
+        halves = f"dev half {len(self.dev.queries)}, test half {len(self.test.queries)} (at most {self.most})"
+        self.log(f"{self.probe}; {halves}")
         self.log(self.plan)
         if (enough := self.plan.measuring / plan.MEASURING) > 1.01 * options.seconds:
             whole = clock(self.plan.measuring + sum(self.plan.training.values()))
-            wanted = f"--budget {math.ceil(enough / 60)}m or more"
-            self.log(f"the budget is too small for this machine: this run takes about {whole}; better use {wanted}")
+            full = f"a full run needs --budget {math.ceil(enough / 60)}m on this machine"
+            self.log(f"{full}; this one takes about {whole}, with the fewest test queries and shorter trainings")
         return text.has_code
 
     def _keep_probe(self) -> None:
@@ -213,7 +218,7 @@ class Adaptation:
         self.log(f"{system.name} ({with_what(system)}): nDCG@10 {system.mean(self.dev):.3f}{gain} on the dev half")
 
     def _system(self, title: str, name: str, folder: str) -> System:
-        dense = self._rankings(name, lambda: retrieval_run(self._model(folder), self.task))
+        dense = self._rankings(name, lambda: retrieval_run(self._model(folder), self.task, not is_quiet()))
         settings = self.inputs.bm25
         of_bm25 = "bm25-split" if settings.split_identifiers else "bm25"
         bm25 = self._rankings(of_bm25, lambda: bm25_run(self.task, settings))
@@ -230,7 +235,9 @@ class Adaptation:
         """Add late interaction to a system, and fit its weight."""
         best = best_of(fuse_runs(system.dense, system.bm25, self.task, system.bm25_weight))
         file = f"{name}-tokens-{system.bm25_weight}"
-        tokens = self._rankings(file, lambda: rerank_run(best, self.task, Reranker(self._model(system.folder))))
+        tokens = self._rankings(
+            file, lambda: rerank_run(best, self.task, Reranker(self._model(system.folder)), not is_quiet())
+        )
         return replace(system, tokens=tokens, token_weight=fit_weight(best, tokens, self.dev, prior, TOKEN_ERRORS))
 
     def _model(self, folder: str) -> SentenceTransformer:
@@ -254,9 +261,8 @@ class Adaptation:
 
 def _comparable(options: AdaptOptions) -> dict[str, Any]:
     """Return the options that change the result, with digests of the models and files that they name."""
-    settings = {
-        name: value for name, value in vars(options).items() if name not in ("output_dir", "cache_dir", "dry_run")
-    }
+    ignored = ("output_dir", "cache_dir", "dry_run")
+    settings = {name: value for name, value in vars(options).items() if name not in ignored}
     paths = {name: local_path(settings[name] or "") for name in ("retriever", "lm", "labels", "example_queries")}
     content = {name: content_digest(path)[:12] for name, path in paths.items() if settings[name] and path.exists()}
     return settings | {f"content of {name}": digest for name, digest in content.items()}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -21,6 +20,7 @@ from revela_hub.adaptation.plan import BATCH_SIZE, Plan
 from revela_hub.data.sources.report import counted
 from revela_hub.files import atomic
 from revela_hub.loading import module_types
+from revela_hub.output import is_quiet, progress_bar
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import limit_length, model_in
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
@@ -51,36 +51,25 @@ class Inputs:
     def arguments(self, folder: Path, *, rate: float = 1.0, **others: Any) -> dict[str, Any]:
         """Return the options of a run. `rate` is its learning rate as a fraction of that of the trainings on pairs."""
         options = self.options
-        shared = (
-            "retriever",
-            "kind",
-            "text_column",
-            "exclude",
-            "max_documents",
-            "cache_dir",
-            "trust_remote_code",
-            "seed",
-        )
-        return (
-            {name: getattr(options, name) for name in shared}
-            | {
-                "output_dir": str(folder),
-                "resume_from_checkpoint": "last" if folder.exists() else None,
-                "probe": str(self.probe),
-                "max_steps": UNLIMITED_STEPS,  # the time limit ends the run
-                "eval_steps": UNLIMITED_STEPS,
-                "save_strategy": "steps",
-                "save_steps": UNLIMITED_STEPS,
-                "save_total_limit": 1,
-                "learning_rate": (options.learning_rate or RATE) * rate,  # `adapt` has set it
-                "lr_scheduler_type": "constant_with_warmup",
-                "warmup_steps": 5,
-                "report_to": "none",
-                "quiet": True,
-                "disable_tqdm": True,
-            }
-            | others
-        )
+        shared = "retriever kind text_column exclude max_documents cache_dir trust_remote_code seed".split()
+        return {
+            **{name: getattr(options, name) for name in shared},
+            "output_dir": str(folder),
+            "resume_from_checkpoint": "last" if folder.exists() else None,
+            "probe": str(self.probe),
+            "max_steps": UNLIMITED_STEPS,  # the time limit ends the run
+            "eval_steps": UNLIMITED_STEPS,
+            "save_strategy": "steps",
+            "save_steps": UNLIMITED_STEPS,
+            "save_total_limit": 1,
+            "learning_rate": (options.learning_rate or RATE) * rate,  # `adapt` has set it
+            "lr_scheduler_type": "constant_with_warmup",
+            "warmup_steps": 5,
+            "report_to": "none",
+            "quiet": True,
+            "disable_tqdm": True,
+            **others,
+        }
 
 
 Train = Callable[[Inputs, Path, float], object]
@@ -108,64 +97,47 @@ def _train_pairs(inputs: Inputs, folder: Path, seconds: float, **given: Any) -> 
 
 def distillation(inputs: Inputs, folder: Path, seconds: float) -> None:
     """Learn the base hybrid's scores of made queries."""
+    from revela_hub.data.synthesis.backends import LocalModel, Sampling
     from revela_hub.evaluation.probe import read_probe_task
     from revela_hub.trainers.base.run import open_run
     from revela_hub.trainers.pair_tuning import PAIR_TUNING
     from revela_hub.trainers.pair_tuning.command import Arguments
+    from revela_hub.trainers.pair_tuning.data import TooFewPairs, build_text_pairs
     from revela_hub.trainers.pair_tuning.trainer import PairsTrainer
 
-    options, plan = inputs.options, inputs.plan
+    options, plan, code = inputs.options, inputs.plan, {"trust_remote_code": inputs.options.trust_remote_code}
     given = {"data": options.data, "max_length": plan.training_length, "per_device_train_batch_size": 8}
     arguments = Arguments(**inputs.arguments(folder, rate=0.4, **given))
     with open_run(PAIR_TUNING, arguments) as run:
         if run.finished:
             return
-        model = load_retriever(
-            options.retriever, max_length=plan.max_length, trust_remote_code=options.trust_remote_code
-        )
+        model = load_retriever(options.retriever, max_length=plan.max_length, **code)
         kept = folder / "rows"
         if not kept.exists():  # a resumed run trains on the same rows
-            rows = _distillation_rows(inputs, arguments, model, seconds)
+            sampling = Sampling(temperature=0.7, max_new_tokens=64)
+            rows = distillation_rows(
+                build_text_pairs(arguments.sources(inputs.probe), seed=options.seed, cache_dir=options.cache_dir),
+                model,
+                bm25_weight=inputs.bm25_weight,
+                bm25=inputs.bm25,
+                most=plan.passages,
+                questions=LocalModel(options.lm, sampling, **code) if options.lm else None,
+                seconds=QUESTIONS_FRACTION * seconds,
+                seed=options.seed,
+                log=arguments.log,
+            )
+            if not len(rows):
+                raise TooFewPairs(f"fewer than {PASSAGES_PER_QUESTION} passages are left for it")
             with atomic(kept) as part:
                 rows.save_to_disk(str(part))
-        rows = Dataset.load_from_disk(str(kept))
         if plan.training_length:  # the teacher read whole texts
             limit_length(model, plan.training_length, options.retriever)
-        trainer = PairsTrainer(
-            model,
-            arguments,
-            train_dataset=rows,
-            loss=distillation_loss,
-            retrieval_task=read_probe_task(inputs.probe),
-            callbacks=[TimeLimit(seconds)],
-        )
+        rows = Dataset.load_from_disk(str(kept))
+        task = read_probe_task(inputs.probe)
+        how: dict[str, Any] = {"loss": distillation_loss, "retrieval_task": task, "callbacks": [TimeLimit(seconds)]}
+        trainer = PairsTrainer(model, arguments, train_dataset=rows, **how)
         run.train(trainer)
         run.export(trainer, summary=counted(len(rows), "made query"), sources=options.data)
-
-
-def _distillation_rows(inputs: Inputs, arguments: Any, teacher: SentenceTransformer, seconds: float) -> Dataset:
-    from revela_hub.data.synthesis.backends import LocalModel, Sampling
-    from revela_hub.trainers.pair_tuning.data import TooFewPairs, build_text_pairs
-
-    options = inputs.options
-    writer = None
-    if options.lm:
-        sampling = Sampling(temperature=0.7, max_new_tokens=64)
-        writer = LocalModel(options.lm, sampling, trust_remote_code=options.trust_remote_code)
-    rows = distillation_rows(
-        build_text_pairs(arguments.sources(inputs.probe), seed=options.seed, cache_dir=options.cache_dir),
-        teacher,
-        bm25_weight=inputs.bm25_weight,
-        bm25=inputs.bm25,
-        most=inputs.plan.passages,
-        questions=writer,
-        seconds=QUESTIONS_FRACTION * seconds,
-        seed=options.seed,
-        log=arguments.log,
-    )
-    if not len(rows):
-        raise TooFewPairs(f"fewer than {PASSAGES_PER_QUESTION} passages are left for it")
-    return rows
 
 
 def revela(inputs: Inputs, folder: Path, seconds: float) -> None:
@@ -197,10 +169,8 @@ def possible(options: AdaptOptions) -> dict[str, float]:
 
 def is_static(retriever: str) -> bool:
     """Whether a model is a table of token vectors, without a transformer."""
-    kinds = module_types(model_in(retriever)).values()
-    return any(kind.endswith("StaticEmbedding") for kind in kinds) and not any(
-        kind.endswith("Transformer") for kind in kinds
-    )
+    kinds = {kind.rpartition(".")[2] for kind in module_types(model_in(retriever)).values()}
+    return "StaticEmbedding" in kinds and "Transformer" not in kinds
 
 
 def default_rate(retriever: str) -> float:
@@ -224,17 +194,23 @@ class TimeLimit(TrainerCallback, ExportableState):
         self.spent = kept.get(type(self).__name__, self.state())["attributes"]["spent"]
         kept[type(self).__name__] = self.state()
         self.done = int(EVALUATIONS * self.spent / self.limit)
+        self.bar = progress_bar(show=not is_quiet(), total=round(self.limit), desc="Training", unit="s", leave=False)
         self.mark = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Evaluate and save after each third, and stop after the last."""
         now = time.monotonic()
         self.spent, self.mark = self.spent + now - self.mark, now
+        self.bar.update(min(int(self.spent), round(self.limit)) - self.bar.n)
         part = int(EVALUATIONS * self.spent / self.limit)
         if part > self.done:
             self.done = part
             control.should_evaluate = control.should_save = True
             control.should_training_stop = part >= EVALUATIONS
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Remove the progress bar."""
+        self.bar.close()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Do not count evaluations and checkpoints, which come before this call."""

@@ -16,6 +16,7 @@ from revela_hub.data.synthesis.questions import QuestionFilter, write_questions
 from revela_hub.evaluation.hybrid_weight import fuse_runs
 from revela_hub.evaluation.query_shapes import in_shape
 from revela_hub.evaluation.retrieval import bm25_run, retrieval_run
+from revela_hub.output import is_quiet
 from revela_hub.retrieval.bm25 import BM25Settings
 from revela_hub.retrieval.encoder import similarity_of
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
@@ -65,7 +66,8 @@ def distillation_rows(
     corpus = {f"p{place}": text for place, text in enumerate(passages)}
     asked = {f"q{place}": text for place, text in enumerate(dict.fromkeys(queries))}
     task = RetrievalTask(corpus, asked, {query: {"p0": 1} for query in asked}, "distillation")
-    fused = fuse_runs(retrieval_run(teacher, task), bm25_run(task, bm25), task, bm25_weight)
+    dense = retrieval_run(teacher, task, not is_quiet())
+    fused = fuse_runs(dense, bm25_run(task, bm25), task, bm25_weight)
     names = ["positive", *(f"negative_{number}" for number in range(1, PASSAGES_PER_QUESTION))]
     rows = []
     for query, text in task.queries.items():

@@ -24,12 +24,7 @@ Short n-grams: a chunk lacks the sentence that became its query, and with it all
 
 
 def hold_out_labels(
-    rows: "Dataset",
-    corpus: dict[str, str],
-    most: int,
-    passages: int,
-    left: Path,
-    log: Callable[[str], None] = lambda line: None,
+    rows: "Dataset", corpus: dict[str, str], most: int, passages: int, left: Path, log: Callable[[str], None]
 ) -> RetrievalTask | None:
     """Return a task of at most `most` labelled queries, and write the other pairs to the file `left`; None if there are too few queries.
 

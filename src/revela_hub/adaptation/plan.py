@@ -50,7 +50,7 @@ class Inspection:
     passages: int
     pairs: Counter[str]
     """Passages by the kind of their natural query; "none" for those without."""
-    chunks: int
+    searched: int
     """Passages that a search of the text encodes."""
     complete: bool
     sample: tuple[str, ...]
@@ -67,15 +67,16 @@ class Inspection:
         sample = "" if self.complete else " (a part of the text)"
         natural = ", ".join(f"{number:,} {kind}" for kind, number in self.pairs.most_common() if kind != "none")
         return (
-            f"text: {counted(self.documents, 'document')}, {counted(self.words, 'word')}, {kind}{sample}\n"
-            f"passages: {self.passages:,}; natural pairs: {natural or 'none'}"
+            f"text: {counted(self.documents, 'document')}, {counted(self.searched, 'passage')},"
+            f" {counted(self.words, 'word')}, {kind}{sample}\nnatural pairs: {natural or 'none'}"
         )
 
 
 def inspect(sources: Iterable[SourceLike], report: ReadReport) -> Inspection:
     """Read a text, or its first millions of characters, and count what is in it."""
-    documents, words, characters, code, chunks = 0, 0, 0, 0, 0
+    documents, words, characters, code = 0, 0, 0, 0
     texts: list[str] = []
+    searched: set[str] = set()
     pairs: Counter[str] = Counter()
     complete = True
     for document, passages in passages_of_each(
@@ -86,13 +87,14 @@ def inspect(sources: Iterable[SourceLike], report: ReadReport) -> Inspection:
             break
         documents += 1
         words += count_words(document.text)
-        chunks += sum(1 for _ in chunk_document(without_notices(document), MAX_WORDS))
+        searched |= {chunk.text for chunk in chunk_document(without_notices(document), MAX_WORDS)}
         characters += len(document.text)
         code += len(document.text) if document.kind == "code" else 0
         texts += [passage.text for passage in passages]
         pairs.update(next(iter(passage.candidates), "none") for passage in passages)
     sample = tuple(texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE])
-    return Inspection(documents, words, code / max(1, characters), len(texts), pairs, chunks, complete, sample)
+    part = code / max(1, characters)
+    return Inspection(documents, words, part, len(texts), pairs, len(searched), complete, sample)
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,9 @@ class Plan:
     def __str__(self) -> str:
         """One line."""
         parts = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in self.training.items())
-        cut = self.training_length != self.max_length
-        length = f"; slow machine: training texts are cut at {self.training_length} tokens" if cut else ""
-        return f"plan, in minutes: {parts}; measuring {self.measuring / 60:.1f}{length}"
+        length = f"; slow machine: training texts are cut at {self.training_length} tokens"
+        cut = length if self.training_length != self.max_length else ""
+        return f"plan, in minutes: {parts}; measuring {self.measuring / 60:.1f}{cut}"
 
 
 def make_plan(model: SentenceTransformer, sample: Iterable[str], budget: float, weights: Mapping[str, float]) -> Plan:

@@ -51,15 +51,12 @@ class Verdict:
         return f"VERDICT: {self.word} {interval(self.difference)} nDCG@10 | retriever {folder} | {weight}"
 
     def sentence(self) -> str:
-        """Return the verdict as a sentence, for the model card."""
-        d, before, after = self.difference, self.systems[0].mean(self.test), self.chosen.mean(self.test)
-        retriever = self.chosen.name if self.chosen.trained else "base retriever"
-        few = f" {too_few_queries([d])}" if d.queries < FEWEST_QUERIES else ""
-        return (
-            f"nDCG@10 on held-out queries: {before:.3f} with the base retriever alone, {after:.3f} with the exported system"
-            f" ({retriever}, {with_what(self.chosen)}). The difference is {d.difference:+.3f} (95% interval {d.low:+.3f} to"
-            f" {d.high:+.3f}, {d.queries} queries, which also select the exported system).{few}"
-        )
+        """Return the verdict in words."""
+        d, retriever = self.difference, self.chosen.name if self.chosen.trained else "base retriever"
+        change = f"The {'loss' if d.difference < 0 else 'gain'} of {interval(d)} over the base retriever alone is"
+        change += f" {'not ' if self.word == 'NO DIFFERENCE' else ''}significant with {d.queries} held-out queries"
+        few = " (too few for a claim)" if d.queries < FEWEST_QUERIES else ""
+        return f"{change}{few}. Exported: {retriever}, {with_what(self.chosen)}."
 
     def cost(self) -> str:
         """Return the time of training and the hardware as a sentence, for the model card."""
@@ -78,14 +75,17 @@ class Verdict:
         lines = [f"{'test half':<{width}}  alone  combined  BM25 weight  token weight  difference"]
         lines += [f"{name:<{width}}  {score:5.3f}" for name, score in bm25.items()]
         for system in self.systems:
+            if system.trained and system.dense == base.dense:
+                lines.append(f"{system.name:<{width}}  training did not help")
+                continue
             row = f"{system.name:<{width}}  {system.mean(self.test, 0.0):5.3f}"
             if system is not base:
                 tokens = f"{system.token_weight:.1f}" if system.tokens else "-"
                 row += f"  {system.mean(self.test):8.3f}  {system.bm25_weight:11.1f}  {tokens:>12}"
                 row += f"  {interval(compare(base, system, self.test))}"
-            if system.trained and system.dense == base.dense:
-                row += "  (not better on the dev half: base retriever)"
             lines.append(row + ("  <- exported" if system is self.chosen else ""))
+        if self.test.name != "labels":
+            lines.append("A low nDCG@10 is normal: the queries were cut out of the passages. Only differences matter.")
         return "\n".join(lines)
 
     def parts(self) -> dict[str, PairedDifference]:
@@ -95,22 +95,24 @@ class Verdict:
         steps = [
             each
             for each in before
-            if not each.trained
-            and each.bm25_settings in used
-            and (not each.tokens or (each.token_weight and chosen.token_weight))
+            if not each.trained and each.bm25_settings in used
+            if not each.tokens or (each.token_weight and chosen.token_weight)
         ]
         return {b.name: compare(a, b, self.test) for a, b in pairwise([*steps, chosen])} | {"together": self.difference}
 
-    def summary(self) -> str:
-        """Format `parts`, and how many queries would suffice if these are too few."""
+    def summary(self, most: int) -> str:
+        """Format `parts`, and how many queries would suffice if these are too few, of `most` that the text yields."""
         parts, before, after = self.parts(), self.systems[0].mean(self.test), self.chosen.mean(self.test)
         width = max(map(len, parts))
         lines = [f"nDCG@10 on the test half: {before:.3f} (base retriever alone) -> {after:.3f} (exported)"]
-        lines += [f"  {name:<{width}}  {interval(d)}" for name, d in parts.items()]
+        kept = "  (not significantly worse: kept; turn off with search --rerank none)"
+        for name, d in parts.items():
+            lines.append(f"  {name:<{width}}  {interval(d)}{kept if d.low <= 0 and 'late interaction' in name else ''}")
         if not self.chosen.trained and any(system.trained for system in self.systems):
             lines.insert(-1, f"  {'training':<{width}}  not kept")
         if few := too_few_queries(compare(self.chosen, system, self.test) for system in self.systems):
-            lines.append(f"{few} A larger --budget makes more.")
+            more = f"makes at most {most:,} of this text; more documents or --labels make more."
+            lines.append(f"{few} A larger --budget (with a new --output_dir) {more}")
         return "\n".join(lines)
 
     def settings(self, options: AdaptOptions) -> dict[str, Any]:
@@ -135,13 +137,9 @@ class Verdict:
             "queries": {"dev": len(self.dev.queries), "test": len(self.test.queries)},
             "ndcg_at_10": self.bm25() | {each.name: each.mean(self.test) for each in self.systems},
             "systems": [
-                {
-                    "name": each.name,
-                    "bm25_weight": each.bm25_weight,
-                    "token_weight": each.token_weight,
-                    "seconds": round(each.seconds or 0, 1),
-                    "difference": compare(self.systems[0], each, self.test).to_dict(),
-                }
+                {name: getattr(each, name) for name in ("name", "bm25_weight", "token_weight")}
+                | {"seconds": round(each.seconds or 0, 1)}
+                | {"difference": compare(self.systems[0], each, self.test).to_dict()}
                 for each in self.systems
             ],
             "cost": self.cost(),
@@ -179,7 +177,7 @@ class Verdict:
             command="revela-hub adapt",
             config=json.dumps(portable(options), indent=2),
             results=[Result(task, {"ndcg_at_10": mean}, model=name) for name, mean in means],
-            verdict=self.sentence(),
+            verdict=f"{self.sentence()} These queries also select the exported system. In brackets: 95% interval.",
         )
 
 

@@ -2,14 +2,14 @@
 
 import weakref
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.hub_cards.contents import HYBRID
-from revela_hub.output import note, shows_progress
+from revela_hub.output import is_quiet, note
 from revela_hub.search.options import NO_RERANKING, SELF, EndpointOptions, ModelOptions, RankOptions
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from revela_hub.retrieval import RankerSettings
 
+_note_once = cache(note)
 DEPTH = 50
 """Default of --rerank_depth for models."""
 
@@ -38,10 +39,10 @@ def fitted_settings(model: str) -> dict[str, Any]:
     with suppress(OSError):  # loading the model reports it
         found = model_json(model_in(model), HYBRID) if model != "bm25" else {}
         if found is None and "/" in model and not local_path(model_in(model)).exists():
-            from huggingface_hub import try_to_load_from_cache
+            from huggingface_hub import constants, try_to_load_from_cache
 
-            if try_to_load_from_cache(model, HYBRID) is None:  # neither there nor known to be missing
-                note(f"{model}: the Hub cannot be asked for {HYBRID}: without the hybrid that adapt may have fitted")
+            if not constants.HF_HUB_OFFLINE and try_to_load_from_cache(model, HYBRID) is None:
+                _note_once(f"the Hub cannot be reached: if {model} was made by adapt, its weight of BM25 is not used")
         return dict(found or {})
     return {}
 
@@ -93,7 +94,7 @@ def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: b
         batch_size=options.batch_size,
         bm25=bm25_settings(options.bm25, **bm25),
         device=dense.device if dense is not None else "cpu",
-        show_progress_bar=shows_progress(),
+        show_progress_bar=not is_quiet(),
         rerank_depth=options.rerank_depth or (OWN_DEPTH if own else DEPTH),
         rerank_weight=options.rerank_weight or (token_weight or OWN_WEIGHT if own else 1.0),
     )

@@ -12,7 +12,7 @@ from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.errors import UserError
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required
-from revela_hub.output import note, shows_progress
+from revela_hub.output import is_quiet, note
 from revela_hub.ranges import PositiveInt
 from revela_hub.search.models import fitted_settings, load_models
 from revela_hub.search.options import Mode, RankOptions
@@ -132,10 +132,11 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
     if not options.index:
         report = ReadReport()
         documents = read_documents(options.corpus, report=report, **options.text_options())
-        show = shows_progress()
+        show = not is_quiet()
         passages = read_passages(
             documents, temporary, max_words=options.max_words, report=report, show_progress_bar=show
         )
+        report.chunks = len(passages)  # different ones
         note(report)
     mode = options.mode or _default_mode(options)
     options.check_modes(mode)
@@ -148,6 +149,7 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
         identity = document_identity(options.model, options.max_length) if settings.identity else None
         store = open_store(options.index, dense, settings.identity or None, options.model, identity)
         passages, built = store.passages, store.metadata
+        note(counted(len(passages), "passage"))
         settings = replace(settings, index=built.options, document_prompt=built.document_prompt)
         if options.cache_dir is None and os.access(store.derived, os.W_OK):
             folder = store.derived
@@ -159,9 +161,7 @@ def _open(options: SearchOptions, temporary: Path) -> "tuple[Ranker, Passages]":
         folder = temporary  # BM25 statistics are computed from the current files
     else:
         claim(folder)
-    ranker = build_ranker(passages, settings, folder, dense=dense, sparse=sparse, reranker=reranker, **stored)
-    note(counted(len(passages), "passage"))
-    return ranker, passages
+    return build_ranker(passages, settings, folder, dense=dense, sparse=sparse, reranker=reranker, **stored), passages
 
 
 def _default_mode(options: SearchOptions) -> str:

@@ -17,6 +17,7 @@ Examples:
 """
 
 from dataclasses import replace
+from functools import partial
 
 from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.files import claim, scratch_folder
@@ -24,6 +25,7 @@ from revela_hub.output import command_line
 
 Arguments = AdaptOptions
 POSITIONALS = ("data",)
+log = partial(print, flush=True)  # at once, also into a pipe: the command takes minutes
 
 
 def run(arguments: AdaptOptions) -> None:
@@ -47,24 +49,22 @@ def run(arguments: AdaptOptions) -> None:
         adaptation = Adaptation(arguments, log)
         verdict = adaptation.run()
         verdict.write(adaptation.options, adaptation.plan.max_length)
-    print(f"\n{verdict.table()}\n\n{verdict.summary()}\n")
+    print(f"\n{verdict.table()}\n\n{verdict.summary(adaptation.most)}\n")
     print_commands(arguments)
-    chunks, takes = adaptation.text.chunks, clock(adaptation.text.chunks * adaptation.plan.encoding)
+    found, takes = adaptation.text.searched, clock(adaptation.text.searched * adaptation.plan.encoding)
     more = "" if adaptation.text.complete else "more than "
-    print(f"the first search with it encodes {more}{chunks:,} passages (about {takes}), later ones only new passages")
-    print(verdict.line(output / "retriever"))
-
-
-def log(line: object) -> None:
-    """Print a line at once, also into a pipe: the command takes minutes."""
-    print(line, flush=True)
+    print(f"the first search with it encodes {more}{found:,} passages (about {takes}), later ones only new passages")
+    print(f"\n{verdict.sentence()}\n{verdict.line(output / 'retriever')}")
 
 
 def print_commands(options: AdaptOptions) -> None:
     """Print what to do with the result; sources that only a configuration file can name are `TEXT` in the search."""
+    from revela_hub.checkpoints import no_gain
+
     words = [source if isinstance(source, str) else "TEXT" for source in options.data]
     words += ["--exclude", *options.exclude] if options.exclude else []
     words += ["--kind", options.kind] if options.kind != "auto" else []
     words += ["--text_column", options.text_column] if options.text_column != "text" else []
     print(f"search with it:  {command_line('search', options.output, 'your query', '--corpus', *words)}")
-    print(f"publish it:      {command_line('publish', options.output, 'OWNER/NAME')}")
+    publish = command_line("publish", options.output, "OWNER/NAME")
+    print(f"publish it:      {no_gain(options.output / 'retriever') or publish}")

@@ -10,13 +10,11 @@ Each row after the first is compared with the first, query by query: difference,
 rows, divide the significance level by nine.
 
 --save_run writes the ranking in TREC format. Such a file in place of a model is scored again without a model.
-
 Questions with answers instead of judgements (--data FILE.jsonl) are asked of an --index; answer_recall@K is the fraction
 of questions for which one of the first K passages contains an answer.
 
 --tasks takes all types of mteb tasks, e.g. MTEB56, and prints means by type. --instructions puts an instruction
 for each task before the queries, for models that follow instructions.
-
 --dims measures shorter vectors: their first components.
 
 --task qa measures a model that answers questions: exact match and F1 (normalised as in SQuAD), and the fraction of
@@ -26,16 +24,14 @@ which the index was made, or bm25.
 Examples:
   revela-hub evaluate my-retriever --corpus data/beir/scifact
   revela-hub evaluate bm25 my-retriever sentence-transformers/all-MiniLM-L6-v2 --corpus data/beir/scifact --json
-  revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid
   revela-hub evaluate my-retriever --corpus data/msmarco --split dev --metrics mrr@10 recall@50 recall@1000 --save_run run.trec
-  revela-hub evaluate my-retriever --corpus data/beir/scifact --dims 384 192 96
+  revela-hub evaluate my-retriever --corpus data/beir/scifact --mode dense hybrid --dims 384 192 96
   revela-hub evaluate my-retriever --tasks MTEB56 --instructions instructions.json
   revela-hub evaluate my-retriever --data nq-test.jsonl --index my-index --metrics answer_recall@20 answer_recall@100
   revela-hub evaluate outputs/reader/model --task qa --data dev.jsonl --index my-index --retriever my-retriever
 """
 
 import json as json_format
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
@@ -45,7 +41,7 @@ from revela_hub.data.sources.report import counted
 from revela_hub.errors import UserError
 from revela_hub.files import local_path, scratch_folder
 from revela_hub.options import option, required, values_of
-from revela_hub.output import note
+from revela_hub.output import is_quiet, note, progress_bar
 from revela_hub.ranges import PositiveInt
 from revela_hub.search.models import fitted_settings, load_models, load_reranker
 from revela_hub.search.options import NO_RERANKING, SELF, RankOptions
@@ -60,8 +56,6 @@ if TYPE_CHECKING:
 
 POSITIONALS = ("models",)
 
-VECTOR_MODES = {"dense", "hybrid"}
-"""Modes with a retriever whose token vectors can rerank."""
 LABELS = {"ndcg": "nDCG", "mrr": "MRR"}
 
 
@@ -140,10 +134,9 @@ def run(arguments: Arguments) -> None:
         return
     found = []
     for row, pair in zip(rows, compared, strict=True):
-        found.append({"model": row.model} | row.scores.to_dict())
-        if pair:
-            difference = {metric: each.to_dict() for metric, each in pair.items()}
-            found[-1] |= {"compared_with": rows[0].model, "difference": difference}
+        difference = {metric: each.to_dict() for metric, each in pair.items()}
+        more = {"compared_with": rows[0].model, "difference": difference} if pair else {}
+        found.append({"model": row.model} | row.scores.to_dict() | more)
     print(json_format.dumps(found, indent=2))
 
 
@@ -187,7 +180,7 @@ def _on_folder(arguments: Arguments, cache_dir: "Path | str") -> Iterator[Row]:
             continue
         for mode, label in modes[name]:
             fitted = mode == "hybrid" and not arguments.mode
-            models = load_models(arguments, name, mode, rerank=shared is None and mode in VECTOR_MODES)
+            models = load_models(arguments, name, mode, rerank=shared is None and mode in ("dense", "hybrid"))
             given = {"dense": models.dense, "sparse": models.sparse, "reranker": shared or models.reranker}
             sizes: Sequence[int | None] = (arguments.dims if models.dense else None) or [None]
             for dims in sizes:
@@ -343,8 +336,6 @@ def _evaluate_answers(arguments: Arguments) -> None:
 
 def _answers(answerer: Any, questions: "Dataset", arguments: Arguments) -> list[Any]:
     """Return the answer to each question; those that do not retrieve are answered without passages, after the others."""
-    from tqdm.auto import tqdm
-
     found: dict[int, Any] = {}
     for retrieve, collection in ((True, answerer.collection), (False, None)):
         answerer.collection = collection
@@ -353,6 +344,6 @@ def _answers(answerer: Any, questions: "Dataset", arguments: Arguments) -> list[
             options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, "batch_size": arguments.batch_size}
             options |= {"queries": list(part[arguments.query_text])} if arguments.retriever else {}
             answers = answerer.answer(list(part["prompt"]), places=list(part["where"]), **options)
-            bar = tqdm(answers, total=len(rows), desc="Answering", unit=" questions", disable=not sys.stderr.isatty())
+            bar = progress_bar(answers, total=len(rows), desc="Answering", unit=" questions", show=not is_quiet())
             found |= zip(rows, bar, strict=True)
     return [found[row] for row in range(len(questions))]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from revela_hub.data.sources.text_options import TextOptions
 from revela_hub.files import local_path
 from revela_hub.options import option, required
-from revela_hub.output import note, shows_progress
+from revela_hub.output import is_quiet, note
 from revela_hub.ranges import PositiveInt
 from revela_hub.retrieval.index_options import IndexOptions, IndexType, Precision
 from revela_hub.search.models import encoder_identity, load_dense
@@ -123,7 +123,7 @@ def load(options: PassageOptions, index: IndexOptions) -> Loaded:
     output = local_path(options.output_dir)
     check_apart(parse_sources(options.corpus, exclude=options.exclude), output)
     claim(output)
-    report, show = ReadReport(), shows_progress()
+    report, show = ReadReport(), not is_quiet()
     encoder = load_dense(options.model, options, prompt=options.document_prompt, server=options)
     settings = RankerSettings(
         identity=encoder_identity(encoder, options.model, options.max_length),

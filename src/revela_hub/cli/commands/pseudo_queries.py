@@ -14,7 +14,6 @@ Examples:
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -26,7 +25,7 @@ from revela_hub.data.sources.source import check_apart, parse_sources
 from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path, write_text
 from revela_hub.options import option, required
-from revela_hub.output import is_quiet
+from revela_hub.output import is_quiet, progress_bar
 from revela_hub.ranges import PositiveInt, TextLength
 
 POSITIONALS = ("model",)
@@ -82,8 +81,6 @@ def run(arguments: Arguments) -> None:
 
 
 def _generate(arguments: Arguments, shard: int, shards: int, file: Path) -> None:
-    from tqdm.auto import tqdm
-
     if file.exists():
         print(f"{file} is complete")
         return
@@ -91,8 +88,7 @@ def _generate(arguments: Arguments, shard: int, shards: int, file: Path) -> None
     last, done, total = _written(part)
     spans = islice(_spans(arguments, shard, shards, last), done, None)
     generator = _Generator(arguments)
-    every = 0.1 if sys.stderr.isatty() else 60
-    bar = tqdm(desc="Generating queries", initial=total, unit=" spans", mininterval=every, disable=is_quiet())
+    bar = progress_bar(desc="Generating queries", initial=total, unit=" spans", show=not is_quiet())
     with part.open("ab") as lines, bar:
         while batch := list(islice(spans, SPANS_AT_ONCE)):
             written = generator([text for _, text in batch])

@@ -27,7 +27,7 @@ from annotated_types import Interval
 
 from revela_hub.data.synthesis.synthesis import SynthesisSettings
 from revela_hub.options import option, required, values_of
-from revela_hub.output import note, shows_progress
+from revela_hub.output import is_quiet, note
 from revela_hub.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run(arguments: Arguments) -> None:
         arguments,
         excluded=excluded,
         overwrite=arguments.overwrite,
-        show_progress_bar=shows_progress(),
+        show_progress_bar=not is_quiet(),
     )
     print(report)
     print(os.path.join(arguments.output_dir, PAIRS))
