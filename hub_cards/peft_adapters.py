@@ -17,10 +17,7 @@ from revela_hub.files import local_path
 from revela_hub.hub_cards.export import export_retriever
 
 WEIGHTS = "adapter_model.safetensors"
-PROMPTS = {
-    "query": "query: ",
-    "document": "passage: ",
-}  # the authors' code, commit d32cc7e; their paper prints capitals
+PROMPTS = {"query": "query: ", "document": "passage: "}  # of the authors' code; their paper prints capitals
 
 
 def export_adapter(

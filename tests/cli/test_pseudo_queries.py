@@ -65,17 +65,8 @@ def test_other_settings_need_another_folder(words: list[str], tmp_path: Path) ->
 def test_pre_training_needs_all_shards(words: list[str], tmp_path: Path, mlm_folder: Path, capsys: Any) -> None:
     assert main([*words, "--output_dir", str(tmp_path / "queries")]) == 0
     (tmp_path / "queries" / "00000-of-00001.jsonl").rename(tmp_path / "queries" / "00000-of-00002.jsonl")
-    train = [
-        "--pseudo_queries",
-        tmp_path / "queries",
-        "--encoder",
-        mlm_folder,
-        "--output_dir",
-        tmp_path / "run",
-        "--max_length",
-        26,
-    ]
-    assert main(["train", "cot-mote", *map(str, train), "--bf16", "false"]) == 2
+    train = f"--pseudo_queries {tmp_path}/queries --encoder {mlm_folder} --output_dir {tmp_path}/run --max_length 26"
+    assert main(["train", "cot-mote", *train.split(), "--bf16", "false"]) == 2
     assert "1 of 2 shards are complete" in capsys.readouterr().err
 
 
