@@ -61,9 +61,8 @@ def documented_functions(text: str) -> Iterator[Function]:
         tree = ast.parse(textwrap.dedent(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    lines = list(
-        io.StringIO(text, newline="")
-    )  # as Python counts them; splitlines() also splits at form feeds and U+2028
+    # As Python counts them; splitlines() also splits at form feeds and U+2028.
+    lines = list(io.StringIO(text, newline=""))
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -12,7 +12,7 @@ was tuned on it. The recommended weight is tuned on all queries.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +45,11 @@ def halves(queries: Collection[str]) -> tuple[set[str], set[str]]:
 
 def fit_hybrid(dense: Rankings, bm25: Rankings, task: RetrievalTask) -> FittedHybrid:
     """Choose a weight as `fit_weight` does, and score the hybrid of these hits with cross-validation."""
-    runs = {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}
-    one, other = halves(task.queries)
-    for_one, for_other = (_supported(runs, task, half) for half in (other, one))
-    crossed = {query: runs[for_one if query in one else for_other][query] for query in task.queries}
-    return FittedHybrid(_supported(runs, task, task.queries), score_run(crossed, task))
+    crossed: Rankings = {}
+    one, other = (task.subset(sorted(half)) for half in halves(task.queries))
+    for half, rest in ((one, other), (other, one)):
+        crossed |= fuse_runs(dense, bm25, half, fit_weight(dense, bm25, rest))
+    return FittedHybrid(fit_weight(dense, bm25, task), score_run(crossed, task))
 
 
 def fit_weight(
@@ -59,22 +59,8 @@ def fit_weight(
 
     It must beat the prior by this number of standard errors; a larger weight on a probe by at least two.
     """
-    return _supported(
-        {weight: fuse_runs(dense, bm25, task, weight) for weight in WEIGHTS}, task, task.queries, prior, errors
-    )
-
-
-def _supported(
-    runs: Mapping[float, Rankings],
-    task: RetrievalTask,
-    queries: Collection[str],
-    prior: float = BM25_WEIGHT,
-    errors: float = ERRORS,
-) -> float:
-    """Return the weight that the scores of some queries support."""
-    part = task.subset(sorted(queries), task.name)
-    scores = {weight: score_run(run, part).per_query["ndcg_at_10"] for weight, run in runs.items()}
-    table = {weight: np.array(list(of_queries.values())) for weight, of_queries in scores.items()}
+    runs = {weight: score_run(fuse_runs(dense, bm25, task, weight), task) for weight in WEIGHTS}
+    table = {weight: np.array(list(scores.per_query["ndcg_at_10"].values())) for weight, scores in runs.items()}
     best = max(WEIGHTS, key=lambda weight: (round(float(table[weight].mean()), 9), -abs(weight - prior)))
     made = task.name == PROBE and best > prior
     if not _better(table[best], table[prior], max(errors, ERRORS_UP) if made else errors):

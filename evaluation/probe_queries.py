@@ -79,10 +79,8 @@ def passages_of_each(
 ) -> Iterator[tuple[Document, list[Passage]]]:
     """Yield documents, each with its passages."""
     for document in documents:
-        yield (
-            document,
-            list(_functions(document) if document.kind == "code" else _sections(document, random_of(document))),
-        )
+        found = _functions(document) if document.kind == "code" else _sections(document, random_of(document))
+        yield document, list(found)
 
 
 def _functions(document: Document) -> Iterator[Passage]:

@@ -133,9 +133,8 @@ def use_attention(model: PreTrainedModel, prefix: str) -> None:
 
 def eager_attention(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Return a family's eager attention, which is not in the interface: each modeling file defines its own."""
-    function: Callable[..., tuple[Tensor, Tensor | None]] = vars(sys.modules[type(module).__module__])[
-        "eager_attention_forward"
-    ]
+    family = vars(sys.modules[type(module).__module__])
+    function: Callable[..., tuple[Tensor, Tensor | None]] = family["eager_attention_forward"]
     return function
 
 

@@ -111,10 +111,8 @@ def _set_mask(config: PreTrainedConfig, mask: Mask) -> None:
         config.layer_types = ["full_attention" if kind == "chunked_attention" else kind for kind in kinds]
     if getattr(config, "sliding_window", None) is not None:
         wide = getattr(config, "max_position_embeddings", None) or 2**31 - 1
-        try:  # None avoids the mask, but transformers rejects it for configurations with `layer_types`
-            config.sliding_window = wide if kinds else None
-        except Exception:  # and for those that declare the window as a number (Moshi)
-            config.sliding_window = wide
+        # None avoids the mask, but transformers rejects it for configurations with `layer_types`.
+        config.sliding_window = wide if kinds else None
 
 
 NVEmbedConfig.register_for_auto_class()

@@ -279,10 +279,8 @@ def checkpointed(function: Callable[..., Tensor], *args: Any, dropout: float = 0
 
     Only dropout needs the state of the random generator, which is slow to save and to restore on a GPU.
     """
-    if torch.is_grad_enabled():
-        result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=bool(dropout))
-        return result
-    return function(*args)
+    result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=bool(dropout))
+    return result
 
 
 def weighted_read(

@@ -115,7 +115,6 @@ def head_cross_entropy(head: nn.Module | None, run: Callable[[], Any], labels: T
     `head` is the output projection; only a plain `nn.Linear` can skip logits, so not one with an adapter. `run` calls the model and
     returns its output, which has `logits`. `labels` has one label for each position that the projection is applied to.
     """
-    output: Any = None
     if isinstance(head, nn.Linear) and _is_plain(head):
         loss: Tensor | None = None
         logits: Tensor | None = None
@@ -132,13 +131,12 @@ def head_cross_entropy(head: nn.Module | None, run: Callable[[], Any], labels: T
             output = run()
         finally:
             del vars(head)["forward"]
-        if loss is not None and output.logits is logits:
+        if loss is None:
+            return summed_cross_entropy(output.logits, labels), output
+        if output.logits is logits:
             return loss, output
-        if loss is not None:
-            vars(head)["changes_logits"] = True
-            output = None
-    if output is None:
-        output = run()
+        vars(head)["changes_logits"] = True
+    output = run()
     return summed_cross_entropy(output.logits, labels), output
 
 

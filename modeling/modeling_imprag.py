@@ -68,10 +68,6 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         """Return the backbone's output projection."""
         return self.backbone.get_output_embeddings()  # type: ignore[no-any-return]
 
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the backbone's output projection."""
-        self.backbone.set_output_embeddings(new_embeddings)
-
     def forward(  # type: ignore[override]  # adds labels and the rest of a causal LM
         self,
         input_ids: Tensor | None = None,
@@ -133,11 +129,8 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
         run, head = partial(self._run, self.backbone, inputs, use_cache=use_cache), self.get_output_embeddings()
         count = num_items_in_batch
         loss, outputs = next_token_loss(head, run, labels, attention_mask, count, with_logits=return_logits)
-        output = ImpRAGOutput(loss, outputs.logits, cache_of(outputs), passage_states=passage_states, **vectors)
-        for name in ("hidden_states", "attentions"):
-            if outputs.get(name) is not None:
-                output[name] = outputs[name]
-        return output
+        vectors |= {name: outputs.get(name) for name in ("hidden_states", "attentions")}
+        return ImpRAGOutput(loss, outputs.logits, cache_of(outputs), passage_states=passage_states, **vectors)
 
     @torch.no_grad()
     def generate(  # the mixin's, with passages

@@ -245,10 +245,6 @@ class NVEmbedModel(PreTrainedModel):
         """Return the decoder's token embeddings."""
         return self.embedding_model.get_input_embeddings()
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the decoder's token embeddings."""
-        self.embedding_model.set_input_embeddings(value)
-
     def forward(
         self,
         input_ids: Tensor,
@@ -285,9 +281,8 @@ class NVEmbedModel(PreTrainedModel):
                 f"the prompt takes {prompt_length} tokens or more, which leaves no room for text: shorten it or raise"
                 " max_seq_length"
             )
-        hidden_BLD = self.embedding_model(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-        ).last_hidden_state
+        states = self.embedding_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        hidden_BLD = states.last_hidden_state
         if self.latent_attention_model is not None:
             hidden_BLD = self.latent_attention_model(hidden_BLD)
         elif self.self_attention_model is not None:

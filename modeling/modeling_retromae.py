@@ -98,12 +98,9 @@ class RetroMAEDecoder(nn.Module):
         key_value_BLD = torch.cat([sentence_B1D, embeddings_BLD[:, 1:]], dim=1)
         visible = (mask[:, None] if self.enhanced else mask[:, None, None]).bool()
         bias = attention_bias(visible, key_value_BLD)
-        if self.enhanced:
-            states: Tensor = self.layers[0](positions_LD + sentence_B1D, key_value_BLD, bias)
-            return states
-        states = key_value_BLD
-        for layer in self.layers:
-            states = layer(states, states, bias)
+        states = positions_LD + sentence_B1D if self.enhanced else key_value_BLD
+        for layer in self.layers:  # one with enhanced decoding
+            states = layer(states, key_value_BLD if self.enhanced else states, bias)
         return states
 
 

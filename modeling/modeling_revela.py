@@ -321,10 +321,7 @@ def pool(hidden_NMd: Tensor, attention_mask: Tensor, pooling: Literal["last", "m
         weight_NM1 = mask[:, :, None].to(hidden_NMd.dtype)
         return (hidden_NMd * weight_NM1).sum(1) / weight_NM1.sum(1).clamp(min=1.0)
     positions = torch.arange(mask.shape[1], device=mask.device)
-    if pooling == "cls":
-        index_N = mask.long().argmax(-1)
-    else:
-        index_N = (positions * mask).argmax(-1)
+    index_N = mask.long().argmax(-1) if pooling == "cls" else (positions * mask).argmax(-1)
     return hidden_NMd[torch.arange(len(index_N), device=mask.device), index_N]
 
 

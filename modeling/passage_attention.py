@@ -72,22 +72,13 @@ class PassageStates:
 
 
 @dataclass
-class LayerStates:
-    """Inputs of a layer's attention: queries (R, H, L, D), keys (R, K, L, D) and values (R, K, L, E)."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-
-@dataclass
 class Reading:
     """Argument of a decoder's forward that the attention of every layer receives.
 
     Attributes:
         states: passages to read, in the layers that they have states for.
         record: layers whose states are recorded.
-        recorded: the recorded states by layer.
+        recorded: queries (R, H, L, D), keys (R, K, L, D) and values (R, K, L, E) by layer.
         layer_b: layer b of the running model, which the next two change; the backbone may belong to several models.
         before_rotary: whether layer b skips the rotary embedding; its output is then not meaningful.
         repeats: candidates per row: from layer b on, each row is repeated this many times.
@@ -96,7 +87,7 @@ class Reading:
 
     states: PassageStates | None = None
     record: range = range(0)
-    recorded: dict[int, LayerStates] = field(default_factory=dict)
+    recorded: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     layer_b: nn.Module | None = None
     before_rotary: bool = False
     repeats: int = 1
@@ -154,7 +145,7 @@ def _attention(
     if layer in imprag.record:
         imprag.calls.append(layer)
         # Recorded once: gradient checkpointing calls this function again in the backward pass.
-        imprag.recorded.setdefault(layer, LayerStates(query, key, value))
+        imprag.recorded.setdefault(layer, (query, key, value))
     if states is not None and 0 <= layer - states.first_layer < len(states.keys):
         imprag.calls.append(layer)
         times = len(query) // len(states)

@@ -26,7 +26,7 @@ from .backbones import (
     use_attention,
 )
 from .configuration_imprag import ImpRAGConfig
-from .passage_attention import LayerStates, PassageStates, Reading, right_padded
+from .passage_attention import PassageStates, Reading, right_padded
 
 
 class ImpRAGModel(ComposedModel):
@@ -85,10 +85,6 @@ class ImpRAGModel(ComposedModel):
     def get_input_embeddings(self) -> nn.Module:
         """Return the backbone's token embeddings."""
         return self.backbone.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the backbone's token embeddings."""
-        self.backbone.set_input_embeddings(value)
 
     def embed_queries(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the vectors of prompts, running only layers 0..b.
@@ -242,10 +238,10 @@ class ImpRAGModel(ComposedModel):
         b = self.config.b
         reading = Reading(record=range(b, b + 1), layer_b=self._layer_b, before_rotary=True)
         self._run_bottom(ids, b, reading, None)
-        states: LayerStates = reading.recorded[b]
+        query, key, _ = reading.recorded[b]
         rows, last = torch.arange(len(ids), device=ids.device), (mask.sum(-1) - 1).clamp(min=0)
-        dtype = torch.promote_types(states.key.dtype, torch.float32)
-        return states.query[rows, :, last].to(dtype), states.key[rows, :, last].to(dtype)
+        dtype = torch.promote_types(key.dtype, torch.float32)
+        return query[rows, :, last].to(dtype), key[rows, :, last].to(dtype)
 
     def passage_states(self, ids_NS: Tensor, mask_NS: Tensor, positions: Tensor | None = None) -> PassageStates:
         """Return the states of layers b..t, running only the layers up to t.
@@ -257,8 +253,7 @@ class ImpRAGModel(ComposedModel):
         """
         reading = Reading(record=range(self.config.b, self.config.t + 1))
         self._run_bottom(ids_NS, self.config.t, reading, positions)
-        layers = [reading.recorded[layer] for layer in reading.record]
-        keys, values = (tuple(part) for part in zip(*((layer.key, layer.value) for layer in layers), strict=True))
+        _, keys, values = zip(*(reading.recorded[layer] for layer in reading.record), strict=True)
         return PassageStates(keys, values, mask_NS, self.config.b)
 
     def _reading_inputs(
@@ -271,17 +266,11 @@ class ImpRAGModel(ComposedModel):
     ) -> dict[str, Any]:
         """Return the arguments for the backbone: with passages, positions are shifted and the states are added."""
         use_attention(self.backbone, "imprag")
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            **other,
-            **cache_argument(self.backbone, cache),
-        }
+        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs |= other | cache_argument(self.backbone, cache)
         if states is None:
             return inputs
-        tokens = inputs.get("inputs_embeds") if input_ids is None else input_ids
-        if tokens is None:
-            raise ValueError("give input_ids or inputs_embeds")
+        tokens = inputs["inputs_embeds"] if input_ids is None else input_ids
         rows, length = tokens.shape[:2]
         if rows % len(states):
             raise ValueError(

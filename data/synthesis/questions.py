@@ -23,9 +23,8 @@ STEM = 4
 """Longer words are compared by this number of first characters, so that "rivers" and "river" are equal."""
 MAX_QUESTION_TEXT = 3000
 """Characters of a passage that a language model sees: a long function must not exceed its context of 2,048 tokens."""
-_LABEL = re.compile(
-    r"^(?:the )?question(?: is)?\s*:\s*[\"\u201c]?", re.IGNORECASE
-)  # which models put before a question
+# What models put before a question.
+_LABEL = re.compile(r"^(?:the )?question(?: is)?\s*:\s*[\"\u201c]?", re.IGNORECASE)
 # A statement, or a sentence before the question; a shorter word before the full stop may be an abbreviation.
 _STATEMENT = re.compile(rf"{LETTER}{{4}}[.!]\s|[。！।۔].|[.!:。！：।۔]$")
 

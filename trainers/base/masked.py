@@ -8,14 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.data.sources.source import Source
-from revela_hub.data.text.masking import (
-    Bools,
-    Tokens,
-    Vocabulary,
-    masked_tokens,
-    replace_chosen,
-    whole_word_masks,
-)
+from revela_hub.data.text.masking import Bools, Tokens, Vocabulary, masked_tokens, replace_chosen, whole_word_masks
 from revela_hub.errors import UserError
 from revela_hub.trainers.base.adapters import merged_copy
 from revela_hub.trainers.base.arguments import RunArguments

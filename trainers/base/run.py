@@ -210,9 +210,8 @@ def card_metadata(run: Run, *, summary: str, sources: Iterable[object]) -> Model
             changed[name] = run.record.settings[name]
     changed.pop("data", None)
     settings = {name: for_card(name, value) for name, value in (models | changed).items()}
-    hub_data = {
-        parse_source(str(source)).path.removeprefix("hf:") for source in sources if str(source).startswith("hf:")
-    }
+    hub_sources = [parse_source(str(source)) for source in sources if str(source).startswith("hf:")]
+    hub_data = {source.path.removeprefix("hf:") for source in hub_sources}
     base = hub_name(next(iter(models.values())))
     return ModelCardMetadata(
         method=method,

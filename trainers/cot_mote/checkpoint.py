@@ -74,11 +74,7 @@ def load_cot_mote_start(
 
 
 def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
-    """Load a folder that one of the trainers saved, in float32 and in eval mode.
-
-    Raises:
-        UserError: the folder is not a CoT-MoTE checkpoint, or is damaged.
-    """
+    """Load a folder that one of the trainers saved, in float32 and in eval mode."""
     folder = local_path(folder)
     fields = checkpoint_config(folder, CoTMoTEConfig.model_type, "CoT-MoTE")
     pre_training = CoTMoTEForPreTraining.__name__ in (fields.get("architectures") or [])
@@ -88,19 +84,17 @@ def load_cot_mote_checkpoint(folder: str | Path) -> CoTMoTECheckpoint:
 
 def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path, assembly: Assembly) -> Assembled:
     """Write one of the three forms of a checkpoint's encoder."""
-    model, tokenizer = loaded.encoder, loaded.tokenizer
+    model, tokenizer = loaded.encoder, padding_right(loaded.tokenizer)
     base = model.config.encoder.name_or_path
-    length = assembly.max_length or model.config.max_seq_length
+    length = min(assembly.max_length or model.config.max_seq_length, model.max_length)
     if assembly.part == "model":
         save_backbone(model, folder, dtype=assembly.dtype)
         forget_origins(folder, "encoder")
-        save_tokenizer(padding_right(tokenizer), folder, max_length=min(length, model.max_length))
+        save_tokenizer(tokenizer, folder, max_length=length)
     else:
-        sparse = assembly.part == "sparse"
-        export_routes(model, tokenizer, folder, sparse=sparse, max_length=length, dtype=assembly.dtype)
+        _save_routes(model, tokenizer, folder, assembly, length)
     # The checkpoint's vectors of the probe texts, with which the verification compares those of the folder.
-    tokenizer = padding_right(tokenizer)
-    tokenizer.model_max_length = length = min(length, model.max_length)
+    tokenizer.model_max_length = length
     texts, dimension = probe_texts(length), model.config.get_text_config().hidden_size
     kept = {"retriever": slice(dimension), "sparse": slice(dimension, None)}.get(assembly.part, slice(None))
     batches = (texts[:-1], texts[-1:])  # separately, because the last text is very long
@@ -111,23 +105,15 @@ def assemble_cot_mote(loaded: CoTMoTECheckpoint, checkpoint: Path, folder: Path,
     return Assembled(folder, COT_MOTE, base, reference, remote_code=assembly.part == "model")
 
 
-def export_routes(
-    model: CoTMoTEModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    *,
-    sparse: bool,
-    max_length: int,
-    dtype: torch.dtype | None = None,
-) -> Path:
-    """Write a folder that needs no remote code: `SentenceTransformer(folder)`, or with `sparse` `SparseEncoder(folder)`."""
-    tokenizer, length = padding_right(tokenizer), min(max_length, model.max_length)
+def _save_routes(model: CoTMoTEModel, tokenizer: Any, folder: Path, assembly: Assembly, length: int) -> None:
+    """Write a folder that needs no remote code: `SentenceTransformer(folder)`, or `SparseEncoder(folder)` of the sparse part."""
+    sparse = assembly.part == "sparse"
     with scratch_folder("export") as scratch:
         routes: dict[str, list[Any]] = {}
         for task, expert in EXPERTS.items():
             own = Path(scratch, task)
             route: Any = model.route(expert)
-            save_backbone(route if sparse else with_pooler(route.base_model), own, dtype=dtype)
+            save_backbone(route if sparse else with_pooler(route.base_model), own, dtype=assembly.dtype)
             save_tokenizer(tokenizer, own, max_length=length)
             transformer = Transformer(
                 str(own),
@@ -149,7 +135,6 @@ def export_routes(
     for config in sorted(folder.rglob("config.json")):
         if "architectures" in json.loads(config.read_text(encoding="utf-8")):
             forget_origins(config.parent)
-    return folder
 
 
 def _sparse_head(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase) -> list[Any]:

@@ -56,11 +56,7 @@ def load_retromae_encoder(
 
 
 def load_retromae_checkpoint(folder: str | Path) -> RetroMAECheckpoint:
-    """Load a folder that `RetroMAETrainer` saved, in float32 and in eval mode.
-
-    Raises:
-        UserError: the folder is not a RetroMAE checkpoint, or is damaged.
-    """
+    """Load a folder that `RetroMAETrainer` saved, in float32 and in eval mode."""
     folder = local_path(folder)
     checkpoint_config(folder, RetroMAEConfig.model_type, "RetroMAE")
     return RetroMAECheckpoint(*load_saved(RetroMAEForPreTraining, folder))

@@ -13,13 +13,7 @@ from datasets import Dataset, IterableDataset
 
 from revela_hub.data.sources.report import ReadReport
 from revela_hub.data.sources.source import Source
-from revela_hub.data.text.groups import (
-    GroupSettings,
-    build_groups,
-    groups_needed,
-    mix_groups,
-    stored_groups,
-)
+from revela_hub.data.text.groups import GroupSettings, build_groups, groups_needed, mix_groups, stored_groups
 from revela_hub.errors import UserError
 from revela_hub.options import option, values_of
 from revela_hub.ranges import GroupSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, TextLength
@@ -105,14 +99,7 @@ class RevelaDataArguments(StreamedTextArguments):
 def load_groups(
     arguments: RevelaDataArguments, held_out: str | Path | None = None
 ) -> tuple[Dataset | IterableDataset, ReadReport]:
-    """Read the sources, and cut them into chunks and groups; see `build_groups` for the columns.
-
-    Returns:
-        The groups, and a report on the sources.
-
-    Raises:
-        UserError: the options conflict, or `build_groups` raises an error.
-    """
+    """Read the sources, and return their groups, with the columns of `build_groups`, and a report."""
     sources, report, spans = arguments.sources(held_out), ReadReport(), arguments.spans
     if bad := set(spans) - {"full", "first_half"}:
         raise UserError(f"--similarity_span is full or first_half, not {', '.join(sorted(bad))}")

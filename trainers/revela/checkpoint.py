@@ -143,9 +143,6 @@ def load_checkpoint(folder: str | Path, *, trust_remote_code: bool = False) -> R
     Args:
         folder: checkpoint folder; one with adapters or a frozen language model also needs the base models that config.json names.
         trust_remote_code: whether to run tokenizer code from the repositories; models that need remote code are rejected.
-
-    Raises:
-        UserError: the folder is not a Revela checkpoint, or is damaged.
     """
     folder = local_path(folder)
     with loading(f"cannot load {folder}", folder):

@@ -144,12 +144,8 @@ class RevelaCollator(SharedEpoch):
             batch |= {f"{side}input_ids": ids, f"{side}attention_mask": mask}
         numbers: dict[str, int] = {}
         documents = [row["document"][index] for row, index in chunks]
-        batch["document"] = np.array(
-            [
-                numbers.setdefault(name, len(numbers)) if there else -1
-                for name, there in zip(documents, present, strict=True)
-            ]
-        )
+        rows = zip(documents, present, strict=True)
+        batch["document"] = np.array([numbers.setdefault(name, len(numbers)) if there else -1 for name, there in rows])
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def _order(self, row: dict[str, Any]) -> Tokens:

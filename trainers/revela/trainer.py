@@ -36,7 +36,6 @@ from revela_hub.trainers.revela.checkpoint import RevelaBackbones, load_backbone
 from revela_hub.trainers.revela.collator import RevelaCollator
 
 GROUP_COLUMNS = ("group", "document")
-RETRIEVER_TOKENIZER, LM_TOKENIZER = "retriever_tokenizer", "lm_tokenizer"
 BIAS_LEARNING_RATE = 1e-2
 """Peak learning rate of the logit biases of joint reading, which are of the order of 1."""
 
@@ -187,11 +186,7 @@ class RevelaTrainer(MethodTrainer):
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """Create the Trainer's schedule; the retriever's learning rate is 0 until its start step and then warms up.
-
-        Raises:
-            UserError: the retriever would start after the last step, or the schedule or optimizer cannot delay it.
-        """
+        """Create the Trainer's schedule; the retriever's learning rate is 0 until its start step and then warms up."""
         start, warmup = self.args.retriever_start_step, self.args.get_warmup_steps(num_training_steps)
         if start >= num_training_steps:
             raise UserError(
@@ -221,8 +216,8 @@ class RevelaTrainer(MethodTrainer):
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir or ".")
             save_config(self.revela.config, folder)
-            self.retriever_tokenizer.save_pretrained(folder / RETRIEVER_TOKENIZER)
-            self.lm_tokenizer.save_pretrained(folder / LM_TOKENIZER)
+            self.retriever_tokenizer.save_pretrained(folder / "retriever_tokenizer")
+            self.lm_tokenizer.save_pretrained(folder / "lm_tokenizer")
 
 
 def _with_biases(adapters: PeftConfig | None, model: RevelaForCausalLM) -> PeftConfig | None:
