@@ -105,7 +105,8 @@ def distillation(inputs: Inputs, folder: Path, seconds: float) -> None:
     from revela_hub.trainers.pair_tuning.data import TooFewPairs, build_text_pairs
     from revela_hub.trainers.pair_tuning.trainer import PairsTrainer
 
-    options, plan, code = inputs.options, inputs.plan, {"trust_remote_code": inputs.options.trust_remote_code}
+    options, plan = inputs.options, inputs.plan
+    code: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     given = {"data": options.data, "max_length": plan.training_length, "per_device_train_batch_size": 8}
     arguments = Arguments(**inputs.arguments(folder, rate=0.4, **given))
     with open_run(PAIR_TUNING, arguments) as run:
@@ -133,9 +134,8 @@ def distillation(inputs: Inputs, folder: Path, seconds: float) -> None:
         if plan.training_length:  # the teacher read whole texts
             limit_length(model, plan.training_length, options.retriever)
         rows = Dataset.load_from_disk(str(kept))
-        task = read_probe_task(inputs.probe)
-        how: dict[str, Any] = {"loss": distillation_loss, "retrieval_task": task, "callbacks": [TimeLimit(seconds)]}
-        trainer = PairsTrainer(model, arguments, train_dataset=rows, **how)
+        how: dict[str, Any] = {"loss": distillation_loss, "retrieval_task": read_probe_task(inputs.probe)}
+        trainer = PairsTrainer(model, arguments, train_dataset=rows, callbacks=[TimeLimit(seconds)], **how)
         run.train(trainer)
         run.export(trainer, summary=counted(len(rows), "made query"), sources=options.data)
 
