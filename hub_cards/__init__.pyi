@@ -3,7 +3,6 @@ from .card import write_card as write_card
 from .contents import Check as Check
 from .contents import as_table as as_table
 from .export import export_retriever as export_retriever
-from .metadata import Figure as Figure
 from .metadata import ModelCardMetadata as ModelCardMetadata
 from .metadata import Result as Result
 from .method import Method as Method

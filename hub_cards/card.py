@@ -1,7 +1,6 @@
 """Write model cards from one template, without lines for missing metadata."""
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,7 +14,6 @@ from revela_hub import __version__
 from revela_hub.files import local_path
 from revela_hub.hub_cards.metadata import (
     METRIC_NAMES,
-    Figure,
     ModelCardMetadata,
     ModelDescription,
     Result,
@@ -28,7 +26,7 @@ METADATA_FOLDER = ".revela_hub"  # folder next to a model for our own files; it 
 
 
 def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str | None = None) -> Path:
-    """Write README.md and the figures into a model folder.
+    """Write README.md into a model folder.
 
     Args:
         folder: any model folder, such as one written by `export_retriever`.
@@ -43,14 +41,13 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     model, name = describe(folder), repo_id or (folder.name if folder.is_absolute() else folder.as_posix())
     title = name.rpartition("/")[2]
     metadata = replace(metadata, base_model=hub_model_id(metadata.base_model))
-    figures = _write_figures(folder, metadata.figures)
     method = metadata.method
     usage = method.usage if method else None
     text = _template(*([usage.parent] if usage else [])).render(
         front_matter=_front_matter(name, metadata, model).to_yaml().strip(),
         name=name,
         title=title,
-        card=replace(metadata, figures=figures),
+        card=metadata,
         model=model,
         paper=method.paper if method else None,
         usage=usage.name if usage else None,
@@ -61,8 +58,7 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     # Publishing writes the card again with the id of the model, unless README.md was edited and differs from this copy.
     for place in (folder, folder / METADATA_FOLDER):
         (place / "README.md").write_text(text, encoding="utf-8")
-    kept = [Figure(str(folder / figure.path), figure.caption) for figure in figures]
-    replace(metadata, figures=kept).to_file(folder / METADATA_FOLDER / CARD_METADATA)
+    metadata.to_file(folder / METADATA_FOLDER / CARD_METADATA)
     return folder / "README.md"
 
 
@@ -118,7 +114,7 @@ def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescriptio
         pipeline_tag=pipeline,
         tags=[*tags, *([metadata.method.name] if metadata.method else []), "revela-hub"],
         base_model=metadata.base_model,
-        base_model_relation="finetune" if metadata.base_model else None,
+        base_model_relation="finetune" if metadata.base_model and not metadata.unchanged else None,
         license=metadata.license,
         language=list(metadata.languages) or None,
         datasets=list(metadata.datasets) or None,
@@ -137,18 +133,3 @@ def _results_table(results: Sequence[Result], title: str) -> str:
         values = (f"{result.metrics[metric]:.4f}" if metric in result.metrics else "" for metric in metrics)
         rows.append([result.task, result.model or f"**{title}**", *values])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _write_figures(folder: Path, figures: Sequence[Figure]) -> list[Figure]:
-    """Copy the figures to `figures/`, each under its own name without spaces and parentheses, which would break the links."""
-    # First, because a figure may be in this folder.
-    contents = [local_path(figure.path).read_bytes() for figure in figures]
-    written: dict[str, Figure] = {}
-    for figure, content in zip(figures, contents, strict=True):
-        name = re.sub(r"[^\w.-]+", "_", Path(figure.path).name)
-        if name.casefold() in written:
-            name = f"{len(written) + 1}_{name}"
-        written[name.casefold()] = Figure(f"figures/{name}", figure.caption)
-        (folder / "figures").mkdir(exist_ok=True)
-        (folder / "figures" / name).write_bytes(content)
-    return list(written.values())

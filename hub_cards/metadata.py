@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,6 +17,8 @@ import yaml
 from huggingface_hub.dataclasses import type_validator
 from safetensors import safe_open
 
+from revela_hub.data.sources.source import HUB_ADDRESS, parse_source
+from revela_hub.data.sources.unicode import printable_name
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
 from revela_hub.hub_cards.contents import code_files, listed_modules, read_json
@@ -55,14 +57,6 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A picture in the card, with its caption."""
-
-    path: str
-    caption: str
-
-
-@dataclass(frozen=True)
 class ModelCardMetadata:
     """The part of a card that cannot be read from the model folder. All fields are optional.
 
@@ -79,8 +73,8 @@ class ModelCardMetadata:
         config: the configuration file of that command, as YAML text.
         results: evaluation results.
         verdict: summary of the results in a sentence.
-        figures: pictures of the training.
         limitations: known weaknesses.
+        unchanged: whether the weights are those of the base model.
     """
 
     method: Method | None = None
@@ -95,8 +89,8 @@ class ModelCardMetadata:
     config: str = ""
     results: Sequence[Result] = ()
     verdict: str = ""
-    figures: Sequence[Figure] = ()
     limitations: Sequence[str] = ()
+    unchanged: bool = False
 
     def __post_init__(self) -> None:
         """Reject scores that are not finite."""
@@ -109,7 +103,7 @@ class ModelCardMetadata:
         """Read the metadata from a YAML or JSON file.
 
         Args:
-            path: the file; paths of figures are relative to it.
+            path: the file.
             methods: the known methods by name.
 
         Raises:
@@ -123,8 +117,7 @@ class ModelCardMetadata:
             if "method" in values:
                 values["method"] = methods[values["method"]]
             values["results"] = tuple(map(Result.from_dict, values.get("results", ())))
-            figures = values.get("figures", ())
-            values["figures"] = tuple(Figure(str(path.parent / one["path"]), one["caption"]) for one in figures)
+            values.pop("figures", None)  # pictures of runs of earlier versions
             for name in ("languages", "datasets", "limitations"):
                 if isinstance(values.get(name), str):
                     values[name] = (values[name],)
@@ -137,15 +130,12 @@ class ModelCardMetadata:
             raise UserError(f"{path}: {error}") from error
 
     def to_file(self, path: str | Path) -> None:
-        """Write the fields that are set as YAML for `from_file`, with the paths of figures relative to the file."""
-        path = local_path(path)
+        """Write the fields that are set as YAML for `from_file`."""
         values = {name: value for name, value in asdict(replace(self, method=None)).items() if value}
         if self.method is not None:
             values = {"method": self.method.name, **values}
-        for figure in values.get("figures", ()):
-            figure["path"] = os.path.relpath(figure["path"], path.parent)
         values = json.loads(json.dumps(values))  # turns tuples into lists, because YAML has no tuples
-        path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        local_path(path).write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def _check_types(record: Any) -> None:
@@ -166,14 +156,40 @@ def hub_model_id(name: str | None) -> str | None:
 
     sentence-transformers loads its own models by their names alone, so their organization is added.
     """
-    name = name and hub_name(name).partition("@")[0]
-    if name is None or not _HUB_NAME.fullmatch(name) or ("/" not in name and Path(name).exists()):
+    name = hub_name(name or "").partition("@")[0]
+    if not _HUB_NAME.fullmatch(name) or is_local(name):
         return None
     if "/" in name:
         return name
     from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS  # such as bert-base-uncased
 
     return name if name.lower() in ORIGINAL_TRANSFORMER_MODELS else f"sentence-transformers/{name}"
+
+
+def for_card(name: str, value: Any) -> Any:
+    """Return an option's value with files and folders of this machine without their parent folders."""
+    if isinstance(value, list):
+        return [for_card(name, item) for item in value]
+    if isinstance(value, dict):
+        return {key: for_card(key, item) if key in ("path", "data_files") else item for key, item in value.items()}
+    if not isinstance(value, str) or not value or value.startswith(HUB_ADDRESS) or "prompt" in name:
+        return value
+    value = hub_name(value)
+    prefix = next((kind for kind in ("lm:", "hf:") if value.startswith(kind)), "")
+    rest = value.removeprefix(prefix)
+    return prefix + printable_name(local_path(rest).resolve().name) if is_local(rest) else value
+
+
+def hub_datasets(sources: Iterable[object]) -> list[str]:
+    """Return the ids of the data sets on the Hub among paths and ids; those start with `hf:`."""
+    found = {parse_source(str(each)).path.removeprefix("hf:") for each in sources if str(each).startswith("hf:")}
+    return sorted(name for name in found if "/" in name and not is_local(name))
+
+
+def is_local(name: str) -> bool:
+    """Return whether this is a path of this machine, which may be gone, and not a model or data set on the Hub."""
+    path = local_path(name)
+    return path.is_absolute() or os.path.exists(path)
 
 
 # --- the model

@@ -5,12 +5,13 @@ end token and no prompts, and return other vectors without a warning.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
@@ -18,6 +19,17 @@ from revela_hub.hub_cards.export import export_retriever
 
 WEIGHTS = "adapter_model.safetensors"
 PROMPTS = {"query": "query: ", "document": "passage: "}  # of the authors' code; their paper prints capitals
+
+
+def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """Load all adapters of a folder into a model; PEFT would only warn about those that do not fit, and leave the model as it is."""
+    adapted = PeftModel.from_pretrained(model, str(folder))
+    with safe_open(folder / WEIGHTS, framework="pt") as weights:
+        different = set(weights.keys()) ^ set(get_peft_model_state_dict(adapted))
+    if different:
+        more = f" and {len(different) - 1} more" * (len(different) > 1)
+        raise UserError(f"cannot load {folder}: its adapters do not fit the model: {min(different)}{more} differ")
+    return adapted
 
 
 def export_adapter(
@@ -36,16 +48,7 @@ def export_adapter(
     if not folder.is_dir():
         folder = Path(snapshot_download(str(adapter), allow_patterns=["adapter_*", "*token*"]))
     base = str(PeftConfig.from_pretrained(str(folder)).base_model_name_or_path)
-    adapted = PeftModel.from_pretrained(
-        AutoModel.from_pretrained(base, dtype=torch.float32, use_safetensors=True), str(folder)
-    )
-    # PEFT only warns about adapters that do not fit, and leaves the base model as it is.
-    with safe_open(folder / WEIGHTS, framework="pt") as weights:
-        different = set(weights.keys()) ^ set(get_peft_model_state_dict(adapted))
-    if different:
-        raise UserError(
-            f"the adapter {adapter} does not fit {base}: {min(different)} and {len(different) - 1} more differ"
-        )
+    adapted: Any = load_adapters(AutoModel.from_pretrained(base, dtype=torch.float32, use_safetensors=True), folder)
     own = folder if (folder / "tokenizer.json").is_file() else base
     return export_retriever(
         adapted.merge_and_unload(),

@@ -111,12 +111,16 @@ def _metadata(
 ) -> ModelCardMetadata:
     """Return the given metadata or that of the checkpoint, completed with method and base model."""
     files = [checkpoint / CARD_METADATA, checkpoint / METADATA_FOLDER / CARD_METADATA]
-    if (metadata := given) is None:
-        file = next((file for file in files if file.is_file()), None)
-        metadata = ModelCardMetadata.from_file(file, methods) if file else ModelCardMetadata()
-    base = assembled.base if assembled.base and not Path(assembled.base).exists() else None
-    base = metadata.base_model or hub_model_id(base)
-    return replace(metadata, method=metadata.method or assembled.method, base_model=base)
+    file = next((file for file in files if file.is_file()), None)
+    own = ModelCardMetadata.from_file(file, methods) if file else ModelCardMetadata()
+    metadata = given or own
+    base = metadata.base_model or hub_model_id(assembled.base)
+    return replace(
+        metadata,
+        method=metadata.method or assembled.method,
+        base_model=base,
+        unchanged=metadata.unchanged or own.unchanged,
+    )
 
 
 def check(

@@ -157,16 +157,6 @@ def frozen_modules() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def quick_figures() -> Iterator[None]:
-    """Figures are made, but not drawn: each took 0.2 seconds of CPU time."""
-    from matplotlib.figure import Figure
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda self, file, **options: Path(file).write_bytes(b"\x89PNG"))
-        yield
-
-
 @pytest.fixture(autouse=True)
 def seed() -> Iterator[None]:
     """The same random numbers for a test whichever tests ran before it in its process."""

@@ -3,7 +3,7 @@
     python embedding_space.py outputs/cot-mote/dense outputs/siamese/dense --pairs pairs.jsonl --output analysis
 
 Writes analysis.png, a t-SNE plane per model with cosine distances, and analysis.json with the Kullback-Leibler and Jensen-Shannon
-divergences of appendix A.1 (`revela_hub.evaluation.pair_divergence`). Needs scikit-learn.
+divergences of appendix A.1 (`revela_hub.evaluation.pair_divergence`). Needs scikit-learn and matplotlib.
 """
 
 import argparse

@@ -111,8 +111,9 @@ def export_checkpoint(
 
 
 def no_gain(folder: Path) -> str:
-    """Return why an exported model is not published; empty if training, or BM25 and late interaction, brought a gain."""
-    fitted, outcome = read_json(folder / HYBRID, {}), read_json(folder.parent / "outcome.json", {})
+    """Return why an exported model or run is not published; empty if training, or BM25 and late interaction, brought a gain."""
+    places = (folder / "outcome.json", folder.parent / "outcome.json")
+    fitted, outcome = read_json(folder / HYBRID, {}), read_json(next(filter(Path.is_file, places), places[0]), {})
     if fitted.get("verdict") == "BETTER" or (outcome.get("step") != 0 and fitted.get("trained") is not False):
         return ""
     found = "; BM25 and late interaction: {difference:+.3f} [{low:+.3f}, {high:+.3f}], not significant with {queries} queries"
@@ -138,7 +139,7 @@ def publish(
         assembly: options.
         dry_run: stop before the upload; the Hub is only accessed with `update`, to compare the files.
         keep: folder for the assembled files, which are deleted by default.
-        log: called before the upload with each file that will be deleted.
+        log: called with a line on an unchanged base model, and with each file that will be deleted.
         before_upload: called when all checks have passed.
 
     Raises:
@@ -149,8 +150,12 @@ def publish(
         destination = Destination(destination)
     model = resolve(checkpoint)
     folder = local_path(model.path)
-    if model.finished and (reason := no_gain(folder)):
+    if (model.finished or (folder / "outcome.json").is_file()) and (reason := no_gain(folder)):
         raise UserError(f"{reason} ({folder})")
+    fitted = read_json(folder / HYBRID, {})
+    if fitted.get("trained") is False:
+        base = fitted.get("base") or "the base model"
+        log(f"the weights are those of {base}, unchanged: only the search settings in {HYBRID} are new")
     assemble: Assemble = copy_finished if model.finished else partial(assemble_part, checkpoint_method(model))
     options: dict[str, Any] = {"dry_run": dry_run, "keep": keep, "log": log, "before_upload": before_upload}
     return publish_assembled(assemble, model.path, destination, assembly, methods=METHODS, **options)

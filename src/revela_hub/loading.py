@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from revela_hub.files import local_path
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     Module = TypeVar("Module", bound=nn.Module)
@@ -116,6 +117,20 @@ def bf16_is_fast(device: str | None = None) -> bool:
         return torch.cuda.is_available() and bool(torch.cuda.is_bf16_supported())
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return device == "cpu" and any(getattr(torch.cpu, probe, bool)() for probe in probes)
+
+
+def hardware(device: "torch.device", processes: int = 1) -> str:
+    """Describe the hardware: `2 x NVIDIA H100` or `CPU (2 threads, AVX2)`."""
+    import torch
+
+    threads = torch.get_num_threads()
+    cpu = f"CPU ({threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()})"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else {"cpu": cpu}.get(device.type, device.type.upper())
+    )
+    return f"{processes} x {name}" if processes > 1 else name
 
 
 def loading_dtype(device: str | None = None) -> str:

@@ -105,3 +105,11 @@ def command_line(*words: object) -> str:
     "revela-hub search 'my models/retriever' 'a query' --corpus src"
     """
     return shlex.join(["revela-hub", *map(str, words)])
+
+
+def clock(seconds: float) -> str:
+    """Format a duration: `40 s`, `12 min`, `3 h 05 min`, `52 h 20 min`."""
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

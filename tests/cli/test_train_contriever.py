@@ -39,17 +39,20 @@ def test_the_run_says_what_it_was_worth(
     assert main(["train", "contriever", *options]) == 0
     out = capsys.readouterr().out
     assert "base model " in out and "(" in out and "BM25 " in out and "hybrid (" in out
-    assert "Training " in out and "95% interval" in out
+    assert "Training kept the base model" in out  # the steps are too small to change a rank
     task = read_beir(output / "probe")
     state = json.loads((output / "trainer_state.json").read_text())
     measured = [entry["step"] for entry in state["log_history"] if "eval_ndcg_at_10" in entry]
-    assert measured == [1, 2, 3]  # the steps are too small to change a rank: the run stops
+    assert measured == [1, 2, 3]  # the run stops
     assert json.loads((output / "outcome.json").read_text())["curve"].keys() == {"0", "1", "2", "3"}
     card = (output / "retriever" / "README.md").read_text()
-    assert "Training " in card and "removed from the text" in card and "@article{izacard2021unsupervised,\n" in card
-    assert "base model" in card and "retrieval_curve.png" in card
+    assert (
+        "the base model, unchanged" in card
+        and "removed from the text" in card
+        and "@article{izacard2021unsupervised,\n" in card
+    )
+    assert "base model" in card and "Trained for 3 steps" in card
     assert str(tmp_path) not in card.replace(str(output / "retriever"), "")  # the code loads this folder
-    assert (output / "retriever" / "figures" / "retrieval_curve.png").is_file()
     model = SentenceTransformer(str(output / "retriever"), device="cpu")
     assert model.encode_query(["a river"]).shape == (1, 32)
     # what the queries say was not trained on

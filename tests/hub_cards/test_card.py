@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from revela_hub.errors import UserError
-from revela_hub.hub_cards import Figure, ModelCardMetadata, Result, write_card
+from revela_hub.hub_cards import ModelCardMetadata, Result, write_card
 from revela_hub.hub_cards.metadata import describe
 from revela_hub.trainers.methods import METHODS
 from revela_hub.trainers.revela import REVELA
@@ -28,8 +28,7 @@ def folder(retriever_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(retriever_folder, tmp_path / "model"))
 
 
-def test_a_full_card(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "curve.png").write_bytes(b"\x89PNG")
+def test_a_full_card(folder: Path) -> None:
     metadata = ModelCardMetadata(
         method=REVELA,
         description="For the sources of one project.",
@@ -42,7 +41,6 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
         command="revela-hub train revela --config code.yaml",
         config="temperature: 0.0001\n",
         results=RESULTS,
-        figures=(Figure(str(tmp_path / "curve.png"), "Training loss"),),
         limitations=("Knows one project.",),
     )
     text = write_card(folder, metadata, repo_id="org/name").read_text()
@@ -61,7 +59,6 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
         "```yaml\ntemperature: 0.0001\n```",
         "| SciFact | **name** | 0.6451 | 0.9000 |",
         "| SciFact | BM25 | 0.6700 |  |",
-        "![Training loss](figures/curve.png)",
         "- Knows one project.",
         "@inproceedings{cai2026revela,",
         "https://arxiv.org/abs/2506.16552",
@@ -70,7 +67,6 @@ def test_a_full_card(folder: Path, tmp_path: Path) -> None:
         '`"Query: "` (query)',
     ):
         assert line in text
-    assert (folder / "figures" / "curve.png").read_bytes().startswith(b"\x89PNG")
     found = {(r.dataset_type, r.metric_type, r.metric_value) for r in card.data.eval_results}
     own = {("mteb/scifact", "ndcg_at_10", 0.64508), ("mteb/scifact", "recall_at_100", 0.9)}
     assert found == own | {("our code", "ndcg_at_10", 0.5)}, "BM25 is not this model's result"
@@ -85,11 +81,8 @@ def test_without_metadata_sections_are_omitted(folder: Path) -> None:
 
 def test_metadata_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "card.yaml"
-    metadata = ModelCardMetadata(
-        license="mit", config="a: 1\n", results=RESULTS, figures=(Figure(str(tmp_path / "a.png"), "A"),)
-    )
+    metadata = ModelCardMetadata(license="mit", config="a: 1\n", results=RESULTS)
     metadata.to_file(file)
-    assert "path: a.png" in file.read_text()
     assert ModelCardMetadata.from_file(file, METHODS) == metadata
     file.write_text("config: {a: 1}\nresults: [{name: SciFact, ndcg_at_10: 0.5, queries: 300}]\n")
     metadata = ModelCardMetadata.from_file(file, METHODS)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from revela_hub.output import clock
 from revela_hub.trainers.base.arguments import RunArguments
 
 
@@ -106,11 +107,3 @@ class Progress(TrainerCallback):
             per_step = (time.monotonic() - since) / (state.global_step - step)
             line.append(f"{clock(per_step * (state.max_steps - state.global_step))} left")
         self.arguments.log("  ".join(line))
-
-
-def clock(seconds: float) -> str:
-    """Format a duration: `40 s`, `12 min`, `3 h 05 min`, `52 h 20 min`."""
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

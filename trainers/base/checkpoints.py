@@ -18,8 +18,8 @@ _WITHOUT_EFFECT = re.compile(
     "output_dir|overwrite|quiet|resume_from_checkpoint|cache_dir|trust_remote_code|disable_tqdm|use_cpu|local_rank|debug"
     "|report_to|run_name|project|trackio_.*|log_.*|logging_.*|save_.*|hub_.*|push_to_hub|remove_unused_columns"
     "|dataloader_(num_|pin_|persist|prefetch|multi).*|(dataset_)?num_proc|accelerator_config|ddp_.*|fsdp.*|deepspeed.*"
-    "|distributed_state|parallelism_config|do_(train|eval|predict)|eval_on_start|router_mapping|attn_implementation"
-    "|gradient_checkpointing.*|activation_.*|torch_compile.*|include_.*|mini_batch_size|lm_batch_size"
+    "|distributed_state|parallelism_config|do_(train|eval|predict)|eval_on_start|router_mapping|prompts|attn_implementation"
+    "|gradient_checkpointing.*|activation_.*|torch_compile.*|include_.*|prediction_loss_only|mini_batch_size|lm_batch_size"
     "|likelihood_batch_size|encode_batch_size|per_device_eval_batch_size"
 )
 

@@ -25,7 +25,7 @@ from revela_hub.evaluation.hybrid_weight import PROBE, FittedHybrid, fit_hybrid,
 from revela_hub.evaluation.retrieval import Rankings, RetrievalScores, bm25_run, score_run
 from revela_hub.evaluation.significance import FEWEST_QUERIES, PairedDifference, compare_queries, too_few_queries
 from revela_hub.files import atomic
-from revela_hub.hub_cards.metadata import Figure, Result
+from revela_hub.hub_cards.metadata import Result
 from revela_hub.trainers.base.arguments import METRIC
 from revela_hub.trainers.base.distributed import from_main, is_distributed
 from revela_hub.trainers.base.encoder_in_training import rank_together
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 MEASUREMENTS_FOLDER = "measured"
 """Folder in the output folder with the weights and scores of the base model and of the best step."""
-RETRIEVAL_CURVE = "retrieval_curve.png"
 MIN_QUERIES = 4
 """Smallest number of queries for a comparison: two for selection and two for testing."""
 PATIENCE = 3
@@ -71,6 +70,8 @@ class Outcome:
             "worse": f"lowered nDCG@10 by {-d.difference:.3f}",
         }
         change = found.get(d.verdict, f"made no significant difference in nDCG@10: {d.difference:+.3f}")
+        if not self.step and d.low == d.high == 0:
+            return f"Training kept the base model: no step was better (on {self.queries[0]} {queries})."
         few = f" {too_few_queries([d])}" if d.queries < FEWEST_QUERIES else ""
         requested = " (--export last)" if self.step and d.high < 0 else ""
         return (
@@ -105,9 +106,10 @@ class Outcome:
         hybrid = f"hybrid (weights {1 - weight:.1f} dense, {weight:.1f} BM25)"
         return {"base model": self.base, trained: self.exported, "BM25": self.bm25, hybrid: self.hybrid.scores}
 
-    def results(self) -> list[Result]:
-        """Return the rows of the model card's results table."""
-        return [Result(self.task, dict(s.metrics), model=name or None) for name, s in self._rows("").items()]
+    def card(self) -> dict[str, Any]:
+        """Return the results as fields of `ModelCardMetadata`."""
+        results = [Result(self.task, dict(s.metrics), model=name or None) for name, s in self._rows("").items()]
+        return {"results": results, "verdict": self.sentence(), "unchanged": not self.step}
 
     def write(self, file: Path) -> None:
         """Write everything as JSON: scores, difference with interval, hybrid weight and curve."""
@@ -123,20 +125,6 @@ class Outcome:
             "curve": self.curve,
         }
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-    def figure(self, folder: Path) -> Figure:
-        """Plot nDCG@10 over the steps of the run."""
-        from matplotlib.figure import Figure as Canvas
-
-        canvas = Canvas(figsize=(6, 3.2), layout="constrained")
-        axes = canvas.subplots()
-        axes.plot(list(self.curve), list(self.curve.values()), marker="o", color="#2a6f97", label="retriever")
-        axes.axhline(self.bm25.ndcg_at_10, color="#999999", linestyle="--", label="BM25")
-        axes.axvline(self.step, color="#c0392b", linestyle=":", label="exported")
-        axes.set(xlabel="step", ylabel="nDCG@10")
-        axes.legend()
-        canvas.savefig(folder / RETRIEVAL_CURVE, dpi=150)
-        return Figure(str(folder / RETRIEVAL_CURVE), f"nDCG@10 on {self.task} during training")
 
 
 def train_and_select(trainer: "MethodTrainer", output: Path, checkpoint: Path | None) -> Outcome | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from revela_hub.errors import UserError, loading
-from revela_hub.files import atomic, local_path
+from revela_hub.files import atomic
 from revela_hub.hub_cards.assemble import keep_other_files
 from revela_hub.hub_cards.export import make_readable
 from revela_hub.hub_cards.tokenizers import ensure_empty_text_has_token, with_eos
@@ -167,6 +167,7 @@ class RetrieverTrainer(MethodTrainer):
     """
 
     model: nn.Module
+    saves_with_models = False
     adapters: PeftModel | None = None
     """Adapters of the retriever, if they are trained."""
 
@@ -175,15 +176,14 @@ class RetrieverTrainer(MethodTrainer):
         """The sentence-transformers model in training."""
         return self.accelerator.unwrap_model(self.model).retriever
 
-    def write_models(self, output: str | Path) -> list[Path]:
-        """Write `retriever/` only, as a whole; checkpoints are for resuming."""
-        exported = local_path(output) / RETRIEVER
+    def _export(self, output: Path) -> list[Path]:
+        """Write `retriever/`, as a whole."""
         if not self.args.should_save:
             return []
-        with atomic(exported) as folder:
+        with atomic(output / RETRIEVER) as folder:
             self.write_retriever(folder)
-            keep_other_files(exported, folder)
-        return self.with_cards([exported])
+            keep_other_files(output / RETRIEVER, folder)
+        return [output / RETRIEVER]
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save a checkpoint; a call by a user saves the retriever, also with adapters, which are merged, and its card."""

@@ -10,34 +10,26 @@ Every command has this form:
         run.export(trainer, summary=report, sources=arguments.data)
 """
 
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import datasets
-import torch
-import yaml
 from filelock import FileLock, Timeout
-from transformers import Trainer, set_seed
+from transformers import set_seed
 from transformers.utils import logging
 
-from revela_hub.data.sources.report import counted
-from revela_hub.data.sources.source import HUB_ADDRESS, check_apart, parse_source
-from revela_hub.data.sources.unicode import printable_name
+from revela_hub.data.sources.source import check_apart
 from revela_hub.errors import UserError
-from revela_hub.files import local_path
-from revela_hub.hub_cards.metadata import ModelCardMetadata
+from revela_hub.hub_cards.card import CARD_METADATA
+from revela_hub.hub_cards.metadata import for_card, hub_datasets
 from revela_hub.hub_cards.method import Method
 from revela_hub.interrupts import if_interrupted
-from revela_hub.loading import hub_name
-from revela_hub.options import defaults_of
 from revela_hub.trainers.base.arguments import RunArguments
-from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.checkpoints import (
     RunRecord,
     checkpoints_in,
@@ -48,6 +40,7 @@ from revela_hub.trainers.base.checkpoints import (
 )
 from revela_hub.trainers.base.distributed import from_main
 from revela_hub.trainers.base.measuring import MEASUREMENTS_FOLDER, Outcome, train_and_select
+from revela_hub.trainers.base.run_card import run_card
 from revela_hub.trainers.base.run_probe import remove_run_probe
 from revela_hub.trainers.base.trainer import MethodTrainer
 
@@ -86,23 +79,28 @@ class Run:
         self.outcome = train_and_select(trainer, self.output, self.checkpoint)
 
     def export(self, trainer: MethodTrainer, *, summary: str, sources: Iterable[object]) -> None:
-        """Write the exported models with their cards, and report; arguments as in `card_metadata`."""
-        from revela_hub.hub_cards import write_card
-        from revela_hub.hub_cards.card import CARD_METADATA
+        """Write the exported models with their cards, and report.
 
-        folders = trainer.write_models(self.output)
+        `summary` describes the training data in one line. `sources` are their paths and ids; those that start with `hf:` are data
+        sets on the Hub.
+        """
+        found = run_card(trainer)
+        card = replace(
+            found,
+            **({} if self.outcome is None else self.outcome.card()),
+            datasets=hub_datasets(sources),
+            training_data=summary,
+            command=f"revela-hub {next(iter(self.method.commands))} --config config.yaml",
+            config=found.config + "".join(f"# {line}\n" for line in self.record.changes),
+        )
+        trainer.card = card
+        trainer.write_models(self.output)
         trainer.save_state()
         if not self.arguments.should_save:
             return
-        metadata = card_metadata(self, summary=summary, sources=sources)
-        metadata = replace(metadata, training_run=describe_cost(trainer, resumed=self.checkpoint is not None))
+        card.to_file(self.output / CARD_METADATA)  # read by `revela-hub publish`
         if self.outcome is not None:
-            figures, results = (self.outcome.figure(self.output),), self.outcome.results()
-            metadata = replace(metadata, results=results, verdict=self.outcome.sentence(), figures=figures)
             self.outcome.write(self.output / "outcome.json")
-        metadata.to_file(self.output / CARD_METADATA)  # read by `revela-hub publish`
-        for folder in folders:
-            write_card(folder, metadata, repo_id=self.arguments.hub_model_id)
         replace(self.record, finished=True).write(self.output)
         if self.outcome is not None:
             sys.stdout.write(f"\n{self.outcome.report()}\n")
@@ -194,66 +192,3 @@ def _start_from_scratch(arguments: RunArguments, output: Path, before: RunRecord
     for path in (*checkpoints, output / MEASUREMENTS_FOLDER):
         shutil.rmtree(path, ignore_errors=True)
     remove_run_probe(output)
-
-
-def card_metadata(run: Run, *, summary: str, sources: Iterable[object]) -> ModelCardMetadata:
-    """Return the metadata of a run's card, without any path of this machine.
-
-    `summary` describes the training data in one line. `sources` are their paths and ids; those that start with `hf:` are data
-    sets on the Hub.
-    """
-    method, arguments = run.method, run.arguments
-    models = {name: value for name in method.models if (value := getattr(arguments, name)) is not None}
-    changed: dict[str, Any] = {}
-    for name, default in defaults_of(arguments).items():
-        if name not in models and run.record.settings.get(name, default) != default:
-            changed[name] = run.record.settings[name]
-    changed.pop("data", None)
-    settings = {name: for_card(name, value) for name, value in (models | changed).items()}
-    hub_sources = [parse_source(str(source)) for source in sources if str(source).startswith("hf:")]
-    hub_data = {source.path.removeprefix("hf:") for source in hub_sources}
-    base = hub_name(next(iter(models.values())))
-    return ModelCardMetadata(
-        method=method,
-        base_model=None if _is_local(base) else base.partition("@")[0],
-        datasets=sorted(name for name in hub_data if "/" in name and not _is_local(name)),
-        training_data=summary,
-        command=f"revela-hub {next(iter(method.commands))} --config config.yaml",
-        config=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-        + "".join(f"# {line}\n" for line in run.record.changes),
-    )
-
-
-def for_card(name: str, value: Any) -> Any:
-    """Return an option's value with files and folders of this machine without their parent folders."""
-    if isinstance(value, list):
-        return [for_card(name, item) for item in value]
-    if isinstance(value, dict):
-        return {key: for_card(key, item) if key in ("path", "data_files") else item for key, item in value.items()}
-    if not isinstance(value, str) or not value or value.startswith(HUB_ADDRESS) or "prompt" in name:
-        return value
-    value = hub_name(value)
-    prefix = next((kind for kind in ("lm:", "hf:") if value.startswith(kind)), "")
-    rest = value.removeprefix(prefix)
-    return prefix + printable_name(local_path(rest).resolve().name) if _is_local(rest) else value
-
-
-def _is_local(name: str) -> bool:
-    """Return whether this is a path of this machine, which may be gone, and not a model or data set on the Hub."""
-    path = local_path(name)
-    return path.is_absolute() or os.path.exists(path)
-
-
-def hardware(device: torch.device, processes: int = 1) -> str:
-    """Describe the hardware: `2 x NVIDIA H100` or `CPU (2 threads, AVX2)`."""
-    names = {"cpu": f"CPU ({counted(torch.get_num_threads(), 'thread')}, {torch.backends.cpu.get_cpu_capability()})"}
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else names.get(device.type, device.type.upper())
-    return f"{processes} x {name}" if processes > 1 else name
-
-
-def describe_cost(trainer: Trainer, *, resumed: bool = False) -> str:
-    """Return the steps, duration and hardware of a run as a sentence; the duration of a run that was resumed is unknown."""
-    took = next((log["train_runtime"] for log in reversed(trainer.state.log_history) if "train_runtime" in log), None)
-    duration = "" if took is None or resumed else f" in {clock(took)}"
-    machine = hardware(trainer.args.device, trainer.args.world_size * max(trainer.args.n_gpu, 1))
-    return f"Trained for {counted(trainer.state.global_step, 'step')}{duration} on {machine}."

@@ -4,10 +4,11 @@ It comes before the library's trainer in the list of base classes: `class MyTrai
 A method defines `method`, `retriever` and `exportable()`. Checkpoints are the Trainer's own.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from datasets import IterableDataset
@@ -38,6 +39,9 @@ from revela_hub.trainers.base.distributed import is_sharded
 from revela_hub.trainers.base.encoder_in_training import rank_together
 from revela_hub.trainers.base.models import name_in
 from revela_hub.trainers.base.rows import endless
+from revela_hub.trainers.base.run_card import run_card
+
+_Trainer = TypeVar("_Trainer", bound="MethodTrainer")
 
 
 class MethodTrainer(Trainer):
@@ -57,6 +61,21 @@ class MethodTrainer(Trainer):
     """Scores and rankings of the last evaluation."""
     folders: Mapping[str, str]
     """The folders that `write_models` writes, each with the part of the model in it: by default those of the method."""
+
+    saves_with_models: ClassVar[bool] = True
+    """Whether the output folder gets a checkpoint next to the exported models."""
+    given: dict[str, Any]
+    card: ModelCardMetadata | None = None
+    """Data of the model cards; by default those of the run: base model, data, settings, steps, time, hardware, retrieval scores."""
+    resumed = False
+
+    def __new__(cls: type[_Trainer], *args: Any, **kwargs: Any) -> _Trainer:
+        """Keep the arguments of the constructor, for the card."""
+        trainer = super().__new__(cls)
+        bound = inspect.signature(cls.__init__).bind(trainer, *args, **kwargs)
+        bound.apply_defaults()
+        trainer.given = {**bound.arguments, **bound.arguments.get("kwargs", {}), "self": None}
+        return trainer
 
     def __init__(self, *, args: RunArguments, retrieval_task: RetrievalTask | None = None, **kwargs: Any) -> None:
         self.retrieval_task, self.folders = retrieval_task, self.method.folders
@@ -203,6 +222,7 @@ class MethodTrainer(Trainer):
             if not resume_from_checkpoint:
                 raise UserError(f"{output} has no complete checkpoint to resume from")
         checkpoint = str(local_path(resume_from_checkpoint)) if resume_from_checkpoint else None
+        self.resumed = checkpoint is not None
         try:
             with varying_shapes():
                 result: TrainOutput = super().train(checkpoint, trial, ignore_keys_for_eval)
@@ -272,12 +292,13 @@ class MethodTrainer(Trainer):
         """Save a checkpoint; a call by a user also writes the exported models, with cards."""
         super().save_model(output_dir, _internal_call)
         if not _internal_call:
-            self._export(local_path(output_dir or self.args.output_dir or "."))
+            self.with_cards(self._export(local_path(output_dir or self.args.output_dir or ".")))
 
     def write_models(self, output: str | Path) -> list[Path]:
-        """Save the model to the output folder and write the exported models with cards, on all processes; return their folders."""
-        self.save_model(str(local_path(output)), _internal_call=True)
-        return self._export(local_path(output))
+        """Write the exported models with cards, and a checkpoint that they can be written from, on all processes; return the models' folders."""
+        if self.saves_with_models:
+            self.save_model(str(local_path(output)), _internal_call=True)
+        return self.with_cards(self._export(local_path(output)))
 
     def _export(self, output: Path) -> list[Path]:
         model: Any = self.model
@@ -285,20 +306,23 @@ class MethodTrainer(Trainer):
             return []
         # A sharded model is loaded from the saved folder.
         loaded = None if is_sharded(model) else self.exportable()
-        return self.with_cards(export_parts(self.method, output, output, self.folders, loaded=loaded))
+        return export_parts(self.method, output, output, self.folders, loaded=loaded)
 
     def with_cards(self, folders: list[Path]) -> list[Path]:
         """Write the cards of exported folders, except over a README.md of the user, and return the folders."""
         for folder in (each for each in folders if has_our_card(each) or not (each / "README.md").exists()):
-            write_card(folder, ModelCardMetadata(method=self.method))
+            write_card(folder, self.card or run_card(self), repo_id=self.args.hub_model_id)
         return folders
 
     def push_to_hub(self, repo_id: str | None = None, **options: Any) -> Any:  # type: ignore[override] # a verified model
         """Write the models, verify the retriever and upload it, and nothing else of the run; see `revela_hub.publish`.
 
+        Files of the same names are replaced, as by the `Trainer`. Other files of an earlier model, such as weights in another format,
+        are deleted, and printed; your own are kept. With `update=False`, a repository that holds files is an error.
+
         Args:
             repo_id: `namespace/name`; by default `args.hub_model_id`.
-            **options: fields of `Destination`, such as `private`, `revision` or `token`.
+            **options: fields of `Destination`, such as `private`, `revision` or `token`; `update` is true by default.
 
         Returns:
             The published model; None except on the main process.
@@ -309,4 +333,6 @@ class MethodTrainer(Trainer):
         folders = self.write_models(str(self.args.output_dir))
         if not self.is_world_process_zero():
             return None
-        return publish(copy_finished, folders[0], destination, methods={self.method.name: self.method})
+        return publish(
+            copy_finished, folders[0], destination, methods={self.method.name: self.method}, log=self.args.log
+        )

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -111,17 +109,6 @@ def load_in_place(model: nn.Module, files: Iterable[Path], expected: set[str]) -
         model.load_state_dict(weights, strict=False)
         expected = expected - weights.keys()
     return not expected
-
-
-def load_adapters(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """Load all adapters of `folder/adapter_model.safetensors` into the model; PEFT would only warn about mismatches."""
-    adapted = PeftModel.from_pretrained(model, folder)
-    expected = set(get_peft_model_state_dict(adapted))
-    with safe_open(folder / "adapter_model.safetensors", framework="pt") as weights:
-        found = set(weights.keys())
-    raise_for_names(folder, "missing adapter", expected - found)
-    raise_for_names(folder, "the model has no layer for the adapter", found - expected)
-    return adapted
 
 
 def raise_for_names(folder: str | Path, fault: str, names: Any) -> None:

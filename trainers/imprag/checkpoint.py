@@ -14,13 +14,14 @@ from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, write_reference
 from revela_hub.hub_cards.export import save_backbone, save_tokenizer
+from revela_hub.hub_cards.peft_adapters import load_adapters
 from revela_hub.hub_cards.verify import probe_texts, text_limit
 from revela_hub.loading import in_fast_precision, model_json
 from revela_hub.modeling import ImpRAGConfig, ImpRAGForCausalLM
 from revela_hub.modeling.backbones import evaluating
 from revela_hub.trainers.base.adapters import merge
 from revela_hub.trainers.base.models import ModelLike, name_of, tokenizer_of, unwrapped
-from revela_hub.trainers.base.weights import check_fields, config_fields, is_encoder, load_adapters, load_whole
+from revela_hub.trainers.base.weights import check_fields, config_fields, is_encoder, load_whole
 from revela_hub.trainers.imprag import IMPRAG, verification
 from revela_hub.trainers.imprag.data import encode_rows, eos_of, tokenize_passages
 

@@ -10,14 +10,12 @@ of the first.
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
 import torch
 from datasets import Dataset, IterableDataset
-from packaging.version import Version
 from peft import PeftConfig, PeftModel
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
@@ -26,7 +24,6 @@ from torch.utils.data import BatchSampler
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from revela_hub.errors import UserError
-from revela_hub.files import local_path
 from revela_hub.hub_cards.export import save_config
 from revela_hub.modeling.configuration_nvembed import NVEmbedConfig
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel
@@ -81,6 +78,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
     """
 
     method = NVEMBED
+    saves_with_models = False
     adapters: PeftModel | None = None
 
     def __init__(
@@ -118,9 +116,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         refuse_single_pair(train_dataset)
         transformer: Any = model[0]
         self.nvembed: NVEmbedModel = transformer.auto_model
-        if args.world_size > 1 and Version(version("sentence-transformers")) < Version("6.2"):
-            # It synchronises processes at every mini-batch, whose number may differ between them, so training would hang.
-            raise UserError("NV-Embed on several processes needs sentence-transformers 6.2 or newer")
         self.adapters = with_adapters(self.nvembed.embedding_model, peft_config, args)
         if self.adapters is not None:
             saving_merged(self.nvembed, self.adapters)  # `model` saves this, not the decoder in it
@@ -151,10 +146,6 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
             parameter.data = parameter.data.to(dtype)
         prompts = {name: prompt or "" for name, prompt in self.model.prompts.items()}
         return NVEmbedStart(model, self.model.tokenizer, prompts)
-
-    def write_models(self, output: str | Path) -> list[Path]:
-        """Write `embedder/` only; checkpoints are for resuming."""
-        return self._export(local_path(output))
 
     def get_batch_sampler(self, dataset: Dataset, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Return the sampler of the base class; `--batch_sampler no_duplicates` compares texts without task and instruction."""

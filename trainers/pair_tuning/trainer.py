@@ -127,7 +127,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         retriever = load_retriever(model, **loading)
         if query_max_length is not None:
             if not hasattr(trained_transformer(retriever), "query_length"):
-                raise UserError("--query_max_length needs a transformer, and sentence-transformers 6.2 or newer")
+                raise UserError("--query_max_length needs a transformer")
             trained_transformer(retriever).query_length = query_max_length
         routes: dict[str, str] = {}  # of the columns of all data sets, some of which may have more negatives
 

@@ -16,6 +16,7 @@ from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import Assembled, Assembly, forget_origins, save_reference
 from revela_hub.hub_cards.export import RetrieverSettings, save_backbone, save_settings, save_tokenizer
+from revela_hub.hub_cards.peft_adapters import load_adapters
 from revela_hub.hub_cards.tokenizers import (
     ends_texts,
     ensure_empty_text_has_token,
@@ -36,7 +37,6 @@ from revela_hub.trainers.base.weights import (
     checkpoint_config,
     config_fields,
     is_encoder,
-    load_adapters,
     load_whole,
     raise_for_names,
     refuse_remote_code,
@@ -84,11 +84,12 @@ def load_backbones(
     code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     retriever = retriever_in(retriever)
     name, lm_name, lm = name_of(retriever), name_of(lm), unwrapped(lm)
-    if isinstance(retriever, str | Path):
-        refuse_other_kind(name)
-        if is_sentence_transformer_model(name):
-            retriever = open_encoder(SentenceTransformer, name, device="cpu", **code)
-    tokenizer = tokenizer_of(retriever, retriever_tokenizer, **code)
+    with loading(f"cannot load the retriever {name!r}", name):
+        if isinstance(retriever, str | Path):
+            refuse_other_kind(name)
+            if is_sentence_transformer_model(name):
+                retriever = open_encoder(SentenceTransformer, name, device="cpu", **code)
+        tokenizer = tokenizer_of(retriever, retriever_tokenizer, **code)
     backbone: Any = unwrapped(retriever)
     settings = _settings(retriever, name) if isinstance(retriever, SentenceTransformer) else {}
     if not isinstance(backbone, str):  # a loaded model may have a language-model head, which is not used

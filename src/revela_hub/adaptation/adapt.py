@@ -34,11 +34,10 @@ from revela_hub.evaluation.probe import MIN_QUERIES, ProbeSettings, build_probe,
 from revela_hub.evaluation.retrieval import Rankings, bm25_run, rerank_run, retrieval_run
 from revela_hub.files import atomic, content_digest, key_of, local_path, write_text
 from revela_hub.interrupts import Interrupted, status_of
-from revela_hub.output import is_quiet, note
+from revela_hub.output import clock, is_quiet, note
 from revela_hub.retrieval.bm25 import BM25, BM25Settings
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.retrieval.rerank import OWN_WEIGHT, Reranker, has_tokens
-from revela_hub.trainers.base.callbacks import clock
 from revela_hub.trainers.base.measuring import MEASUREMENTS_FOLDER
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
 

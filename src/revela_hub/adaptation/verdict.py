@@ -16,14 +16,14 @@ from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.adaptation.systems import System, compare, select
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.significance import FEWEST_QUERIES, PairedDifference, too_few_queries
-from revela_hub.files import atomic, local_path, write_text
+from revela_hub.files import atomic, write_text
 from revela_hub.hub_cards import ModelCardMetadata, Result, write_card
 from revela_hub.hub_cards.contents import HYBRID
 from revela_hub.hub_cards.export import make_readable
-from revela_hub.loading import hub_name
-from revela_hub.trainers.base.callbacks import clock
+from revela_hub.hub_cards.metadata import for_card, hub_model_id, is_local
+from revela_hub.loading import hardware, hub_name
+from revela_hub.output import clock
 from revela_hub.trainers.base.retriever import RETRIEVER, load_retriever
-from revela_hub.trainers.base.run import for_card, hardware
 
 
 @dataclass
@@ -52,6 +52,8 @@ class Verdict:
 
     def sentence(self) -> str:
         """Return the verdict in words."""
+        if self.chosen is self.systems[0]:
+            return f"Kept the base model: nothing was better with {self.difference.queries} held-out queries."
         d, retriever = self.difference, self.chosen.name if self.chosen.trained else "base retriever"
         change = f"The {'loss' if d.difference < 0 else 'gain'} of {interval(d)} over the base retriever alone is"
         change += f" {'not ' if self.word == 'NO DIFFERENCE' else ''}significant with {d.queries} held-out queries"
@@ -122,7 +124,7 @@ class Verdict:
             "bm25_weight": self.chosen.bm25_weight,
             "token_weight": self.chosen.token_weight,
             "bm25": {name: bm25[name] for name in ("stemmer", "stopwords", "split_identifiers")},
-            "base": _on_the_hub(options.retriever),
+            "base": None if is_local(base := hub_name(options.retriever)) else base,
             "trained": self.chosen.trained,
             "verdict": self.word,
             "difference": self.difference.to_dict(),
@@ -169,9 +171,10 @@ class Verdict:
             description=(
                 f"A retriever adapted to a text {'and labelled pairs' if options.labels else 'without labels'} by `revela-hub adapt`."
                 if self.chosen.trained
-                else "The base retriever, unchanged: no training on the text was significantly better."
+                else "No training on the text was significantly better; `hybrid.json` has search settings fitted to it."
             ),
-            base_model=_on_the_hub(options.retriever),
+            unchanged=not self.chosen.trained,
+            base_model=hub_model_id(options.retriever),
             training_data=f"Queries and passages made from raw text{', and labelled pairs' if options.labels else ''}.",
             training_run=self.cost(),
             command="revela-hub adapt",
@@ -220,8 +223,3 @@ def portable(options: AdaptOptions) -> dict[str, Any]:
     left_out = ("output_dir", "cache_dir", "dry_run", "data")
     values = {name: for_card(name, value) for name, value in vars(options).items() if name not in left_out}
     return {name: value for name, value in values.items() if value not in (None, [], False)}
-
-
-def _on_the_hub(retriever: str) -> str | None:
-    name = hub_name(retriever)  # of owner/name@revision, not its folder in the cache
-    return None if local_path(name).exists() else name

@@ -201,7 +201,8 @@ def plan(name: str, command: Any, values: dict[str, Any]) -> str:
         passages = size and size // (6 * arguments.max_words)
         prepared.append(("passages", passages, 6 * arguments.max_words))
     for what, number, size in prepared:
-        known = f"about {number:,}, {number * size / 1e9:,.1f} GB" if number else "their number is unknown here"
+        about = "at most" if what == "rows" and _limit(arguments) else "about"
+        known = f"{about} {number:,}, {number * size / 1e9:,.1f} GB" if number else "their number is unknown here"
         lines.append(f"prepared {what}: {known}, {size:,.0f} bytes each")
     lines += [
         "",
@@ -229,10 +230,14 @@ def plan(name: str, command: Any, values: dict[str, Any]) -> str:
     return "\n".join([*lines, "", note])
 
 
+def _limit(arguments: Any) -> int | None:
+    return getattr(arguments, "max_groups", None) or getattr(arguments, "max_spans", None)
+
+
 def _rows(arguments: Any) -> int | None:
     """Return about how many rows the data have, by the limits that are set, the size of files, or the Hub's record."""
-    if limit := getattr(arguments, "max_groups", None) or getattr(arguments, "max_spans", None):
-        return int(limit)
+    if limit := _limit(arguments):
+        return limit
     if pairs := getattr(arguments, "pairs", None):
         return _lines(pairs)
     if mixture := getattr(arguments, "mixture", None):

@@ -16,7 +16,7 @@ from revela_hub.evaluation.hybrid_weight import fit_hybrid, fit_weight, fuse_run
 from revela_hub.evaluation.retrieval import RetrievalScores, bm25_run, retrieval_run, score_run
 from revela_hub.retrieval.hybrid import BM25_WEIGHT
 from revela_hub.trainers.base.distributed import from_main, rank
-from revela_hub.trainers.base.measuring import RETRIEVAL_CURVE, BestWeights
+from revela_hub.trainers.base.measuring import BestWeights
 
 WORDS = [f"w{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(80)]
 
@@ -121,9 +121,7 @@ def test_the_best_moment_is_handed_out_and_said(task: RetrievalTask, tmp_path: P
     assert f"--weights {1 - weight:.1f} {weight:.1f}) improves nDCG@10 by another 0." in outcome.advice()
     alone = replace(outcome, hybrid=replace(outcome.hybrid, weight=0.0, scores=outcome.exported))
     assert alone.advice() == ""
-    results = outcome.results()
-    assert [result.model for result in results][:3] == ["base model", None, "BM25"]
-    assert outcome.figure(tmp_path).path == str(tmp_path / RETRIEVAL_CURVE) and (tmp_path / RETRIEVAL_CURVE).is_file()
+    assert [result.model for result in outcome.card()["results"]][:3] == ["base model", None, "BM25"]
 
 
 def test_what_is_worse_than_the_start_is_not_handed_out(task: RetrievalTask, tmp_path: Path) -> None:
@@ -142,7 +140,7 @@ def test_chance_is_called_chance(task: RetrievalTask, tmp_path: Path) -> None:
     assert "no significant difference" in outcome.sentence()
     assert float(model.skill) in (40, 41)
     model, outcome, _ = run({0: 40, 10: 40}, task, tmp_path / "b")
-    assert "Exported: the base model." in outcome.sentence() and outcome.difference.difference == 0
+    assert "kept the base model" in outcome.sentence() and outcome.difference.difference == 0
 
 
 def test_the_half_that_chose_does_not_keep_what_is_worse_on_the_whole(task: RetrievalTask, tmp_path: Path) -> None:

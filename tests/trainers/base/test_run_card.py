@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from revela_hub.hub_cards.metadata import ModelCardMetadata
-from revela_hub.trainers.base.checkpoints import RunRecord, run_settings
-from revela_hub.trainers.base.run import Run, card_metadata, for_card
+from revela_hub.hub_cards.metadata import for_card, hub_datasets
+from revela_hub.trainers.base.checkpoints import run_settings
+from revela_hub.trainers.base.run_card import settings_of
 from revela_hub.trainers.baselines import CONTRIEVER
 from revela_hub.trainers.baselines.contriever import Arguments
 
@@ -17,10 +17,6 @@ from revela_hub.trainers.baselines.contriever import Arguments
 def arguments(folder: Path, **options: Any) -> Arguments:
     given = {"retriever": "owner/name", "output_dir": str(folder / "out"), "report_to": [], "use_cpu": True}
     return Arguments(**(given | options))
-
-
-def card(given: Arguments, *sources: str) -> ModelCardMetadata:
-    return card_metadata(Run(CONTRIEVER, given, RunRecord(run_settings(given))), summary="", sources=sources)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +36,7 @@ def test_a_card_names_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     Path("a/beir").mkdir(parents=True)
     given = arguments(tmp_path, eval_corpus=str(tmp_path / "a" / "beir"), deepspeed=None, language="de")
-    config = card(given).config
+    config = settings_of(CONTRIEVER, given, {})["config"]
     assert str(tmp_path) not in config
     assert yaml.safe_load(config) | {"eval_corpus": "beir", "language": "de"} == yaml.safe_load(config)
     assert not {"accelerator_config", "output_dir", "remove_unused_columns"} & yaml.safe_load(config).keys()
@@ -55,6 +51,6 @@ def test_a_card_names_no_place_that_is_a_pattern_or_gone(tmp_path: Path) -> None
     assert for_card("query_prompt", "/search: ") == "/search: "
     assert for_card("exclude", [given[0], "~$*", "docs/old"]) == ["*.txt", "~$*", "docs/old"]  # ~$: lock files
     for gone in ("~/client/gone", f"{folder}/gone"):
-        found = card(arguments(tmp_path, retriever=gone), f"hf:{gone}", "hf:owner/name")
-        assert (found.base_model, found.datasets) == (None, ["owner/name"])
-        assert yaml.safe_load(found.config)["retriever"] == "gone"
+        found = settings_of(CONTRIEVER, arguments(tmp_path, retriever=gone), {})
+        assert found["base_model"] is None and yaml.safe_load(found["config"])["retriever"] == "gone"
+        assert hub_datasets([f"hf:{gone}", "hf:owner/name"]) == ["owner/name"]

@@ -33,7 +33,7 @@ def run(arguments: AdaptOptions) -> None:
     from revela_hub.adaptation.adapt import WORK, Adaptation
     from revela_hub.checkpoints import resolve
     from revela_hub.data.sources.source import check_apart
-    from revela_hub.trainers.base.callbacks import clock
+    from revela_hub.output import clock
     from revela_hub.trainers.base.run import LOCK, lock_output
 
     output = arguments.output

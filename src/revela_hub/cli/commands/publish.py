@@ -96,7 +96,7 @@ def run(arguments: Arguments) -> None:
     )
     _print_checks_and_files(published)
     if published.url is None:
-        _print_plan(published, space, arguments.repo_id)
+        _print_plan(published, space, arguments.repo_id, arguments.output_dir)
         return
     print(f"\npublished: {published.url} (commit {str(published.commit)[:10]})")
     if space and arguments.private:
@@ -133,7 +133,7 @@ def _print_checks_and_files(published: "Published") -> None:
         print(f"\nskipped, because they are not model files: {', '.join(published.skipped)}")
 
 
-def _print_plan(published: "Published", space: dict[str, str], repo_id: str) -> None:
+def _print_plan(published: "Published", space: dict[str, str], repo_id: str, keep: str | None) -> None:
     """Print what an upload would change, and the files of the Space."""
     for name in published.deleted:
         print(f"would delete from {repo_id}: {name}")
@@ -141,4 +141,6 @@ def _print_plan(published: "Published", space: dict[str, str], repo_id: str) -> 
         print("\nfiles of the Space:")
         print("\n".join(f"{len(text.encode()):>14,}  {name}" for name, text in space.items()))
         print(f"\napp.py:\n\n{space['app.py'].rstrip()}")
-    print(f"\ndry run: nothing was uploaded to {repo_id}")
+    folder = keep or "FOLDER"
+    print(f"\ncard: {folder}/model/README.md" + ("" if keep else " with --output_dir FOLDER"))
+    print(f"dry run: nothing was uploaded to {repo_id}")
