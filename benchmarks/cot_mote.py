@@ -7,7 +7,7 @@ modelling. Each seed trains siamese, separate and experts on the same budget: pr
 questions with BM25 negatives: for the dense score, the sparse score, and their sum. Experts are also fine-tuned, again
 from the pre-trained weights, for dense and hybrid with switched experts, and with negatives mined by the first model of
 the same score. Each model is measured on MedQuAD's dev questions by the score it was trained for; hybrid models by all
-three.
+three. The dense models of BM25 negatives, and the dev pairs, are kept for examples/cot-mote/embedding_space.py.
 
     python benchmarks/cot_mote.py --data ../shared/data --output outputs/cot-mote-evidence
 
@@ -83,6 +83,8 @@ class Bench:
         self.train = _task(train, draw.sample(passages, args.distractors))
         self.dev = _task(wanted, draw.sample(passages, args.distractors))
         self.start = args.output / "start"
+        pairs = ({"anchor": query, "positive": passage} for query, passage in wanted)
+        (args.output / "dev.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
 
     def make_start(self) -> None:
         """Cut layers and vocabulary, and fit the new head to the hidden states."""
@@ -159,14 +161,17 @@ class Bench:
             learning_rate=args.finetune_learning_rate,
             switch_experts=run.recipe == SWITCHED,
         )
-        CoTMoTEFinetuner(
+        trainer = CoTMoTEFinetuner(
             model,
             arguments,
             processing_class=tokenizer,
             train_dataset=Dataset.from_dict(rows),
             query_max_length=24,
             max_length=args.max_length,
-        ).train()
+        )
+        trainer.train()
+        if (run.recipe, run.trained) == (FIRST, "dense"):
+            trainer.write_models(args.output / f"{run.variant}-{run.seed}" / "tuned")
 
     def vectors(self, model: CoTMoTEModel, tokenizer: Any, task: Task, *, switch: bool) -> tuple[Any, Any]:
         """Return [dense; sparse] embeddings of the queries and of the passages."""
@@ -180,9 +185,9 @@ class Bench:
         """List the runs. Controls come after the runs whose results they need."""
         for seed in self.args.seeds:
             for variant in VARIANTS:
-                for trained in SCORES:
+                for trained in self.args.scores:
                     yield Run(variant, FIRST, trained, seed)
-            for recipe in (MINED, SWITCHED):
+            for recipe in (MINED, SWITCHED) if self.args.scores == [*SCORES] else ():
                 for trained in ("dense", "hybrid"):
                     yield Run("experts", recipe, trained, seed)
 
@@ -329,6 +334,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder with medquad/")
     parser.add_argument("--output", type=Path, default=Path("outputs/cot-mote-evidence"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--scores", nargs="+", choices=SCORES, default=[*SCORES], help="with some: BM25 negatives only")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=3000)
     parser.add_argument("--start-steps", type=int, default=120)
