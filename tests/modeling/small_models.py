@@ -11,6 +11,7 @@ SIZES = {
     "num_attention_heads": 4,
     "pad_token_id": 0,
 }
+SMALL = {"hidden_size": 16, "intermediate_size": 24}  # for references in plain loops
 DECODER = SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": 1}
 DECODERS = {
     "Qwen3": {"head_dim": 8},

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from cot_mote_reference import Reference, ReferenceCoTMoTE, sparse_by_loop
+from small_models import SMALL, masked_lm
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM
 
 from revela_hub.modeling.expert_encoders import sparse_vectors
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
@@ -16,20 +16,9 @@ DECODERS = [("ae", 1, None), ("ae", 2, None), ("ar", 1, 3), ("ar", 2, None), ("a
 
 
 def build(decoder: str, layers: int, window: int | None, variant: str = "experts") -> CoTMoTEForPreTraining:
-    bert = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=12,
-        pad_token_id=0,
-        initializer_range=0.4,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    bert = masked_lm(**SMALL, vocab_size=VOCABULARY, max_position_embeddings=12, initializer_range=0.4)
     model = CoTMoTEForPreTraining.from_backbone(
-        BertForMaskedLM(bert), variant=variant, decoder=decoder, decoder_layers=layers, attention_window=window
+        bert, variant=variant, decoder=decoder, decoder_layers=layers, attention_window=window
     )
     generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():  # zeros and ones would hide what goes wrong with them, and experts must differ

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from nvembed_reference import Sizes, decoder_states, latent_attention, self_attention
+from small_models import SMALL, decoder
 from torch import Tensor
-from transformers import MistralConfig, MistralModel
 
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
 
@@ -16,20 +16,10 @@ LEFT_OUT = (3, 0, 1)
 
 
 def build(pooling: str, mask: str, attention: str) -> NVEmbedModel:
-    config = MistralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        initializer_range=0.5,
-        sliding_window=None,
-        attn_implementation=attention,
-    )
+    settings = SMALL | {"vocab_size": VOCABULARY, "initializer_range": 0.5, "pad_token_id": None}
+    mistral = decoder("Mistral", **settings, sliding_window=None, attn_implementation=attention)
     latent = {"num_latents_value": 5, "num_cross_heads": 2, "hidden_dim": 16, "latent_dim": 16, "cross_dim_head": 12}
-    model = NVEmbedModel.from_backbone(MistralModel(config), pooling=pooling, mask=mask, latent_attention_config=latent)
+    model = NVEmbedModel.from_backbone(mistral.model, pooling=pooling, mask=mask, latent_attention_config=latent)
     return model.double().eval()
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from retromae_reference import IGNORED, Reference, ReferenceRetroMAE, reference_visibility
+from small_models import SMALL, masked_lm
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM
 
 from revela_hub.modeling.modeling_retromae import RetroMAEForPreTraining, RetroMAEOutput
 
@@ -14,19 +14,8 @@ PASSAGES = ([1, 2, 1, 1], [2, 3], [1], [])
 
 
 def build(**config: object) -> RetroMAEForPreTraining:
-    bert = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=12,
-        pad_token_id=0,
-        initializer_range=0.4,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    model = RetroMAEForPreTraining.from_encoder(BertForMaskedLM(bert), **config)
+    bert = masked_lm(**SMALL, vocab_size=VOCABULARY, max_position_embeddings=12, initializer_range=0.4)
+    model = RetroMAEForPreTraining.from_encoder(bert, **config)
     generator = torch.Generator().manual_seed(7)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "LayerNorm" in name:  # zeros and ones would hide what goes wrong with them

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from revela_reference import reference_logits, reference_loss, reference_similarity
+from small_models import SMALL, decoder
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from revela_hub.modeling import RevelaForCausalLM, joint_reading
 from revela_hub.modeling.in_batch_kernels import Options, _eager_read, _sdpa_read
@@ -18,23 +18,10 @@ LENGTHS = (5, 3, 6, 4, 6, 2)
 
 
 def build(v_normalization: bool, attention: str, **config: object) -> RevelaForCausalLM:
-    llama = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        initializer_range=0.5,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation=attention,
-    )
-    lm = LlamaForCausalLM(llama)
-    retriever = LlamaForCausalLM(llama).model
+    sizes = SMALL | {"vocab_size": VOCABULARY, "initializer_range": 0.5, "pad_token_id": None}
+    lm, retriever = (decoder(**sizes, attn_implementation=attention) for _ in range(2))
     settings = {"group_size": SIZE, "temperature": 0.3, "v_normalization": v_normalization} | config
-    return RevelaForCausalLM.from_backbones(retriever, lm, **settings).double().eval()
+    return RevelaForCausalLM.from_backbones(retriever.model, lm, **settings).double().eval()
 
 
 def batch(side: str) -> tuple[list[Tensor], Tensor, Tensor]:

@@ -35,12 +35,7 @@ from revela_hub.trainers.base.arguments import check_positions
 from revela_hub.trainers.base.run import open_run
 from revela_hub.trainers.cot_mote import COT_MOTE
 from revela_hub.trainers.cot_mote.checkpoint import CoTMoTECheckpoint, load_cot_mote_start
-from revela_hub.trainers.cot_mote.data import (
-    CoTMoTEDataArguments,
-    CoTMoTETrainingArguments,
-    load_contexts,
-    load_pairs,
-)
+from revela_hub.trainers.cot_mote.data import CoTMoTEDataArguments, CoTMoTETrainingArguments, load_contexts, load_pairs
 from revela_hub.trainers.cot_mote.trainer import CoTMoTEFinetuner, CoTMoTETrainer
 
 # Options that --pseudo_queries replaces: its spans and queries are made.

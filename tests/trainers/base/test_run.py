@@ -13,7 +13,7 @@ from filelock import FileLock
 from parsed_arguments import parse_arguments
 from processes import launch
 from safetensors.torch import load_file
-from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.checkpoints import publish
 from revela_hub.cli.main import main
@@ -28,23 +28,13 @@ SENTENCES = "The river carries sediment to the sea. A fox jumps over a dog. Pari
 
 
 @pytest.fixture
-def bert(tmp_path: Path, wordpiece_tokenizer: BertTokenizerFast) -> Path:
-    """A tiny BERT with its masked-LM head, and dropout, which a resumed run has to draw alike."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=len(wordpiece_tokenizer), max_position_embeddings=48, pad_token_id=0, **sizes)
-    folder = tmp_path / "tiny-mlm"
-    BertForMaskedLM(config).save_pretrained(folder)
-    wordpiece_tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def words(bert: Path, documents: Path, tmp_path: Path) -> list[str]:
+def words(mlm_folder: Path, documents: Path, tmp_path: Path) -> list[str]:
     """The command of a run of six updates and three checkpoints into the folder `out`."""
     options = {
-        "--data": documents, "--encoder": bert, "--output_dir": tmp_path / "out", "--max_length": 40, "--max_steps": 6,
-        "--per_device_train_batch_size": 4, "--save_steps": 2, "--learning_rate": 1e-3, "--bf16": "false",
-        "--cache_dir": tmp_path / "cache", "--report_to": "none", "--disable_tqdm": "true", "--logging_steps": 1,
+        "--data": documents, "--encoder": mlm_folder, "--output_dir": tmp_path / "out", "--max_length": 40,
+        "--max_steps": 6, "--per_device_train_batch_size": 4, "--save_steps": 2, "--learning_rate": 1e-3,
+        "--bf16": "false", "--cache_dir": tmp_path / "cache", "--report_to": "none", "--disable_tqdm": "true",
+        "--logging_steps": 1,
     }  # fmt: skip
     return ["train", "retromae", *(str(word) for pair in options.items() for word in pair)]
 

@@ -9,13 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from killed_runs import whole_and_resumed
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertTokenizerFast,
-    PreTrainedModel,
-    TrainerCallback,
-)
+from transformers import PreTrainedModel, TrainerCallback
 
 from revela_hub.errors import UserError
 from revela_hub.modeling import CoTMoTEForPreTraining, CoTMoTEModel
@@ -27,23 +21,6 @@ from revela_hub.trainers.cot_mote.checkpoint import (
     load_cot_mote_start,
 )
 from revela_hub.trainers.cot_mote.data import CoTMoTEDataArguments, load_pairs
-
-
-def save_mlm(folder: Path, tokenizer: BertTokenizerFast, dropout: float) -> Path:
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-        pad_token_id=tokenizer.pad_token_id,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    BertForMaskedLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

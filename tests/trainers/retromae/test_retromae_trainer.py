@@ -10,11 +10,7 @@ from killed_runs import whole_and_resumed
 from transformers import TrainerCallback
 
 from revela_hub.errors import UserError
-from revela_hub.trainers.retromae.checkpoint import (
-    RetroMAECheckpoint,
-    load_retromae_checkpoint,
-    load_retromae_encoder,
-)
+from revela_hub.trainers.retromae.checkpoint import RetroMAECheckpoint, load_retromae_checkpoint, load_retromae_encoder
 from revela_hub.trainers.retromae.data import RetroMAETrainingArguments
 from revela_hub.trainers.retromae.trainer import RetroMAETrainer
 

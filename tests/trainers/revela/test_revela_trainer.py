@@ -14,11 +14,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.errors import UserError
