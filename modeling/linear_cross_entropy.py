@@ -14,7 +14,7 @@ Shapes: P rows, D hidden size, V vocabulary, B texts, L tokens.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ IGNORED = -100
 BLOCK_ON_CPU, BLOCK_ELSEWHERE = 2**23, 2**27
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the compiler cannot trace gradients computed in the forward pass
 def linear_cross_entropy(
     hidden_PD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_P: Tensor, block: int | None = None
 ) -> Tensor:
@@ -39,13 +40,9 @@ def linear_cross_entropy(
     if block is None:
         block = max(128, (BLOCK_ON_CPU if device == "cpu" else BLOCK_ELSEWHERE) // len(weight_VD))
     with torch.autocast(device, enabled=False):
-        return cast(Tensor, _apply(hidden_PD, weight_VD, bias_V, labels_P, block, torch.is_grad_enabled()))
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # the compiler cannot trace gradients computed in the forward pass
-def _apply(*args: Any) -> Tensor:
-    loss: Tensor = LinearCrossEntropy.apply(*args)
-    return loss
+        inputs = (hidden_PD, weight_VD, bias_V, labels_P, block, torch.is_grad_enabled())
+        loss: Tensor = LinearCrossEntropy.apply(*inputs)
+        return loss
 
 
 class LinearCrossEntropy(torch.autograd.Function):

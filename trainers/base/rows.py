@@ -57,8 +57,6 @@ def training_rows(rows: Any, args: RunArguments) -> Any:
 
 def as_dataset(rows: Any) -> Any:
     """Return rows with a length: those of a stream are written to the cache of `datasets`."""
-    if isinstance(rows, dict):
-        raise UserError(f"train_dataset has the splits {', '.join(rows)}: pass one of them, such as dataset['train']")
     if isinstance(rows, IterableDataset):
         # Rows may come from files that change: never those of an earlier run.
         rows = Dataset.from_generator(lambda: iter(rows), features=rows.features, fingerprint=uuid.uuid4().hex)

@@ -97,14 +97,12 @@ class MethodTrainer(Trainer):
             self.add_callback(collator)
 
     def _check_model(self) -> None:
-        """Raise a `UserError` if nothing would be trained, the result would overwrite the model, or it cannot be sharded."""
+        """Raise a `UserError` if the result would overwrite the model, or the model cannot be sharded."""
         model: Any = self.model
         output = Path(self.args.output_dir or "")
         for name in (name_in(module.config) for module in model.modules() if hasattr(module, "config")):
             if name and output.is_dir() and Path(name).is_dir() and output.samefile(name):
                 raise UserError(f"--output_dir {output} is the folder of the model to train: choose another folder")
-        if not any(weight.requires_grad for weight in model.parameters()):
-            raise UserError("all weights of the model are frozen: call requires_grad_(True) on it, or load it again")
         zero = self.accelerator.state.deepspeed_plugin
         if (self.is_fsdp_enabled and not self.can_be_sharded) or (zero is not None and zero.zero_stage == 3):
             raise UserError(

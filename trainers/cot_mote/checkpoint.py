@@ -129,7 +129,8 @@ def _save_routes(model: CoTMoTEModel, tokenizer: Any, folder: Path, assembly: As
         )
         kind: Any = SparseEncoder if sparse else SentenceTransformer
         prompts = {"query": "", "document": ""}
-        encoder = kind(modules=[router], prompts=prompts, similarity_fn_name=SIMILARITY, device="cpu")
+        # Only dot products of dense and sparse vectors add up to that of hybrid ones.
+        encoder = kind(modules=[router], prompts=prompts, similarity_fn_name="dot", device="cpu")
         encoder.save_pretrained(str(folder), create_model_card=False)
     make_readable(folder)
     for config in sorted(folder.rglob("config.json")):
@@ -145,10 +146,6 @@ def _sparse_head(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase) -> lis
     numbers = [str(token) for token in range(vocabulary)]
     weights = WordWeights(numbers, {str(token): 0.0 for token in special}, unknown_word_weight=1)
     return [weights, SpladePooling("max", embedding_dimension=vocabulary)]
-
-
-SIMILARITY: Literal["dot"] = "dot"
-"""How dense, sparse and hybrid vectors are compared: only dot products of both parts add up to that of the whole."""
 
 
 class HybridEncoder(InputModule):
@@ -226,4 +223,4 @@ class HybridEncoder(InputModule):
 def hybrid_encoder(model: CoTMoTEModel, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> SentenceTransformer:
     """Return a sentence-transformers model around a CoT-MoTE model, for dot products; arguments as in `HybridEncoder`."""
     module = HybridEncoder(model, tokenizer, **settings)
-    return SentenceTransformer(modules=[module], similarity_fn_name=SIMILARITY, device=str(model.device))
+    return SentenceTransformer(modules=[module], similarity_fn_name="dot", device=str(model.device))

@@ -199,8 +199,6 @@ class CoTMoTETrainingArguments(RunArguments, SentenceTransformerTrainingArgument
 
     def __post_init__(self) -> None:
         """Set the defaults of the stage; raise a `ValueError` if a value is out of range or options conflict."""
-        if self.stage not in STAGES:
-            raise ValueError(f"stage must be pretrain or finetune, got {self.stage}")
         if self.max_steps is None and self.num_train_epochs is not None:
             self.max_steps = -1
         self.num_train_epochs = EPOCHS if self.num_train_epochs is None else self.num_train_epochs

@@ -42,9 +42,8 @@ def search_page(
 
     def search(query: str | None, bm25_weight: float, top_k: float) -> str:
         query = (query or "").strip()[:MAX_QUERY]
-        return (
-            results_html(collection.search(query, min(max(bm25_weight, 0), 1), min(int(top_k), most))) if query else ""
-        )
+        weight, count = min(max(bm25_weight, 0), 1), min(int(top_k), most)
+        return results_html(collection.search(query, weight, count)) if query else ""
 
     page: Blocks
     with gr.Blocks(title=f"Search with {name}", analytics_enabled=False) as page:
@@ -64,11 +63,8 @@ def search_page(
         with gr.Accordion("Settings", open=False), gr.Row():
             slider = gr.Slider(0, 1, bm25_weight, step=0.1, label="BM25 weight in the hybrid", min_width=300)
             number = gr.Slider(1, most, top_k, step=1, label="Results per column", min_width=300)
-        gr.HTML(
-            message_html(
-                f"Searching {collection.name}: {size} passages. Badges compare ranks; scores of the hybrid are relative."
-            )
-        )
+        searched = f"Searching {collection.name}: {size} passages."
+        gr.HTML(message_html(f"{searched} Badges compare ranks; scores of the hybrid are relative."))
         if code:
             with gr.Accordion("Use the model", open=False), gr.Tabs():
                 for title, text in code.items():

@@ -88,8 +88,6 @@ def test_a_stream_is_written_to_disk() -> None:
     rows = datasets.Dataset.from_list(list(pairs()))
     assert as_dataset(rows.to_iterable_dataset()).to_list() == rows.to_list()
     assert as_dataset(datasets.IterableDataset.from_generator(pairs)).to_list() == rows.to_list()  # without features
-    with pytest.raises(UserError, match="has the splits train"):
-        as_dataset(datasets.IterableDatasetDict({"train": rows.to_iterable_dataset()}))
 
 
 @pytest.mark.parametrize("method", ["revela", "retromae", pytest.param("contriever", marks=pytest.mark.exhaustive)])

@@ -62,8 +62,6 @@ def test_arguments_are_not_changed_and_losses_may_be_made_before(retriever_folde
     assert args.prompts is None
     with pytest.raises(UserError, match="the loss was made for another model"):
         PairsTrainer(str(retriever_folder), args, train_dataset=pairs(), loss=loss)
-    with pytest.raises(UserError, match="train_dataset has the splits a: pass one of them"):
-        PairsTrainer(model, args, train_dataset={"a": pairs()})
 
 
 def test_an_encoder_is_trained_by_dot_product_of_cls_with_short_queries(bert_folder: Path, tmp_path: Path) -> None:
