@@ -27,7 +27,7 @@ def run_card(trainer: Any) -> ModelCardMetadata:
     given, rows = trainer.given | (trainer.given.get("model_init_kwargs") or {}), trainer.given.get("train_dataset")
     models = (Path, PreTrainedModel, SentenceTransformer)
     given = {name: name_of(each) if isinstance(each, models) else each for name, each in given.items()}
-    given = {name: value for name, value in given.items() if value != "" and isinstance(value, str | int | float)}
+    given = {name: value for name, value in given.items() if isinstance(value, str | int | float) and value != ""}
     card = ModelCardMetadata(trainer.method, training_run=describe_cost(trainer), results=_results(trainer))
     if rows is not None:
         size = "a stream of rows" if isinstance(rows, IterableDataset) else counted(len(rows), "row")
