@@ -29,7 +29,6 @@ def pair_divergence(queries_ND: NDArray[np.floating], passages_ND: NDArray[np.fl
     p1_NN = np.exp(queries_ND @ passages_ND.T / lengths_NN - 1)
     p1_NN /= p1_NN.sum()
     average_NN = (p1_NN + p1_NN.T) / 2
-    kl, first, second = (
-        float((p * np.log(p / q)).sum()) for p, q in ((p1_NN, p1_NN.T), (p1_NN, average_NN), (p1_NN.T, average_NN))
-    )
-    return PairDivergence(kl, (first + second) / 2)
+    # a is its own transpose, so both terms of JS are equal.
+    kl, js = (float((p1_NN * np.log(p1_NN / q_NN)).sum()) for q_NN in (p1_NN.T, average_NN))
+    return PairDivergence(kl, js)

@@ -135,6 +135,5 @@ def score_answers(
         per_question["answer_recall"] = np.array(held, float)
     means = {name: float(values.mean()) for name, values in per_question.items()}
     k = max(map(len, read), default=0)
-    return QAScores(
-        len(answers), means["exact_match"], means["f1"], means.get("answer_recall"), k, per_question=per_question
-    )
+    recall = means.get("answer_recall")
+    return QAScores(len(answers), means["exact_match"], means["f1"], recall, k, per_question)

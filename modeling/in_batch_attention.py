@@ -58,8 +58,7 @@ _RUNNING: list[InBatch | StreamE] = []  # inputs of the passes in progress
 def in_batch_pass(lm: nn.Module, in_batch: InBatch | StreamE) -> Iterator[InBatch | StreamE]:
     """Run a language model's forward pass inside the context, which it gets as `in_batch`.
 
-    Raises:
-        ValueError: an attention layer did not receive it, or none did: the model would be trained as a plain language model.
+    A layer that does not get it is an error, because the model would be trained as a plain language model.
     """
     _RUNNING.append(in_batch)
     try:
@@ -189,9 +188,8 @@ def _read_block(
     query = query_GKSD[:, None].expand(-1, block, -1, -1, -1).flatten(0, 1)
     weight = similarity_GBJ.transpose(1, 2).repeat_interleave(query.shape[2] // size, 2)  # (G, J, S)
     mask = None if mask_GJL is None else mask_GJL.flatten(0, 1)
-    read = weighted_read(
-        query, key_GJKLD.flatten(0, 1), value_GJKLE.flatten(0, 1), mask, weight.flatten(0, 1)[:, None, :, None], options
-    )
+    key, value, weight = (x.flatten(0, 1) for x in (key_GJKLD, value_GJKLE, weight))
+    read = weighted_read(query, key, value, mask, weight[:, None, :, None], options)
     return read.view(groups, block, *read.shape[1:]).sum(1)
 
 

@@ -199,9 +199,8 @@ class ImpRAGForCausalLM(ImpRAGModel, GenerationMixin):
             length = int(attention_mask[row].sum())
             ids_1L, labels_L = input_ids[row : row + 1, :length], labels[row, :length]
             at = (labels_L[1:] != -100).nonzero()[:, 0]  # positions that predict a token of the answer
-            blocks = zip(
-                candidate_input_ids[row].split(block_size), candidate_attention_mask[row].split(block_size), strict=True
-            )
+            candidates = (candidate_input_ids[row], candidate_attention_mask[row])
+            blocks = zip(*(part.split(block_size) for part in candidates), strict=True)
             parts = [self._log_likelihood(ids_1L, at, labels_L[at + 1], ids, mask) for ids, mask in blocks]
             rows.append(torch.cat(parts))
         return torch.stack(rows)

@@ -47,10 +47,8 @@ class Attention(nn.Module):
 
     def forward(self, query_BTD: Tensor, context_BSD: Tensor, key_mask_BS: Tensor | None = None) -> Tensor:
         """Return (B, T, D); the mask is True on keys to attend to."""
-        key, value = self.to_kv(context_BSD).chunk(2, dim=-1)
-        query, key, value = (
-            x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.to_q(query_BTD), key, value)
-        )
+        projected = self.to_q(query_BTD), *self.to_kv(context_BSD).chunk(2, dim=-1)
+        query, key, value = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in projected)
         mask = None if key_mask_BS is None else key_mask_BS[:, None, None, :]
         read_BHTK = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         output: Tensor = self.to_out(read_BHTK.transpose(1, 2).flatten(-2))

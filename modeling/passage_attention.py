@@ -96,8 +96,7 @@ class Reading:
     def check(self) -> None:
         """Check, after a forward pass, that each layer that reads or is recorded called the attention function once.
 
-        Raises:
-            ValueError: another number of calls: the model would ignore passages, or read them twice, without an error.
+        Otherwise the model would ignore passages, or read them twice, without an error.
         """
         states = self.states
         first, last = (0, 0) if states is None else (states.first_layer, states.first_layer + len(states.keys))

@@ -118,9 +118,8 @@ def train(arguments: Arguments, **trainer_options: Any) -> Path:
 def _load(arguments: Arguments) -> CoTMoTECheckpoint:
     pre_training = arguments.stage == "pretrain"
     config: dict[str, Any] = {"variant": arguments.variant}
-    own = ("decoder", "decoder_layers", "attention_window")
     if pre_training:
-        config |= {name: getattr(arguments, name) for name in own}
+        config |= {name: getattr(arguments, name) for name in ("decoder", "decoder_layers", "attention_window")}
         config["bottlenecks"] = None if arguments.bottlenecks is None else BOTTLENECKS[arguments.bottlenecks]
     start = load_cot_mote_start(
         arguments.encoder,

@@ -147,10 +147,8 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
             switch_experts=args.switch_experts,
         )
         similarity = MaskedSimilarity(dot_score)
-        loss: nn.Module = MultipleNegativesRankingLoss(
-            encoder, scale=1.0, similarity_fct=similarity, gather_across_devices=args.world_size > 1
-        )
-        loss = InBatchNegatives(encoder, loss, similarity)
+        scored: Any = {"similarity_fct": similarity, "gather_across_devices": args.world_size > 1}
+        loss = InBatchNegatives(encoder, MultipleNegativesRankingLoss(encoder, scale=1.0, **scored), similarity)
         super().__init__(model=encoder, args=args, train_dataset=train_dataset, loss=loss, **kwargs)
 
     @property
