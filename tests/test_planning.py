@@ -93,5 +93,5 @@ def test_nv_embed_7b_fits_on_48_gb(tmp_path: Path) -> None:
     together = needs.weights + needs.gradients + needs.states
     assert needs.weights / GIB == pytest.approx(16.2, rel=0.05)
     assert together / GIB == pytest.approx(25.2, rel=0.05)
-    # An earlier computation, 37.5, had dropout masks of four bytes per number, which gives 37.3 here; GPUs keep one.
-    assert needs.peak / GIB == pytest.approx(35.5, rel=0.02)
+    # An earlier computation, 37.5, had dropout masks of four bytes per number; GPUs keep one.
+    assert needs.peak / GIB == pytest.approx(36.4, rel=0.02)
