@@ -148,5 +148,5 @@ def too_few_queries(differences: Iterable[PairedDifference]) -> str:
     if widest is None or (ratio := (widest.high - widest.low) / 2 / USUAL_GAIN) <= 1:
         return ""
     enough = math.ceil(widest.queries * round(ratio, 3) ** 2)
-    few = f"{widest.queries:,} queries are too few to show a difference of {USUAL_GAIN}"
-    return f"{few}: about {enough:,} would suffice, estimated from this run."
+    found = f"{widest.queries:,} queries are too few to show a difference of {USUAL_GAIN}"
+    return f"{found}: about {enough:,} would suffice, estimated from this run."

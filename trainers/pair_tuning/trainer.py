@@ -162,7 +162,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             raise UserError("the loss was made for another model: pass its class, or the same loaded model")
         super().__init__(model=retriever, args=args, loss=loss, **kwargs)
         # The option of the command, by whose name sentence-transformers would also limit queries; the model has its limits.
-        self.data_collator.max_length = None  # type: ignore[union-attr]
+        self.data_collator.max_length = None
 
     def _contrastive(self, retriever: SentenceTransformer, args: PairsTrainingArguments) -> nn.Module:
         compared = similarity_of(retriever, "the retriever")

@@ -83,12 +83,14 @@ def record(command: Any, arguments: Any, meter: Meter) -> Needs:
             needs.tokens, needs.flops = max(needs.tokens, tokens[1]), max(needs.flops, meter.flops)
             return torch.tensor(1.0)  # the Trainer expects the loss on its own device
 
+        rebuild: Any = getattr(trainer, "rebuild_index", None)
+
         def rebuild_index() -> None:
             before, tokens[0] = meter.flops, 0
             rebuild()
             needs.index, meter.flops = (meter.flops - before) / tokens[0], before
 
-        if rebuild := getattr(trainer, "rebuild_index", None):  # ImpRAG's, not a part of every step
+        if rebuild:  # ImpRAG's, not a part of every step
             trainer.rebuild_index = rebuild_index
         models = (module for module in model.modules() if isinstance(module, PreTrainedModel))
         for embeddings in {model.get_input_embeddings() for model in models}:
@@ -161,8 +163,9 @@ def _write_data(folder: Path, arguments: Any) -> dict[str, Any]:
         columns = ["anchor", "positive", *negatives]
         texts = [{name: _tokens(2 * length, draw) for name in columns} for _ in range(rows)]
         pairs = file("pairs.jsonl", texts)
-        task = {"name": "plan", "type": "retrieval", "source": pairs, "instruction": "Find"}
-        return {"pairs": pairs, "mixture": file("mixture.yaml", [{"tasks": [task]}]), "data": []}
+        task: dict[str, Any] = {"name": "plan", "type": "retrieval", "source": pairs, "instruction": "Find"}
+        mixture = file("mixture.yaml", [{"tasks": [task]}])
+        return dict(pairs=pairs, mixture=mixture, data=[])
     if getattr(arguments, "pseudo_queries", None):
         texts = [{"text": _tokens(2 * length, draw), "queries": [_tokens(32, draw)] * 5} for _ in range(rows)]
         return {"pseudo_queries": [file("queries.jsonl", texts)]}
@@ -200,10 +203,10 @@ def plan(name: str, command: Any, values: dict[str, Any]) -> str:
         size = _sum(map(_bytes, parse_sources(arguments.corpus)))
         passages = size and size // (6 * arguments.max_words)
         prepared.append(("passages", passages, 6 * arguments.max_words))
-    for what, number, size in prepared:
+    for what, number, each in prepared:
         about = "at most" if what == "rows" and _limit(arguments) else "about"
-        known = f"{about} {number:,}, {number * size / 1e9:,.1f} GB" if number else "their number is unknown here"
-        lines.append(f"prepared {what}: {known}, {size:,.0f} bytes each")
+        known = f"{about} {number:,}, {number * each / 1e9:,.1f} GB" if number else "their number is unknown here"
+        lines.append(f"prepared {what}: {known}, {each:,.0f} bytes each")
     lines += [
         "",
         "| GPUs | batches per step and GPU | rows per step | steps | rows | tokens | H100 hours |",
@@ -273,5 +276,5 @@ def _bytes(source: Source, more: float = 0.0) -> int | None:
         return _sum(file.stat().st_size for file in local_files(source))
     with suppress(Exception):  # no network, or no record
         info = load_dataset_builder(source.path.removeprefix("hf:"), source.name).info.splits[source.split or "train"]
-        return round(info.num_bytes + more * info.num_examples / (source.merge_rows or 1))
+        return int(info.num_bytes + more * info.num_examples / (source.merge_rows or 1))
     return None
