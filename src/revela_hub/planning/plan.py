@@ -163,12 +163,11 @@ def _write_data(folder: Path, arguments: Any) -> dict[str, Any]:
         columns = ["anchor", "positive", *negatives]
         texts = [{name: _tokens(2 * length, draw) for name in columns} for _ in range(rows)]
         pairs = file("pairs.jsonl", texts)
-        task: dict[str, Any] = {"name": "plan", "type": "retrieval", "source": pairs, "instruction": "Find"}
-        mixture = file("mixture.yaml", [{"tasks": [task]}])
-        return dict(pairs=pairs, mixture=mixture, data=[])
+        task = {"name": "plan", "type": "retrieval", "source": pairs, "instruction": "Find"}
+        return {"pairs": pairs, "mixture": file("mixture.yaml", [{"tasks": [task]}]), "data": []}
     if getattr(arguments, "pseudo_queries", None):
-        texts = [{"text": _tokens(2 * length, draw), "queries": [_tokens(32, draw)] * 5} for _ in range(rows)]
-        return {"pseudo_queries": [file("queries.jsonl", texts)]}
+        spans = [{"text": _tokens(2 * length, draw), "queries": [_tokens(32, draw)] * 5} for _ in range(rows)]
+        return {"pseudo_queries": [file("queries.jsonl", spans)]}
     words = rows * getattr(arguments, "group_size", 1) * max(getattr(arguments, "max_words", 0), length // 3)
     return {"data": [file("text.jsonl", [{"text": _words(500, draw)} for _ in range(1 + words // 500)])]}
 
