@@ -128,25 +128,16 @@ class CoTMoTEPreTrainedModel(MaskedLMPreTrainedModel):
                     yield self.route(name), indices
 
     def _sparse(self, logits_BLV: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the (B, V) sparse vectors, without contributions of special tokens."""
+        """Return (B, V): the maximum over the tokens of log(1 + relu(logits)) (equation 4); 0 for a text without tokens.
+
+        The first and the last token, other special tokens and padding, which is on the right, are left out.
+        """
         places_L = torch.arange(input_ids.shape[1], device=input_ids.device)
-        special_BL = places_L == attention_mask.sum(1, keepdim=True) - 1  # the last token, as padding is on the right
+        visible_BL = attention_mask.bool() & (places_L > 0) & (places_L != attention_mask.sum(1, keepdim=True) - 1)
         for number in self.config.special_token_ids:
-            special_BL = special_BL | (input_ids == number)
-        return sparse_vectors(logits_BLV, attention_mask, special_BL)
-
-
-def sparse_vectors(logits_BLV: Tensor, attention_mask_BL: Tensor, special_BL: Tensor | None = None) -> Tensor:
-    """Return (B, V): the maximum over the tokens of log(1 + relu(logits)) (equation 4); 0 for a text without tokens.
-
-    The first token, padding and `special_BL` are left out.
-    """
-    visible_BL = attention_mask_BL.bool().clone()
-    visible_BL[:, 0] = False
-    if special_BL is not None:
-        visible_BL &= ~special_BL
-    # The maximum comes first, because both functions are monotonic.
-    return logits_BLV.masked_fill(~visible_BL[..., None], 0.0).amax(1).relu().log1p()
+            visible_BL = visible_BL & (input_ids != number)
+        # The maximum comes first, because both functions are monotonic.
+        return logits_BLV.masked_fill(~visible_BL[..., None], 0.0).amax(1).relu().log1p()
 
 
 def _feed_forwards(lm: nn.Module) -> Iterator[str]:

@@ -6,7 +6,6 @@ from cot_mote_reference import Reference, ReferenceCoTMoTE, sparse_by_loop
 from small_models import SMALL, masked_lm
 from torch import Tensor
 
-from revela_hub.modeling.expert_encoders import sparse_vectors
 from revela_hub.modeling.modeling_cot_mote import CoTMoTEForPreTraining
 
 VOCABULARY, CLS, SEP, MASK, IGNORED = 31, 2, 3, 4, -100
@@ -117,17 +116,16 @@ def test_one_bottleneck_alone_gives_its_part_of_the_loss() -> None:
         torch.testing.assert_close(output.encoder_loss, whole.encoder_loss)
 
 
-def test_sparse_vectors_are_those_of_the_loop_and_leave_the_first_token_and_padding_out() -> None:
-    logits = torch.randn(4, 6, 50) * 3
+def test_sparse_vectors_are_those_of_the_loop_and_leave_the_ends_of_the_text_and_padding_out() -> None:
+    lengths = torch.tensor([7, 7, 5, 2])[:, None]  # the last text is [CLS] [SEP]: no term
+    mask, own = (torch.arange(7) < lengths).long(), (torch.arange(7) < lengths - 1).long()
+    logits = torch.randn(4, 7, 50) * 3
     logits[:, 0] += 100
-    logits[2:, 4:] += 100
-    mask = torch.ones(4, 6, dtype=torch.long)
-    mask[2:, 4:] = 0
-    mask[3, 1:] = 0  # [CLS] alone: no term
-    expected = torch.stack(
-        [sparse_by_loop(list(row.double()), m.tolist()) for row, m in zip(logits, mask, strict=True)]
-    )
-    torch.testing.assert_close(sparse_vectors(logits, mask).double(), expected, rtol=0, atol=1e-6)
+    logits[own == 0] += 100
+    expected = [sparse_by_loop(list(row.double()), m.tolist()) for row, m in zip(logits, own, strict=True)]
+    expected = torch.stack(expected)
+    found = build("ar", 1, None).encoder._sparse(logits, torch.full_like(mask, 9), mask)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
     assert not expected[3].any() and expected.max() < 5
 
 
