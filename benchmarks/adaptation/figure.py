@@ -23,7 +23,7 @@ DOMAINS = {
     "stdlib": "Python's library\n(docstring to function)",
     "cosqa": "CoSQA\n(web query to code)",
 }
-MODELS = {"model": ("MiniLM", "o"), "e5-small": ("multilingual-e5-small", "s")}  # file: name, marker
+MODELS = {"model": ("MiniLM", "o"), "e5-small": ("e5-small", "s")}  # file: name, marker
 SYSTEMS = {  # what adapt adds to the retriever alone: the compared system, its colour
     "BM25 and late interaction": ("base, adapted weights", "#3b7dd8"),
     "and training, where kept": ("adapted", "#e07b39"),
