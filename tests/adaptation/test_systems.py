@@ -181,7 +181,7 @@ def test_too_few_queries_are_reported_with_how_many_would_suffice() -> None:
     d = compare(alone, same, WHOLE)
     expected = QUERIES * ((d.high - d.low) / 2 / 0.02) ** 2
     assert int(said.split("about ")[1].split()[0].replace(",", "")) == pytest.approx(expected, rel=0.01)
-    assert "at most 99 of this text" in said
+    assert "at most 99 test queries" in said
     better = system("base, BM25", 1.0)
     assert "too few" not in Verdict([alone, better], better, WHOLE, WHOLE).summary(99)
 

@@ -111,7 +111,8 @@ class Adaptation:
         self.task = self.probe.task
         self.dev, self.test = split_by_document(self.probe, self.log)
         self.inputs = Inputs(self.options, self.plan, self.work / "dev-probe", labels, bm25)
-        self.most = (min(queries, int(plan.MAX_PASSAGES * QUERIES_PER_PASSAGE)) + 1) // 2
+        most = (min(queries, int(plan.MAX_PASSAGES * QUERIES_PER_PASSAGE)) + 1) // 2
+        self.most = max(most, len(self.test.queries))
         halves = f"dev half {len(self.dev.queries)}, test half {len(self.test.queries)} (at most {self.most})"
         self.log(f"{self.probe}; {halves}")
         self.log(self.plan)

@@ -107,13 +107,15 @@ class Verdict:
         parts, before, after = self.parts(), self.systems[0].mean(self.test), self.chosen.mean(self.test)
         width = max(map(len, parts))
         lines = [f"nDCG@10 on the test half: {before:.3f} (base retriever alone) -> {after:.3f} (exported)"]
+        unproven = "  (not significant by itself: confirm it with real queries)"
         kept = "  (not significantly worse: kept; turn off with search --rerank none)"
         for name, d in parts.items():
-            lines.append(f"  {name:<{width}}  {interval(d)}{kept if d.low <= 0 and 'late interaction' in name else ''}")
+            why = kept if "late interaction" in name else unproven if name == self.chosen.name else ""
+            lines.append(f"  {name:<{width}}  {interval(d)}{why if d.low <= 0 else ''}")
         if not self.chosen.trained and any(system.trained for system in self.systems):
             lines.insert(-1, f"  {'training':<{width}}  not kept")
         if few := too_few_queries(compare(self.chosen, system, self.test) for system in self.systems):
-            more = f"makes at most {most:,} of this text; more documents or --labels make more."
+            more = f"gives at most {most:,} test queries of this text; more documents or --labels give more."
             lines.append(f"{few} A larger --budget (with a new --output_dir) {more}")
         return "\n".join(lines)
 
