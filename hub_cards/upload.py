@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import metadata_load, snapshot_download
 
 from revela_hub.errors import UserError
 from revela_hub.files import local_path
@@ -71,6 +71,8 @@ def publish(
         )
         if fault := next((f"{check.name}: {check.detail}" for check in checks if not check.ok), ""):
             raise UserError(f"not published: {fault}")
+        if not (metadata_load(folder / "README.md") or {}).get("license"):
+            log("the card has no license: `revela-hub publish --card FILE` adds it, with license: apache-2.0 in FILE")
         files = files_of(folder)
         delete = sorted(name for name in repository.names - files.keys() if is_of_model(name))
         sizes = {name: (folder / name).stat().st_size for name in files}
@@ -109,18 +111,19 @@ def _assembled(
 def _metadata(
     checkpoint: Path, assembled: Assembled, given: ModelCardMetadata | None, methods: Mapping[str, Method]
 ) -> ModelCardMetadata:
-    """Return the given metadata or that of the checkpoint, completed with method and base model."""
-    files = [checkpoint / CARD_METADATA, checkpoint / METADATA_FOLDER / CARD_METADATA]
+    """Return the metadata of the checkpoint, in which that given replaces fields, completed with method and base model."""
+    # A run in Python has it only in its exported folders, whose training is that of the other parts, too.
+    places = [
+        checkpoint / name / METADATA_FOLDER for name in ("", *(assembled.method.folders if assembled.method else ()))
+    ]
+    files = [folder / CARD_METADATA for folder in (checkpoint, *places)]
     file = next((file for file in files if file.is_file()), None)
     own = ModelCardMetadata.from_file(file, methods) if file else ModelCardMetadata()
-    metadata = given or own
+    if given and given.results:
+        own = replace(own, verdict="")  # of other results
+    metadata = replace(own, **{name: value for name, value in vars(given or own).items() if value})
     base = metadata.base_model or hub_model_id(assembled.base)
-    return replace(
-        metadata,
-        method=metadata.method or assembled.method,
-        base_model=base,
-        unchanged=metadata.unchanged or own.unchanged,
-    )
+    return replace(metadata, method=metadata.method or assembled.method, base_model=base)
 
 
 def check(

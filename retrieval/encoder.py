@@ -260,7 +260,7 @@ def limit_length(model: Any, max_length: int, name: str) -> None:
         if max_length <= special:  # every text would have the same vector
             raise UserError(f"--max_length {max_length} leaves no room for text: {name} adds {special} special tokens")
         if max_length > (positions := _positions(module) or max_length):
-            raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
+            raise UserError(f"{name} has {positions} positions, fewer than max_length {max_length}: lower it")
         module.max_seq_length = max_length
 
 

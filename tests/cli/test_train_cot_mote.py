@@ -85,7 +85,7 @@ def test_from_text_and_pairs_to_three_forms(
     [
         ([], "give either --data"),
         (["--data", "DOCUMENTS", "--contexts", "next"], "contexts must be one or more of neighbour"),
-        (["--data", "DOCUMENTS", "--max_length", 64], "48 positions, fewer than --max_length 64"),
+        (["--data", "DOCUMENTS", "--max_length", 64], "48 positions, fewer than max_length 64"),
         (["--pseudo_queries", "DOCUMENTS"], "no column 'queries'"),
         (["--pseudo_queries", "DOCUMENTS", "--contexts", "query"], "--contexts has no effect"),
         (["--stage", "finetune", "--pairs", "PAIRS", "--decoder", "ae"], "--decoder has no effect"),

@@ -79,7 +79,7 @@ def test_a_sentence_transformers_folder_and_an_earlier_run_are_starts(
     [
         (["--data", "nowhere/at/all"], "nowhere/at/all"),
         (["--encoder", "nowhere/model"], "nowhere/model"),
-        (["--max_length", "64"], "48 positions, fewer than --max_length 64"),
+        (["--max_length", "64"], "48 positions, fewer than max_length 64"),
         (["--decoder_layers", "2"], "decoder_layers must be exactly 1"),
     ],
 )

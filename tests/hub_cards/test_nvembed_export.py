@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, LlamaForCausalLM, LlamaTokenizer, PreTrainedTokenizerBase
 
+from revela_hub.hub_cards.metadata import describe
 from revela_hub.modeling.modeling_nvembed import NVEmbedModel, exclude_instruction
 from revela_hub.trainers.nvembed.checkpoint import export_nvembed, nvembed_encoder, nvembed_tokenizer
 
@@ -99,6 +100,12 @@ def test_the_folder_gives_the_models_vectors_without_this_package(
         expected[f"saved {kind}"] = own_vectors(model, tokenizer, TEXTS, prompt)
     folders["saved"] = str(tmp_path / "saved")
     nvembed_encoder(model, tokenizer, max_length=MAX_LENGTH, prompts=PROMPTS).save(folders["saved"])
+    pooled = {
+        "latent": "latent attention, then mean",
+        "eos": "last token (EOS)",
+        "saved": "latent attention, then mean",
+    }
+    assert {name: describe(folder).pooling for name, folder in folders.items()} == pooled
     out = tmp_path / "vectors.npz"
     task = json.dumps([folders, TEXTS, PROMPTS, str(out)])
     subprocess.run(reader(READER, task), check=True, stdin=subprocess.DEVNULL)

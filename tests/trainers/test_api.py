@@ -136,6 +136,7 @@ def test_revela_takes_adapters_of_peft_and_prepared_groups(
     assert any("retriever" in name for name in adapters) and any("lm" in name.split(".") for name in adapters)
     assert all(weights[name].shape[0] == 2 for name in adapters)
     folders = trainer.write_models(str(tmp_path / "models"))
+    assert not (tmp_path / "models" / "README.md").exists()  # PEFT's empty card
     vectors = SentenceTransformer(str(folders[0]), device="cpu").encode_query(["fox"])
     torch.testing.assert_close(
         torch.nn.functional.normalize(torch.tensor(trainer.retriever.encode_query(["fox"]))),
@@ -279,7 +280,7 @@ def test_the_folder_of_a_model_to_train_is_not_overwritten(
     ):
         args: Any = arguments(**settings | {"output_dir": folder})
         with pytest.raises(
-            UserError, match=f"^--output_dir {folder} is the folder of the model to train: choose another"
+            UserError, match=f"^output_dir {folder} is the folder of the model to train: choose another"
         ):
             trainer(**models, args=args, train_dataset=raw, max_length=40)
 

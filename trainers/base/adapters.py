@@ -62,6 +62,7 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     config.task_type, config.inference_mode = None, False
     given: Any = model
     adapted: Any = get_peft_model(given, config)
+    adapted.create_or_update_model_card = lambda folder: None  # it would write an empty one, or change the user's
     layers = [layer for layer in adapted.modules() if isinstance(layer, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
     if any(holders[id(weight)] > 1 for layer in layers for weight in layer.parameters()):  # type: ignore[union-attr]
         raise UserError("peft_config adapts weights that are tied (token embeddings and output projection)")

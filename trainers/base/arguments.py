@@ -60,7 +60,7 @@ class RunArguments(TrainingArguments):
         super().__post_init__()
         checkpointing: Any = self.gradient_checkpointing_kwargs or {}  # JSON has been parsed above
         if self.save_on_each_node:
-            raise ValueError("all nodes write to the same --output_dir: remove --save_on_each_node")
+            raise ValueError("all nodes write to the same output_dir: remove save_on_each_node")
         if checkpointing.get("use_reentrant"):
             raise ValueError("reentrant gradient checkpointing would lose a part of the gradient: remove use_reentrant")
         if self.label_smoothing_factor:
@@ -95,7 +95,7 @@ class AdapterArguments:
 def check_positions(name: str, positions: int | None, max_length: int) -> None:
     """Raise a `UserError` if a model has fewer positions than `max_length`; None means no limit."""
     if positions is not None and max_length > positions:
-        raise UserError(f"{name} has {positions} positions, fewer than --max_length {max_length}: lower it")
+        raise UserError(f"{name} has {positions} positions, fewer than max_length {max_length}: lower it")
 
 
 @dataclass

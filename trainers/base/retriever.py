@@ -73,7 +73,7 @@ def load_retriever(
     model: Any = retriever if loaded else _open(name, trust_remote_code, pooling)
     modes = [str(module.pooling_mode) for module in model if isinstance(module, Pooling)]
     if pooling is not None and modes[:1] != [_MODES.get(pooling, pooling)]:
-        raise UserError(f"the retriever {name} keeps its own pooling, not --pooling {pooling}: leave it out")
+        raise UserError(f"the retriever {name} keeps its own pooling, not {pooling}: leave pooling out")
     if prompts is not None:
         model.prompts = dict(model.prompts) | dict(prompts)
     model.similarity_fn_name = similarity or model.similarity_fn_name
@@ -118,7 +118,7 @@ def adapted(
     backbone, rank = trained_backbone(retriever), getattr(args, "lora_rank", 0)
     if (config is not None or rank) and (backbone is None or (isinstance(retriever[0], Router) and not query_only)):
         kind = type(trained_transformer(retriever)).__name__ if backbone is None else "model with two routes"
-        raise UserError(f"LoRA adapters need one transformer, not a {kind}: train all weights (--lora_rank 0)")
+        raise UserError(f"LoRA adapters need one transformer, not a {kind}: train all weights (lora_rank 0)")
     return None if backbone is None else with_adapters(backbone, config, args)
 
 

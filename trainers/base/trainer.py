@@ -102,7 +102,7 @@ class MethodTrainer(Trainer):
         output = Path(self.args.output_dir or "")
         for name in (name_in(module.config) for module in model.modules() if hasattr(module, "config")):
             if name and output.is_dir() and Path(name).is_dir() and output.samefile(name):
-                raise UserError(f"--output_dir {output} is the folder of the model to train: choose another folder")
+                raise UserError(f"output_dir {output} is the folder of the model to train: choose another folder")
         zero = self.accelerator.state.deepspeed_plugin
         if (self.is_fsdp_enabled and not self.can_be_sharded) or (zero is not None and zero.zero_stage == 3):
             raise UserError(
@@ -182,7 +182,7 @@ class MethodTrainer(Trainer):
         checkpoint = last_checkpoint(Path(self.args.output_dir or "."))
         return (
             f"{what} at step {self.state.global_step}: nothing is saved or exported; the last good checkpoint is"
-            f" {checkpoint}. Try a lower --learning_rate or --bf16 false"
+            f" {checkpoint}. Try a lower learning_rate or bf16 false"
         )
 
     def describe_run(self) -> str:
@@ -200,7 +200,7 @@ class MethodTrainer(Trainer):
             f" {counted(steps, 'step')} of {counted(rows, 'row')}"
         )
         if (warm_up := args.get_warmup_steps(steps)) > steps:
-            line += f"; --warmup_steps {warm_up:,} exceeds them: the learning rate only reaches {steps / warm_up:.0%}"
+            line += f"; warmup_steps {warm_up:,} exceeds them: the learning rate only reaches {steps / warm_up:.0%}"
         return line
 
     # --- training and checkpoints
@@ -232,7 +232,7 @@ class MethodTrainer(Trainer):
             )
         if not self.state.global_step:
             raise UserError(
-                "no training steps: the data has fewer rows than one batch, and --dataloader_drop_last drops incomplete batches"
+                "no training steps: the data has fewer rows than one batch, and dataloader_drop_last drops incomplete batches"
             )
         self._check_finite()
         return result

@@ -37,7 +37,7 @@ def check_room(lm: PreTrainedModel, tokens: int) -> None:
     if positions is not None and tokens > positions:
         raise UserError(
             f"texts of up to {tokens} tokens do not fit into the {positions} positions of the language model: lower"
-            " --max_length or --max_passage_length, or read fewer passages"
+            " max_length or max_passage_length, or read fewer passages"
         )
 
 

@@ -170,4 +170,4 @@ class CoTMoTEFinetuner(MethodTrainer, SentenceTransformerTrainer):
         folder = Path(resume_from_checkpoint)
         expected = set(self.cot_mote.state_dict()) - set(self.cot_mote.all_tied_weights_keys)
         if not load_in_place(self.cot_mote, folder.glob("model*.safetensors"), expected):
-            raise UserError(f"{folder} is not a checkpoint of this run: use the same encoder and --variant")
+            raise UserError(f"{folder} is not a checkpoint of this run: use the same encoder and variant")

@@ -128,7 +128,7 @@ class Answerer:
             if not 0 < len(row) <= room:
                 raise UserError(
                     f"{place} has {len(row)} tokens, but with its passages and an answer of {max_new_tokens} tokens"
-                    f" there is room for 1 to {max(0, room)}: shorten it, or lower --max_new_tokens"
+                    f" there is room for 1 to {max(0, room)}: shorten it, or lower max_new_tokens"
                 )
 
 

@@ -285,8 +285,8 @@ def tokenize_prompts(
         first = prompts[fits.index(False)]["where"]
         what = f"{long} of {len(fits)} prompts have more than {max_length} tokens, answer included (first: {first})"
         if not kept:
-            raise UserError(f"{what}: raise --max_length")
-        log(f"{what}: dropped; raise --max_length to keep them")
+            raise UserError(f"{what}: raise max_length")
+        log(f"{what}: dropped; raise max_length to keep them")
         data = data.select(kept)
     return data.add_column("source_row", kept).add_column("row", list(range(len(data))))
 

@@ -122,7 +122,7 @@ class ImpRAGTrainer(MethodTrainer):
         if positions is not None and used > positions:
             raise UserError(
                 f"num_passages * max_passage_length + max_length = {used} positions do not fit into the backbone's {positions}:"
-                " lower --num_passages, --max_passage_length or --max_length"
+                " lower num_passages, max_passage_length or max_length"
             )
         self.args: ImpRAGTrainingArguments
         self.imprag, self.own_tokenizer = model, tokenizer
@@ -131,8 +131,8 @@ class ImpRAGTrainer(MethodTrainer):
         _, cut = tokenize_passages(tokenizer, self.passages.read(first), length)
         if cut:
             args.log(
-                f"{cut:,} of {len(first):,} passages are longer than {length} tokens and are truncated: lower --max_words or"
-                " raise --max_passage_length"
+                f"{cut:,} of {len(first):,} passages are longer than {length} tokens and are truncated: lower max_words or"
+                " raise max_passage_length"
             )
         self.pseudo_labels: NDArray[np.int32] | None = None
         if args.retrieval_warmup_epochs or args.retrieval_only_steps:
@@ -354,4 +354,4 @@ class ImpRAGTrainer(MethodTrainer):
             saved = load_file(file)
             self.ranking, self.built_at = saved["ranking"].numpy(), int(saved["built_at"])
             if len(self.ranking) != len(self.train_dataset):  # type: ignore[arg-type]
-                raise UserError(f"{file.parent} belongs to a run on other data: give the same --data, or start again")
+                raise UserError(f"{file.parent} belongs to a run on other data: give the same data, or start again")

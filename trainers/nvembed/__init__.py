@@ -11,10 +11,7 @@ PAPER = Paper(
     ),
     arxiv="2405.17428",
     year=2024,
-    does=(
-        "trained as a generalist embedder: a bidirectional decoder with latent-attention pooling, "
-        "instruction-tuned first on retrieval and then on all tasks"
-    ),
+    does="trained as a generalist embedder from a decoder, with contrastive instruction tuning",
 )
 NVEMBED = Method(
     name="nvembed",

@@ -84,7 +84,7 @@ class NVEmbedCollator:
             if self.max_length is not None and length + 2 > self.max_length:
                 raise UserError(
                     f"the instruction {prompt[:60]!r} takes {length} tokens or more, which leaves no room for a text within a"
-                    f" maximum length of {self.max_length}: shorten it or raise --max_length"
+                    f" maximum length of {self.max_length}: shorten it or raise max_length"
                 )
         return self._prompt_lengths[prompt]
 

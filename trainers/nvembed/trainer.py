@@ -177,7 +177,7 @@ class NVEmbedTrainer(MethodTrainer, SentenceTransformerTrainer):
         expected = {name for name, parameter in self.nvembed.named_parameters() if parameter.requires_grad}
         files = folder.glob("model*.safetensors" if self.adapters is None else TRAINED_WEIGHTS)
         if not load_in_place(self.nvembed, files, expected):
-            raise UserError(f"{folder} is not a checkpoint of this run: use the same model, --lora_rank and --pooling")
+            raise UserError(f"{folder} is not a checkpoint of this run: use the same model, lora_rank and pooling")
 
 
 def _is_nvembed(model: ModelLike) -> TypeGuard[SentenceTransformer]:

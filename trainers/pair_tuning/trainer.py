@@ -127,7 +127,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
         retriever = load_retriever(model, **loading)
         if query_max_length is not None:
             if not hasattr(trained_transformer(retriever), "query_length"):
-                raise UserError("--query_max_length needs a transformer")
+                raise UserError("query_max_length needs a transformer")
             trained_transformer(retriever).query_length = query_max_length
         routes: dict[str, str] = {}  # of the columns of all data sets, some of which may have more negatives
 
@@ -157,7 +157,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             self.data_collator_class = TextHashCollator
             loss = self._contrastive(retriever, args)
         elif args.matryoshka_dims:  # the model would be exported as trained for these sizes
-            raise UserError("--matryoshka_dims changes the contrastive loss: leave it out, or the other loss")
+            raise UserError("matryoshka_dims changes the contrastive loss: leave it out, or the other loss")
         elif isinstance(loss, nn.Module) and getattr(loss, "model", retriever) is not retriever:
             raise UserError("the loss was made for another model: pass its class, or the same loaded model")
         super().__init__(model=retriever, args=args, loss=loss, **kwargs)
@@ -181,7 +181,7 @@ class PairsTrainer(RetrieverTrainer, SentenceTransformerTrainer):  # type: ignor
             loss = MultipleNegativesRankingLoss(retriever, **settings)
         if dims := args.matryoshka_dims:
             if compared != "cosine":  # truncated vectors are normalized
-                raise UserError(f"--matryoshka_dims requires a model that compares by cosine, not by {compared}")
+                raise UserError(f"matryoshka_dims requires a model that compares by cosine, not by {compared}")
             loss = MatryoshkaLoss(retriever, loss, dims, [1 / len(dims)] * len(dims))
         return InBatchNegatives(retriever, loss, similarity)
 

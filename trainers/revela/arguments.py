@@ -54,7 +54,7 @@ class RevelaTrainingArguments(AdapterArguments, RunArguments):
             self.gradient_accumulation_steps, rest = divmod(self.total_groups_per_step, batch)
             if rest:
                 raise ValueError(
-                    f"--total_groups_per_step {self.total_groups_per_step} is no multiple of the {batch} groups of a forward pass"
+                    f"total_groups_per_step {self.total_groups_per_step} is no multiple of the {batch} groups of a forward pass"
                 )
 
 

@@ -95,7 +95,7 @@ def load_backbones(
     if not isinstance(backbone, str):  # a loaded model may have a language-model head, which is not used
         backbone = backbone.base_model.to(config.get("dtype", torch.float32 if settings else backbone.dtype))
     if "pooling" not in settings | config and is_encoder(backbone, **code):
-        raise UserError(f"the retriever {name!r} is an encoder: choose its pooling (--pooling mean or cls)")
+        raise UserError(f"the retriever {name!r} is an encoder: choose its pooling (pooling mean or cls)")
     with loading(f"cannot load the language model {lm_name!r}", lm_name):
         if is_encoder(lm, **code):
             raise UserError(f"the language model {lm_name!r} is an encoder: it has to be a decoder")

@@ -122,7 +122,7 @@ class RevelaTrainer(MethodTrainer):
             model.lm.requires_grad_(False)
             if model.config.reading == "added":
                 args.log(
-                    "warning: a frozen language model cannot adapt to added reading, so its loss stays high: use --reading joint"
+                    "warning: a frozen language model cannot adapt to added reading, so its loss stays high: use joint reading"
                 )
         build = partial(build_groups, settings=GroupSettings(group_size=model.config.group_size))
         kwargs["train_dataset"] = rows
@@ -190,7 +190,7 @@ class RevelaTrainer(MethodTrainer):
         start, warmup = self.args.retriever_start_step, self.args.get_warmup_steps(num_training_steps)
         if start >= num_training_steps:
             raise UserError(
-                f"--retriever_start_step {start}: the retriever would not be trained in {num_training_steps} steps"
+                f"retriever_start_step {start}: the retriever would not be trained in {num_training_steps} steps"
             )
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         if start:
@@ -198,7 +198,7 @@ class RevelaTrainer(MethodTrainer):
             own = [index for index, group in enumerate(groups) if group.get("is_retriever")]
             if not own or not isinstance(scheduler, LambdaLR):
                 raise UserError(
-                    "--retriever_start_step needs the Trainer's optimizer, and a schedule that depends on the step"
+                    "retriever_start_step needs the Trainer's optimizer, and a schedule that depends on the step"
                 )
             for index in own:
                 factor = partial(_delayed, scheduler.lr_lambdas[index], start, warmup)

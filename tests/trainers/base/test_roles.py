@@ -12,7 +12,7 @@ from revela_hub.trainers.base.retriever import load_retriever
 def test_an_encoder_is_no_language_model_and_needs_a_pooling(bert_folder: Path, llama_folder: Path) -> None:
     with pytest.raises(UserError, match="the language model .* is an encoder"):
         load_backbones(str(llama_folder), str(bert_folder))
-    with pytest.raises(UserError, match="--pooling mean or cls"):
+    with pytest.raises(UserError, match="pooling mean or cls"):
         load_backbones(str(bert_folder), str(llama_folder))
     assert load_backbones(str(bert_folder), str(llama_folder), pooling="mean").model.config.pooling == "mean"
 

@@ -56,7 +56,7 @@ def test_static_embeddings_are_trained_and_exported(static_folder: Path, tmp_pat
 def test_the_length_of_an_asymmetric_model_is_that_of_its_transformer(routed: Path) -> None:
     model: Any = load_retriever(str(routed), max_length=7)
     assert model[0].sub_modules["document"][0].max_seq_length == 7
-    with pytest.raises(UserError, match="positions, fewer than --max_length"):
+    with pytest.raises(UserError, match="positions, fewer than max_length"):
         load_retriever(str(routed), max_length=100_000)
 
 

@@ -141,6 +141,10 @@ def _print_plan(published: "Published", space: dict[str, str], repo_id: str, kee
         print("\nfiles of the Space:")
         print("\n".join(f"{len(text.encode()):>14,}  {name}" for name, text in space.items()))
         print(f"\napp.py:\n\n{space['app.py'].rstrip()}")
-    folder = keep or "FOLDER"
-    print(f"\ncard: {folder}/model/README.md" + ("" if keep else " with --output_dir FOLDER"))
+    seen = (
+        f"card: {keep}/model/README.md"
+        if keep
+        else "to see the card, add --output_dir FOLDER: it is FOLDER/model/README.md"
+    )
+    print(f"\n{seen}")
     print(f"dry run: nothing was uploaded to {repo_id}")
