@@ -176,7 +176,7 @@ def in_order(
             while pending:
                 yield pending.popleft().result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # without waiting, Python may never end after an error
 
 
 def _start_worker() -> None:

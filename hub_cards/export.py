@@ -58,7 +58,7 @@ def export_retriever(
         dtype: type of the stored weights; by default unchanged.
 
     Raises:
-        UserError: the model has unmerged adapters, or `pooling="last"` and the tokenizer has no EOS.
+        UserError: the model has unmerged adapters, a prompt is missing, or `pooling="last"` and the tokenizer has no EOS.
     """
     if any("lora_" in name for name, _ in model.named_parameters()):
         raise UserError("the model has LoRA adapters: merge them first (merge_and_unload)")
@@ -83,6 +83,11 @@ class RetrieverSettings:
     truncate_dim: int | None = None
     default_prompt_name: str | None = None
     similarity_fn_name: str = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Reject prompts without `query` or `document`."""
+        if missing := {"query", "document"} - self.prompts.keys():
+            raise UserError(f"prompts lack {sorted(missing)}: set 'query' and 'document' ('' for no prompt)")
 
     def tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         """Return a copy of the tokenizer that ends texts as the pooling requires."""

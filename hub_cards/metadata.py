@@ -279,7 +279,7 @@ def _describe_encoder(folder: Path) -> dict[str, Any]:
     modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
     mode = str(pooling.get("pooling_mode") or next(iter(modes), "")).removesuffix("_tokens").removesuffix("_token")
     mode = {"lasttoken": "last token (EOS)", "cls": "first token"}.get(mode, mode)
-    inside = {"latent": "latent attention, then ", "self_attention": "self-attention, then "}  # NV-Embed
+    inside = {"latent": "latent attention, then ", "self_attention": "self-attention, then "}
     mode = inside.get(read_json(folder / "config.json", {}).get("pooling"), "") + mode
     transformer = folder / paths.get("Transformer", "")
     length = read_json(transformer / "sentence_bert_config.json", {}).get("max_seq_length")

@@ -82,7 +82,10 @@ class OpenAIEncoder:
         rows = {row.index: row.embedding for row in getattr(answer, "data", None) or ()}
         if sorted(rows) != list(range(len(texts))):
             raise UserError(f"{self.description} does not return one vector for each text: check the URL")
-        return np.asarray([rows[number] for number in range(len(texts))], dtype=np.float32)
+        vectors_ND = np.asarray([rows[number] for number in range(len(texts))], dtype=np.float32)
+        if not np.isfinite(vectors_ND).all():  # null is how some servers write NaN
+            raise UserError(f"{self.description}: a vector contains NaN or infinity: its precision may be too low")
+        return vectors_ND
 
     def _cut(self, text: str) -> str:
         """Return the part of a text that fits the maximum length; servers may read more, or reject the text."""

@@ -240,7 +240,7 @@ def test_split_identifiers_are_delivered_if_they_help(
     assert json.loads((output / "retriever" / "hybrid.json").read_text())["bm25"]["split_identifiers"] is True
     assert json.loads((output / "adapt.json").read_text())["trained"] is False
     card = (output / "retriever" / "README.md").read_text()
-    assert "The base retriever, unchanged" in card
+    assert "with the weights of the base model, unchanged" in card
     # The score of the model alone is without BM25.
     names = (
         r"\*\*retriever\*\*",

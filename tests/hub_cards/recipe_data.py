@@ -94,7 +94,7 @@ def rows_of(columns: str | Row | list[Row], salt: int) -> list[Row]:
             "category": f"c{n % 2}",
             "subreddit": f"r/{n % 2}",
             "labels": ["c0", "c1"],
-            "sentences": [words(2 * n + part, salt) for part in range(2)],
+            "sentences": [words(2 * n + part, salt + 500) for part in range(2)],  # not those of the training sets
             "score": 3.0 + n % 3 if "sentence1" in columns else 1.0,
             "_id": f"d{n}" if "title" in columns else f"q{n}",
             "query-id": f"q{n}",

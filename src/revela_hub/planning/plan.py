@@ -45,7 +45,7 @@ def _tokens(count: int, draw: random.Random) -> str:
 class Needs:
     """What one process needs: numbers of parameters, bytes, and the operations and tokens of a batch.
 
-    Operations of ImpRAG's index are per token, those of RA-DIT's likelihoods, before the training, per row.
+    Operations of an index in the training are per token, those of likelihoods before the training per row.
     """
 
     parameters: int = 0
@@ -90,7 +90,7 @@ def record(command: Any, arguments: Any, meter: Meter) -> Needs:
             rebuild()
             needs.index, meter.flops = (meter.flops - before) / tokens[0], before
 
-        if rebuild:  # ImpRAG's, not a part of every step
+        if rebuild:  # not a part of every step
             trainer.rebuild_index = rebuild_index
         models = (module for module in model.modules() if isinstance(module, PreTrainedModel))
         for embeddings in {model.get_input_embeddings() for model in models}:
