@@ -2,7 +2,7 @@
 
 | row | passes if |
 |---|---|
-| files | there are settings and safetensors weights, and no adapter beside the model |
+| files | there are settings and safetensors weights, and no adapter next to the model |
 | private data | no token, key, home folder or local path is in the files |
 | loading | the folder loads as its card says |
 | weights | no weight is missing, unexpected, NaN or infinite |

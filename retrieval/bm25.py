@@ -4,7 +4,7 @@ The defaults are k1 = 1.5, b = 0.75 and the English Snowball stemmer, which scor
 Anserini and Pyserini (`ANSERINI`: k1 = 0.9, b = 0.4, the original Porter stemmer). Words are letters, digits, underscores and combining
 marks (see `revela_hub.data.text.words`): `snake_case` is one word, as in Lucene, unless `split_identifiers` is set. Text in scripts
 without spaces (Han, kana, Thai) and in Korean, whose particles are written together with the word, is indexed as overlapping pairs of
-characters, and a character that stands alone by itself, as Lucene's CJKAnalyzer does. A query of single characters also finds the
+characters, and a character without neighbours as one word, as Lucene's CJKAnalyzer does. A query of single characters also finds the
 pairs that contain them.
 """
 

@@ -44,7 +44,7 @@ class Ranker(Protocol):
 
 
 def sort_hits(scores_QM: NDArray[np.floating], rows_QM: NDArray[np.integer], k: int) -> Hits:
-    """Return the best `k` of M candidates in any order, of which -1 is none; of equal scores, the lower number is first."""
+    """Return the best `k` of M candidates in any order, where -1 means no candidate; of equal scores, the lower number is first."""
     scores_QM = np.where(rows_QM >= 0, scores_QM, -np.inf)
     order_QK = np.lexsort((rows_QM, -scores_QM))[:, :k]
     return Hits(

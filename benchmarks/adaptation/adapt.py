@@ -49,7 +49,7 @@ SELECTED = (
     "Revela, pre-trained LM, joint",
     "Revela, pre-trained LM, added",
 )  # also measured as `train` exports them
-EXPORTED = "handed out"  # key of the scores with the exported weights in benchmarks/measured
+EXPORTED = "handed out"  # key of the scores with the exported weights in benchmarks/measured; prose: ok
 WITHOUT = ("start", "BM25", "hybrid, 0.3 of BM25", "hybrid, weight by the probe")
 Cell = dict[str, Any]
 

@@ -24,7 +24,7 @@ from revela_hub.data.synthesis.backends import Backend, Endpoint, LocalModel, Re
 from revela_hub.data.synthesis.parsing import first_line_of
 
 PROMPT = (
-    "{text}\n\nWrite another name, place, number or date that could stand in this text instead of {phrase}, and makes it wrong. "
+    "{text}\n\nWrite another name, place, number or date that could replace {phrase} in this text, and makes it wrong. "
     "Answer with it alone, without an explanation."
 )
 # Words as those of the phrases that `text_prompts` marks: they begin with capitals or digits.

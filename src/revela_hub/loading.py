@@ -28,8 +28,8 @@ Model = TypeVar("Model")
 _ONE_AT_A_TIME = threading.RLock()
 PEFT_ADAPTER = "PEFT adapter"
 OTHER_WEIGHTS = ["*.h5", "*.msgpack", "*.ot", "*.onnx*", "*.tflite", "onnx/*", "openvino/*", "coreml/*"]
-# huggingface_hub says that it uses its cache again for each file of a model.
-_UNREACHED = count()
+# huggingface_hub says that it uses its cache again for each file of a model; in offline mode, the user knows it.
+_UNREACHED = count(bool(os.environ.get("HF_HUB_OFFLINE")))
 logging.getLogger("huggingface_hub.hf_api").addFilter(
     lambda record: not record.getMessage().startswith("Could not reach the Hub") or not next(_UNREACHED)
 )
@@ -125,11 +125,8 @@ def hardware(device: "torch.device", processes: int = 1) -> str:
 
     threads = torch.get_num_threads()
     cpu = f"CPU ({threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()})"
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else {"cpu": cpu}.get(device.type, device.type.upper())
-    )
+    kind = device.type
+    name = torch.cuda.get_device_name(device) if kind == "cuda" else cpu if kind == "cpu" else kind.upper()
     return f"{processes} x {name}" if processes > 1 else name
 
 

@@ -28,10 +28,7 @@ def quiet(wanted: bool) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in settings}
     # Recipes and peft use the old name of activation_checkpointing, which all supported versions of transformers know.
     warnings.filterwarnings("ignore", r".*gradient_checkpointing", FutureWarning)
-    if wanted:
-        os.environ |= settings
-    elif not sys.stderr.isatty():
-        os.environ |= bars
+    os.environ |= settings if wanted else {} if sys.stderr.isatty() else bars
     try:
         yield
     finally:
@@ -72,8 +69,12 @@ def progress_bar(rows: Iterable[Any] | None = None, *, show: bool, **options: An
 
 
 class _Lines(io.TextIOBase):
+    counts = ""
+
     def write(self, text: str) -> int:
-        if line := text.strip():  # tqdm returns to the start of its line before each state, and ends it when it is done
+        # tqdm returns to the start of its line before each state, and when it is done, it repeats the last one and ends it.
+        if (line := text.strip()) and (counts := line.partition(" [")[0]) != self.counts:
+            self.counts = counts
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
         return len(text)

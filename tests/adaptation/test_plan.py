@@ -18,14 +18,15 @@ def test_a_resumed_run_continues_with_the_time_of_its_checkpoint() -> None:
     arguments: Any = None
     limit, state = TimeLimit(1000.0), TrainerState()
     limit.on_train_begin(arguments, state, TrainerControl())
-    limit.spent = 400.0
+    limit.mark -= 400.0
     limit.on_step_end(arguments, state, control := TrainerControl())
     assert control.should_evaluate and control.should_save and not control.should_training_stop
     state.stateful_callbacks["TimeLimit"] = limit.state()  # as the Trainer does for a checkpoint
     resumed = TimeLimit(1000.0)
     resumed.on_train_begin(arguments, state, TrainerControl())
-    assert 400 <= resumed.spent < 410 and resumed.done == 1
-    resumed.spent = 1000.0
+    resumed.on_step_end(arguments, state, control := TrainerControl())
+    assert 400 <= resumed.spent < 410 and not control.should_evaluate  # this third was evaluated before
+    resumed.mark -= 600.0
     resumed.on_step_end(arguments, state, control)
     assert control.should_training_stop
 

@@ -52,7 +52,7 @@ def documents_of(half: RetrievalTask, documents: Mapping[str, str]) -> set[str]:
 
 def test_the_queries_of_a_document_are_in_one_half() -> None:
     documents = {f"p{n}": f"d{n // 3}" for n in range(QUERIES)}
-    dev, test = split_by_document(Probe(WHOLE, {}, documents_of=documents))
+    dev, test = split_by_document(Probe(WHOLE, {}, documents_of=documents), print)
     assert dev.queries.keys() | test.queries.keys() == WHOLE.queries.keys()
     assert not dev.queries.keys() & test.queries.keys()
     assert abs(len(dev.queries) - len(test.queries)) <= 3
@@ -138,7 +138,7 @@ def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard
         return {name: {f"p{name[1:]}" if hit else "none": 1.0} for name, hit in right.items()}
 
     base = System("base retriever", "base", ranked(dict.fromkeys(names, False)), {}, 0.0)
-    split = replace(base, name="base, identifiers split", dense=ranked(found))
+    split = replace(base, name="base + BM25 + split identifiers", dense=ranked(found))
     two_more_one_less = ranked(found | {names[0]: False, names[-1]: True, names[-2]: True})
     pairs = replace(split, name="natural pairs", folder="pairs", dense=two_more_one_less)
     assert compare(base, pairs, whole).verdict == "better" and pairs.mean(whole) > split.mean(whole)
@@ -156,14 +156,14 @@ def test_a_trained_retriever_must_beat_the_best_untrained_system_by_one_standard
 def test_everything_is_compared_with_the_base_retriever_alone() -> None:
     """The parts add up to the verdict's difference: BM25, then split identifiers, then training."""
     alone = system("base retriever", 0.4, bm25_weight=0.0)
-    hybrid = replace(alone, name="base, BM25", bm25_weight=0.2)
-    parts = system("base, identifiers split", 0.7, bm25_settings=SPLIT)
+    hybrid = replace(alone, name="base + BM25", bm25_weight=0.2)
+    parts = system("base + BM25 + split identifiers", 0.7, bm25_settings=SPLIT)
     trained = system("natural pairs", 0.9, bm25_settings=SPLIT, seconds=60.0)
     verdict = Verdict([alone, hybrid, parts, trained], trained, WHOLE, WHOLE)
     found = verdict.parts()
-    assert list(found) == ["base, BM25", "base, identifiers split", "natural pairs", "together"]
-    assert found["base, identifiers split"] == compare(hybrid, parts, WHOLE)
-    assert found["natural pairs"] == compare(parts, trained, WHOLE)
+    assert list(found) == ["BM25", "split identifiers", "training", "together"]
+    assert found["split identifiers"] == compare(hybrid, parts, WHOLE)
+    assert found["training"] == compare(parts, trained, WHOLE)
     *each, together = (d.difference for d in found.values())
     assert together == pytest.approx(sum(each)) == pytest.approx(trained.mean(WHOLE) - alone.mean(WHOLE))
     assert found["together"] == verdict.difference  # was: that of the whole, and the verdict without BM25
@@ -171,18 +171,18 @@ def test_everything_is_compared_with_the_base_retriever_alone() -> None:
         assert f"{together:+.3f}" in text
     for systems, not_kept in (([alone, hybrid, parts], False), ([alone, hybrid, trained], True)):
         kept = Verdict(systems, hybrid, WHOLE, WHOLE)
-        assert list(kept.parts()) == ["base, BM25", "together"]
+        assert list(kept.parts()) == ["BM25", "together"]
         assert ("not kept" in kept.summary(99)) == not_kept  # or nothing was trained
 
 
 def test_too_few_queries_are_reported_with_how_many_would_suffice() -> None:
-    alone, same = system("base retriever", 0.5, bm25_weight=0.0), system("base, BM25", 0.5, seed=8)
+    alone, same = system("base retriever", 0.5, bm25_weight=0.0), system("base + BM25", 0.5, seed=8)
     said = Verdict([alone, same], same, WHOLE, WHOLE).summary(99).splitlines()[-1]
     d = compare(alone, same, WHOLE)
     expected = QUERIES * ((d.high - d.low) / 2 / 0.02) ** 2
     assert int(said.split("about ")[1].split()[0].replace(",", "")) == pytest.approx(expected, rel=0.01)
     assert "at most 99 test queries" in said
-    better = system("base, BM25", 1.0)
+    better = system("base + BM25", 1.0)
     assert "too few" not in Verdict([alone, better], better, WHOLE, WHOLE).summary(99)
 
 
@@ -205,7 +205,7 @@ def test_the_verdict_is_on_the_exported_system() -> None:
             ("worse", 0.1, 5),
         )
     )
-    hybrid = replace(alone, name="base, BM25")
+    hybrid = replace(alone, name="base + BM25")
     tokens, worse_tokens = (replace(each, tokens={"q0": {}}) for each in (tokens, worse))
     dev, test = (WHOLE.subset([q for q in WHOLE.queries if int(q[1:]) % 2 == half]) for half in (0, 1))
 
@@ -228,9 +228,9 @@ def test_the_verdict_is_on_the_exported_system() -> None:
 def test_parts_that_harm_are_left_out_even_if_the_whole_is_better() -> None:
     """Split identifiers may gain more than late interaction loses; and BM25 may lose."""
     alone = system("base retriever", 0.1, 1, 0.0)
-    hybrid = replace(alone, name="base, BM25")
-    split = system("base, identifiers split", 0.9, 2, 0.0, bm25_settings=SPLIT)
-    tokens = system("base, late interaction", 0.5, 4, 0.0, bm25_settings=SPLIT, tokens={"q0": {}})
+    hybrid = replace(alone, name="base + BM25")
+    split = system("base + BM25 + split identifiers", 0.9, 2, 0.0, bm25_settings=SPLIT)
+    tokens = system("base + BM25 + late interaction", 0.5, 4, 0.0, bm25_settings=SPLIT, tokens={"q0": {}})
     assert compare(alone, tokens, WHOLE).verdict == "better"
     found = decide([alone, hybrid, split, tokens], tokens, WHOLE, WHOLE)
     assert found.chosen is split and found.word == "BETTER"

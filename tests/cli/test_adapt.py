@@ -97,8 +97,8 @@ def test_a_verdict_a_retriever_and_a_weight(
     last = printed.strip().splitlines()[-1]
     assert "natural pairs: 80 docstring" in printed
     report = json.loads((output / "adapt.json").read_text())
-    names = ["base retriever", "base, BM25", "base, identifiers split", "base, late interaction", "natural pairs"]
-    assert systems(output)[:5] == names and report["verdict"] in last
+    names = ["base retriever", "BM25", "split identifiers", "late interaction", "trained with natural pairs"]
+    assert [name.rpartition(" + ")[2] for name in systems(output)[:5]] == names and report["verdict"] in last
     weights = json.loads((output / "retriever" / "hybrid.json").read_text())
     for name in ("bm25_weight", "token_weight"):
         assert weights[name] == report[name] and weights[name] in {system[name] for system in report["systems"]}
@@ -111,7 +111,7 @@ def test_a_verdict_a_retriever_and_a_weight(
     written = [file for file in (output / "work").rglob("*") if file.is_file() and file.name != ".lock"]
     times = {file: file.stat().st_mtime_ns for file in written}
     again = run("--exclude", "~$*")
-    assert again.strip().splitlines()[-1] == last and "training for" not in again
+    assert again.strip().splitlines()[-1] == last and not re.search("training with .* for", again)
     assert {file: file.stat().st_mtime_ns for file in times} == times
     assert "seed" in run("--exclude", "~$*", "--seed", "1", status=2)
     # search uses the folder as it is, and the fitted weight.
@@ -154,23 +154,23 @@ def test_ctrl_c_ends_with_the_best_so_far_and_the_same_command_goes_on(
             adapt, "compare", lambda base, other, task: compare(base, stop() if other.trained else other, task)
         )
         printed = run()
-    assert "stopped: the verdict is on what has finished" in printed and "distillation: training" not in printed
+    assert "stopped: the verdict is on what has finished" in printed and "training with distillation" not in printed
     with monkeypatch.context() as patch:
         patch.setitem(candidates.CANDIDATES, "distillation", stop)
         printed = run()
-    assert "natural pairs: training" not in printed and "distillation: training" in printed
-    assert "natural pairs" in systems(output) and "distillation" not in systems(output)
+    assert "training with natural pairs for" not in printed and "training with distillation" in printed
+    assert "trained with natural pairs" in systems(output) and "trained with distillation" not in systems(output)
     last = run().splitlines()[-1]
-    assert {"natural pairs", "distillation"} <= {*systems(output)}
+    assert {"trained with natural pairs", "trained with distillation"} <= {*systems(output)}
     # The folder is complete in another working directory.
     monkeypatch.chdir(code)
     shutil.rmtree(output / "work" / "rankings")  # the retrievers are read again
     printed = run()
-    assert "training for" not in printed and printed.splitlines()[-1] == last
+    assert not re.search("training with .* for", printed) and printed.splitlines()[-1] == last
     tested = read_probe_task(output / "work" / "probe")  # whole, for the demo and for recomputing
     assert len(tested.qrels) > len(read_probe_task(output / "work" / "dev-probe").qrels)
     printed = run("--budget", "4s")
-    assert "natural pairs: training" in printed and "distillation: training" in printed
+    assert "training with natural pairs for" in printed and "training with distillation" in printed
     assert read_probe_task(output / "work" / "probe") == tested
 
 
@@ -203,7 +203,7 @@ def test_no_training_asks_the_labelled_queries_of_the_verdict(
 
     monkeypatch.setattr(candidates, "CANDIDATES", {"natural_pairs": natural_pairs})
     printed = run("--labels", str(tmp_path / "pairs.jsonl"))
-    assert "natural pairs: skipped, because not trained in this test" in printed
+    assert "training with natural pairs: skipped, because not trained in this test" in printed
     asked = {*trained["asked"]}
     assert len(asked & {row["anchor"] for row in rows[:80]}) > 10 and len(trained["natural"]) > 10
     assert not asked & {anchor.lower() for anchor in trained["natural"]} and not asked & {*trained["labelled"]}
@@ -236,17 +236,13 @@ def test_split_identifiers_are_delivered_if_they_help(
     monkeypatch.setattr(plan, "MIN_PASSAGES", len(functions))
     monkeypatch.setattr(adapt, "has_tokens", lambda _: False)
     printed = run(text=folder)
-    assert re.search(r"(?m)^base, identifiers split .* <- exported$", printed) and "VERDICT: BETTER" in printed
+    assert re.search(r"(?m)^base .* split identifiers .* <- exported$", printed) and "VERDICT: BETTER" in printed
     assert json.loads((output / "retriever" / "hybrid.json").read_text())["bm25"]["split_identifiers"] is True
     assert json.loads((output / "adapt.json").read_text())["trained"] is False
     card = (output / "retriever" / "README.md").read_text()
     assert "with the weights of the base model, unchanged" in card
     # The score of the model alone is without BM25.
-    names = (
-        r"\*\*retriever\*\*",
-        r"this model, with BM25 \(weight [\d.]+ and split identifiers\)",
-        "base retriever",
-    )
+    names = (r"\*\*retriever\*\*", r"this model \+ BM25 \(weight [\d.]+, split identifiers\)", "base retriever")
     own, hybrid, base = (re.findall(rf"\| {name} \| ([\d.]+) \|", card)[0] for name in names)
     assert own == base < hybrid
     search = ["search", str(output), "moon_river", "--corpus", str(folder), "--top_k", "1", "--json"]
@@ -255,7 +251,7 @@ def test_split_identifiers_are_delivered_if_they_help(
 
 
 def test_the_plan_without_training(code: Path, output: Path, run: Run, tmp_path: Path) -> None:
-    assert "plan, in minutes: natural pairs" in run("--dry_run")
+    assert "plan, in minutes: training with natural pairs" in run("--dry_run")
     assert "a full run needs" in run("--dry_run", "--budget", "0.001s")
     rows = [{"anchor": f"question {n}", "positive": f"passage {n % 4}"} for n in range(240)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -12,7 +12,7 @@ import pytest
 import revela_hub
 from revela_hub.cli import main as cli
 from revela_hub.errors import UserError
-from revela_hub.output import is_quiet
+from revela_hub.output import is_quiet, progress_bar
 from revela_hub.ranges import PositiveFloat
 
 
@@ -229,6 +229,12 @@ def test_quiet_from_the_command_line_and_from_the_file(
     assert cli.main(["probe", "minilm", "why?", "--quiet", "false"]) == 0
     assert cli.main(["probe", "minilm", "why?", "--config", "quiet.yaml", "--quiet=false"]) == 0
     assert seen == [True, False, False]
+
+
+def test_without_a_terminal_the_end_of_a_bar_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = progress_bar(range(3), show=True)
+    bar.mininterval = bar.delay = 0
+    assert len([*bar]) == 3 and capsys.readouterr().err.count("3/3") == 1
 
 
 # --- how a command ends

@@ -24,7 +24,7 @@ from revela_hub.adaptation.labels import hold_out_labels
 from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.adaptation.plan import Plan, inspect
 from revela_hub.adaptation.systems import System, best_of, best_on, compare, measured_in_training, split_by_document
-from revela_hub.adaptation.verdict import Verdict, decide, interval, with_what
+from revela_hub.adaptation.verdict import Verdict, decide, interval
 from revela_hub.data.mixture.labelled import read_labelled_pairs
 from revela_hub.data.sources.beir import read_queries
 from revela_hub.data.sources.report import ReadReport
@@ -113,13 +113,13 @@ class Adaptation:
         self.inputs = Inputs(self.options, self.plan, self.work / "dev-probe", labels, bm25)
         most = (min(queries, int(plan.MAX_PASSAGES * QUERIES_PER_PASSAGE)) + 1) // 2
         self.most = max(most, len(self.test.queries))
-        halves = f"dev half {len(self.dev.queries)}, test half {len(self.test.queries)} (at most {self.most})"
-        self.log(f"{self.probe}; {halves}")
+        halves = f"dev half {len(self.dev.queries)}, test half {len(self.test.queries)}"
+        self.log(f"{self.probe}; {halves} (at most {self.most} with a larger --budget)")
         self.log(self.plan)
         if (enough := self.plan.measuring / plan.MEASURING) > 1.01 * options.seconds:
             whole = clock(self.plan.measuring + sum(self.plan.training.values()))
-            full = f"a full run needs --budget {math.ceil(enough / 60)}m on this machine"
-            self.log(f"{full}; this one takes about {whole}, with the fewest test queries and shorter trainings")
+            short = f"--budget {options.budget} is too short for this machine: it takes about {whole} instead, with the fewest"
+            self.log(f"{short} test queries and shorter trainings; a full run needs --budget {math.ceil(enough / 60)}m")
         return text.has_code
 
     def _keep_probe(self) -> None:
@@ -170,16 +170,16 @@ class Adaptation:
         If the text has code, BM25 with split identifiers is tried, too, and used below if it is better.
         """
         retriever = self.options.retriever
-        hybrid = self._system("base, BM25", BASE, retriever)
+        hybrid = self._system("base + BM25", BASE, retriever)
         self._add(replace(hybrid, name="base retriever", bm25_weight=0.0))
         self._add(hybrid)
         if code:
             self.inputs.bm25 = replace(self.inputs.bm25, split_identifiers=True)
-            self._add(self._system("base, identifiers split", BASE, retriever))
+            self._add(self._system("base + BM25 + split identifiers", BASE, retriever))
         best = self.baseline = best_on(self.dev, self.systems[1:])
         self.inputs.bm25, self.inputs.bm25_weight = best.bm25_settings, best.bm25_weight
         if has_tokens(self._model(retriever)):
-            tokens = self._with_tokens(replace(best, name="base, late interaction"), OWN_WEIGHT, BASE)
+            tokens = self._with_tokens(replace(best, name="base + BM25 + late interaction"), OWN_WEIGHT, BASE)
             self._add(tokens)
             self.baseline = tokens if tokens.token_weight else best
 
@@ -189,6 +189,8 @@ class Adaptation:
             if name in self.state or not self.stopped:
                 try:
                     self._try(name, name.replace("_", " "), seconds)
+                except UserError as error:  # such as a retriever that a method does not support
+                    self.log(f"training with {name.replace('_', ' ')}: skipped, because {error}")
                 except KeyboardInterrupt as error:
                     if status_of(error) != 128 + signal.SIGINT:
                         # Without the message of the training, which names an option that adapt does not have.
@@ -198,24 +200,22 @@ class Adaptation:
 
     def _try(self, name: str, title: str, seconds: float) -> None:
         folder = self.work / name
-        try:
-            if name not in self.state:
-                self.log(f"{title}: training for {seconds / 60:.1f} min")
-                started = time.monotonic()
-                with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
-                    candidates.CANDIDATES[name](self.inputs, folder, seconds)
-                self._remember(name, time.monotonic() - started)
-                for part in (*folder.glob("checkpoint-*"), folder / MEASUREMENTS_FOLDER):
-                    shutil.rmtree(part, ignore_errors=True)
-            self._add(replace(self._system(title, name, str(folder / RETRIEVER)), seconds=self.state[name]))
-        except UserError as error:  # such as a retriever that a method does not support
-            self.log(f"{title}: skipped, because {error}")
+        if name not in self.state:
+            self.log(f"training with {title} for {seconds / 60:.1f} min")
+            started = time.monotonic()
+            with contextlib.redirect_stdout(io.StringIO()):  # the run's own report
+                candidates.CANDIDATES[name](self.inputs, folder, seconds)
+            self._remember(name, time.monotonic() - started)
+            for part in (*folder.glob("checkpoint-*"), folder / MEASUREMENTS_FOLDER):
+                shutil.rmtree(part, ignore_errors=True)
+        system = self._system(f"trained with {title}", name, str(folder / RETRIEVER))
+        self._add(replace(system, seconds=self.state[name]))
 
     def _add(self, system: System) -> None:
         """Add a system to the others, and print its scores on the dev half."""
         gain = f", {interval(compare(self.systems[0], system, self.dev))}" if self.systems else ""
         self.systems.append(system)  # only now: Ctrl-C may end the measuring
-        self.log(f"{system.name} ({with_what(system)}): nDCG@10 {system.mean(self.dev):.3f}{gain} on the dev half")
+        self.log(f"{system.name}: nDCG@10 {system.mean(self.dev):.3f}{gain} on the dev half")
 
     def _system(self, title: str, name: str, folder: str) -> System:
         dense = self._rankings(name, lambda: retrieval_run(self._model(folder), self.task, not is_quiet()))
@@ -261,8 +261,9 @@ class Adaptation:
 
 def _comparable(options: AdaptOptions) -> dict[str, Any]:
     """Return the options that change the result, with digests of the models and files that they name."""
-    ignored = ("output_dir", "cache_dir", "dry_run")
-    settings = {name: value for name, value in vars(options).items() if name not in ignored}
+    settings = {
+        name: value for name, value in vars(options).items() if name not in ("output_dir", "cache_dir", "dry_run")
+    }
     paths = {name: local_path(settings[name] or "") for name in ("retriever", "lm", "labels", "example_queries")}
     content = {name: content_digest(path)[:12] for name, path in paths.items() if settings[name] and path.exists()}
     return settings | {f"content of {name}": digest for name, digest in content.items()}

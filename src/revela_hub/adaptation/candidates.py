@@ -59,21 +59,14 @@ class Inputs:
             "probe": str(self.probe),
             "max_steps": UNLIMITED_STEPS,  # the time limit ends the run
             "eval_steps": UNLIMITED_STEPS,
-            "save_strategy": "steps",
             "save_steps": UNLIMITED_STEPS,
             "save_total_limit": 1,
             "learning_rate": (options.learning_rate or RATE) * rate,  # `adapt` has set it
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": 5,
-            "report_to": "none",
             "quiet": True,
-            "disable_tqdm": True,
             **others,
         }
-
-
-Train = Callable[[Inputs, Path, float], object]
-"""Trains for some seconds, or resumes, and writes the retriever to the folder."""
 
 
 def natural_pairs(inputs: Inputs, folder: Path, seconds: float) -> None:
@@ -89,8 +82,9 @@ def labelled_pairs(inputs: Inputs, folder: Path, seconds: float) -> None:
 def _train_pairs(inputs: Inputs, folder: Path, seconds: float, **given: Any) -> None:
     from revela_hub.trainers.pair_tuning.command import Arguments, train
 
-    static = is_static(inputs.options.retriever)
-    batches = {"per_device_train_batch_size": 256, "mini_batch_size": 256} if static else {}
+    batches = (
+        {"per_device_train_batch_size": 256, "mini_batch_size": 256} if is_static(inputs.options.retriever) else {}
+    )
     given = {"max_length": inputs.plan.training_length, "per_device_train_batch_size": BATCH_SIZE} | batches | given
     train(Arguments(**inputs.arguments(folder, **given)), callbacks=[TimeLimit(seconds)])
 
@@ -149,13 +143,14 @@ def revela(inputs: Inputs, folder: Path, seconds: float) -> None:
     train(Arguments(**inputs.arguments(folder, rate=0.2, **settings)), callbacks=[TimeLimit(seconds)])
 
 
-CANDIDATES: dict[str, Train] = {
+CANDIDATES: dict[str, Callable[[Inputs, Path, float], object]] = {
     "labelled_pairs": labelled_pairs,
     "natural_pairs": natural_pairs,
     "distillation": distillation,
     "revela": revela,
 }
-"""The candidates, the most promising first. Their settings and learning rates were chosen in benchmarks/adaptation."""
+"""The candidates, the most promising first: each trains for some seconds, or resumes, and writes the retriever to a folder.
+Their settings and learning rates were chosen in benchmarks/adaptation."""
 TIME_WEIGHTS = {"labelled_pairs": 0.3, "natural_pairs": 0.4, "distillation": 0.3, "revela": 0.4}
 """Relative time of each candidate."""
 
@@ -182,7 +177,7 @@ class TimeLimit(TrainerCallback, ExportableState):
     """Stop after some seconds of training, without evaluations, and evaluate and save three times; a resumed run continues to count."""
 
     def __init__(self, seconds: float) -> None:
-        self.limit, self.spent, self.mark, self.done = seconds, 0.0, 0.0, 0
+        self.limit, self.spent, self.mark = seconds, 0.0, 0.0
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
@@ -193,18 +188,21 @@ class TimeLimit(TrainerCallback, ExportableState):
         kept = cast(dict[str, Any], state.stateful_callbacks)
         self.spent = kept.get(type(self).__name__, self.state())["attributes"]["spent"]
         kept[type(self).__name__] = self.state()
-        self.done = int(EVALUATIONS * self.spent / self.limit)
-        self.bar = progress_bar(show=not is_quiet(), total=round(self.limit), desc="Training", unit="s", leave=False)
+        shown: dict[str, Any] = {
+            "desc": "Training",
+            "bar_format": "{l_bar}{bar}| {n_fmt}/{total_fmt} s",
+            "leave": False,
+        }
+        self.bar = progress_bar(show=not is_quiet(), total=round(self.limit), **shown)
         self.mark = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Evaluate and save after each third, and stop after the last."""
         now = time.monotonic()
-        self.spent, self.mark = self.spent + now - self.mark, now
+        before, self.spent, self.mark = self.spent, self.spent + now - self.mark, now
         self.bar.update(min(int(self.spent), round(self.limit)) - self.bar.n)
-        part = int(EVALUATIONS * self.spent / self.limit)
-        if part > self.done:
-            self.done = part
+        done, part = (int(EVALUATIONS * spent / self.limit) for spent in (before, self.spent))
+        if part > done:
             control.should_evaluate = control.should_save = True
             control.should_training_stop = part >= EVALUATIONS
 

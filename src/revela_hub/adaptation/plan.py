@@ -118,7 +118,7 @@ class Plan:
         parts = ", ".join(f"{name.replace('_', ' ')} {each / 60:.1f}" for name, each in self.training.items())
         length = f"; slow machine: training texts are cut at {self.training_length} tokens"
         cut = length if self.training_length != self.max_length else ""
-        return f"plan, in minutes: {parts}; measuring {self.measuring / 60:.1f}{cut}"
+        return f"plan, in minutes: training with {parts}; measuring {self.measuring / 60:.1f}{cut}"
 
 
 def make_plan(model: SentenceTransformer, sample: Iterable[str], budget: float, weights: Mapping[str, float]) -> Plan:

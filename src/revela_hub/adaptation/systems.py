@@ -99,9 +99,7 @@ def _gain(before: System, after: System, dev: RetrievalTask, bm25_weight: float 
     return round(float(gain.mean()), 9), round(float(gain.std(ddof=1)) / len(gain) ** 0.5, 9)
 
 
-def split_by_document(
-    probe: Probe, log: Callable[[str], None] = lambda line: None
-) -> tuple[RetrievalTask, RetrievalTask]:
+def split_by_document(probe: Probe, log: Callable[[str], None]) -> tuple[RetrievalTask, RetrievalTask]:
     """Split a probe's queries into a dev and a test task of about equal size.
 
     Queries that are connected by common documents are in the same half. If most queries are, only those with the same first document

@@ -51,14 +51,14 @@ class Verdict:
         return f"VERDICT: {self.word} {interval(self.difference)} nDCG@10 | retriever {folder} | {weight}"
 
     def sentence(self) -> str:
-        """Return the verdict in words."""
+        """Return the verdict as a sentence."""
         if self.chosen is self.systems[0]:
             return f"Kept the base model: nothing was better with {self.difference.queries} held-out queries."
-        d, retriever = self.difference, self.chosen.name if self.chosen.trained else "base retriever"
+        d, retriever = self.difference, f"retriever {self.chosen.name}" if self.chosen.trained else "base retriever"
         change = f"The {'loss' if d.difference < 0 else 'gain'} of {interval(d)} over the base retriever alone is"
         change += f" {'not ' if self.word == 'NO DIFFERENCE' else ''}significant with {d.queries} held-out queries"
         few = " (too few for a claim)" if d.queries < FEWEST_QUERIES else ""
-        return f"{change}{few}. Exported: {retriever}, {with_what(self.chosen)}."
+        return f"{change}{few}. Exported: {retriever}{with_what(self.chosen)}."
 
     def cost(self) -> str:
         """Return the time of training and the hardware as a sentence, for the model card."""
@@ -67,14 +67,14 @@ class Verdict:
 
     def bm25(self) -> dict[str, float]:
         """Return mean nDCG@10 of BM25 alone on the test half, by its settings."""
-        names = {True: "BM25, identifiers split", False: "BM25"}
+        names = {True: "BM25 + split identifiers", False: "BM25"}
         return {names[each.bm25_settings.split_identifiers]: each.mean(self.test, 1.0) for each in self.systems}
 
     def table(self) -> str:
-        """Format all systems with their scores, weights, and differences from the base retriever alone."""
-        base, bm25 = self.systems[0], self.bm25()
-        width = max(map(len, [*bm25, *(system.name for system in self.systems)]))
-        lines = [f"{'test half':<{width}}  alone  combined  BM25 weight  token weight  difference"]
+        """Format all systems with their scores, weights, and differences from the base retriever alone, and a legend."""
+        base, bm25, title = self.systems[0], self.bm25(), "nDCG@10, test half"
+        width = max(map(len, [title, *bm25, *(system.name for system in self.systems)]))
+        lines = [f"{title:<{width}}  alone  combined  weights   difference"]
         lines += [f"{name:<{width}}  {score:5.3f}" for name, score in bm25.items()]
         for system in self.systems:
             if system.trained and system.dense == base.dense:
@@ -82,10 +82,14 @@ class Verdict:
                 continue
             row = f"{system.name:<{width}}  {system.mean(self.test, 0.0):5.3f}"
             if system is not base:
-                tokens = f"{system.token_weight:.1f}" if system.tokens else "-"
-                row += f"  {system.mean(self.test):8.3f}  {system.bm25_weight:11.1f}  {tokens:>12}"
-                row += f"  {interval(compare(base, system, self.test))}"
+                weights = f"{system.bm25_weight:.1f}{f', {system.token_weight:.1f}' if system.tokens else ''}"
+                row += f"  {system.mean(self.test):8.3f}  {weights:<8}  {interval(compare(base, system, self.test))}"
             lines.append(row + ("  <- exported" if system is self.chosen else ""))
+        lines.append("alone: vectors; combined: also BM25 and late interaction (token vectors), with these weights")
+        lines.append("difference: combined, compared with the base retriever alone (95% interval)")
+        if len(bm25) > 1:
+            no = "" if self.systems[2].mean(self.dev) > self.systems[1].mean(self.dev) else "not "
+            lines.append(f'split identifiers: "header" finds parse_header; {no}better on the dev half: {no}used below')
         if self.test.name != "labels":
             lines.append("A low nDCG@10 is normal: the queries were cut out of the passages. Only differences matter.")
         return "\n".join(lines)
@@ -100,17 +104,20 @@ class Verdict:
             if not each.trained and each.bm25_settings in used
             if not each.tokens or (each.token_weight and chosen.token_weight)
         ]
-        return {b.name: compare(a, b, self.test) for a, b in pairwise([*steps, chosen])} | {"together": self.difference}
+        return {
+            "training" if after.trained else after.name.rpartition(" + ")[2]: compare(before, after, self.test)
+            for before, after in pairwise([*steps, chosen])
+        } | {"together": self.difference}
 
     def summary(self, most: int) -> str:
         """Format `parts`, and how many queries would suffice if these are too few, of `most` that the text yields."""
         parts, before, after = self.parts(), self.systems[0].mean(self.test), self.chosen.mean(self.test)
         width = max(map(len, parts))
-        lines = [f"nDCG@10 on the test half: {before:.3f} (base retriever alone) -> {after:.3f} (exported)"]
-        unproven = "  (not significant by itself: confirm it with real queries)"
+        lines = [f"nDCG@10 on the test half: {before:.3f} (base retriever alone) -> {after:.3f} (exported); gains:"]
+        unproven = "  (not significant on its own: confirm it with real queries)"
         kept = "  (not significantly worse: kept; turn off with search --rerank none)"
         for name, d in parts.items():
-            why = kept if "late interaction" in name else unproven if name == self.chosen.name else ""
+            why = kept if name == "late interaction" else unproven if name == "training" else ""
             lines.append(f"  {name:<{width}}  {interval(d)}{why if d.low <= 0 else ''}")
         if not self.chosen.trained and any(system.trained for system in self.systems):
             lines.insert(-1, f"  {'training':<{width}}  not kept")
@@ -167,7 +174,7 @@ class Verdict:
         task = f"held-out {'labelled queries' if self.test.name == 'labels' else 'queries of the text'} (test half)"
         # The scores of the Hub are those of the model alone.
         means: list[tuple[str | None, float]] = [(None, self.chosen.mean(self.test, 0.0))]
-        means += [(f"this model, {with_what(self.chosen)}", self.chosen.mean(self.test)), *self.bm25().items()]
+        means += [(f"this model{with_what(self.chosen)}", self.chosen.mean(self.test)), *self.bm25().items()]
         means += [(each.name, each.mean(self.test)) for each in self.systems]
         return ModelCardMetadata(
             description=(
@@ -215,9 +222,10 @@ def interval(d: PairedDifference) -> str:
 
 def with_what(system: System) -> str:
     """Describe what a system adds to its retriever."""
-    split = " and split identifiers" if system.bm25_settings.split_identifiers else ""
-    bm25 = f"with BM25 (weight {system.bm25_weight:.1f}{split})" if system.bm25_weight else "alone"
-    return f"{bm25}{f' and late interaction (weight {system.token_weight:.1f})' if system.token_weight else ''}"
+    split = ", split identifiers" if system.bm25_settings.split_identifiers else ""
+    bm25 = f" + BM25 (weight {system.bm25_weight:.1f}{split})" if system.bm25_weight else ""
+    tokens = f" + late interaction (weight {system.token_weight:.1f})" if system.token_weight else ""
+    return bm25 + tokens or " alone"
 
 
 def portable(options: AdaptOptions) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What a training run needs, before a GPU is rented (`train METHOD --plan`)."""
+"""The resources that a training run needs, computed before a GPU is rented (`train METHOD --plan`)."""

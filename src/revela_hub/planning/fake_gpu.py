@@ -196,7 +196,7 @@ class GpuSemantics(TorchFunctionMode):
 
 
 def _from_config(cls: Any, name: str, *_: Any, config: Any = None, dtype: Any = None, **options: Any) -> Any:
-    """Stands for `PreTrainedModel.from_pretrained`."""
+    """Replace `PreTrainedModel.from_pretrained`: the model has no weights."""
     config = cls.config_class.from_pretrained(name) if config is None else config
     config.name_or_path = str(name)
     chosen = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype

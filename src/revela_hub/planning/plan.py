@@ -37,7 +37,7 @@ def _words(count: int, draw: random.Random, end: str = ".") -> str:
 
 
 def _tokens(count: int, draw: random.Random) -> str:
-    """A text of so many tokens, for the tokenizer of `fake_gpu`."""
+    """A text of `count` tokens, for the tokenizer of `fake_gpu`."""
     return _words(-(-count // 6), draw, "")[: count + count // 6]
 
 
@@ -264,7 +264,7 @@ def _lines(file: str) -> int | None:
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
-    """Return the sum; None if a number is unknown, or there are none."""
+    """Return the sum; None if a number is unknown, or without numbers."""
     found = list(numbers)
     return None if None in found or not found else sum(filter(None, found))
 

@@ -21,7 +21,7 @@ from functools import partial
 
 from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.files import claim, scratch_folder
-from revela_hub.output import command_line
+from revela_hub.output import clock, command_line
 
 Arguments = AdaptOptions
 POSITIONALS = ("data",)
@@ -33,7 +33,6 @@ def run(arguments: AdaptOptions) -> None:
     from revela_hub.adaptation.adapt import WORK, Adaptation
     from revela_hub.checkpoints import resolve
     from revela_hub.data.sources.source import check_apart
-    from revela_hub.output import clock
     from revela_hub.trainers.base.run import LOCK, lock_output
 
     output = arguments.output
@@ -54,6 +53,8 @@ def run(arguments: AdaptOptions) -> None:
     found, takes = adaptation.text.searched, clock(adaptation.text.searched * adaptation.plan.encoding)
     more = "" if adaptation.text.complete else "more than "
     print(f"the first search with it encodes {more}{found:,} passages (about {takes}), later ones only new passages")
+    size = sum(file.stat().st_size for file in work.rglob("*") if file.is_file()) / 1e6
+    print(f"{work} ({size:,.0f} MB) can be deleted: only another --budget and demo without --corpus use it")
     print(f"\n{verdict.sentence()}\n{verdict.line(output / 'retriever')}")
 
 
