@@ -40,7 +40,7 @@ def api_key(variable: str | None) -> str | None:
     """
     key = os.environ.get(variable, "").strip() if variable is not None else None
     if key == "":
-        raise UserError("--api_key_env: there is no environment variable of that name, or it is empty")
+        raise UserError("api_key_env: there is no environment variable of that name, or it is empty")
     return key
 
 

@@ -137,7 +137,7 @@ def build_probe(
             f"the text has {counted(len(asked), 'candidate query')}, but a probe needs at least {MIN_QUERIES}: too few of the"
             f" {counted(len(passages), 'distinct passage')} in {counted(len(documents), 'document')} have a docstring, a comment"
             " above a function, a heading, or three sentences and 20 words, which no other text repeats; add more text, or skip"
-            " copies and older versions (--exclude)"
+            " copies and older versions (exclude)"
         )
     task, held_out = _hold_out(passages, asked)
     # Shorter queries: sentences in one shape, or sentences and docstrings in shapes that resemble the examples.

@@ -78,7 +78,7 @@ def verify(
         rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
         checks = [Check(*row) for row in rows if row]
         if late:
-            fault = f"stopped after {limit:.0f} seconds: a larger model needs --timeout SECONDS"
+            fault = f"stopped after {limit:.0f} seconds: a larger model needs a longer timeout"
             checks.append(Check("time", False, fault))
         elif None not in rows:
             last = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]

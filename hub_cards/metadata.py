@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.dataclasses import type_validator
 from safetensors import safe_open
 
@@ -117,7 +118,6 @@ class ModelCardMetadata:
             if "method" in values:
                 values["method"] = methods[values["method"]]
             values["results"] = tuple(map(Result.from_dict, values.get("results", ())))
-            values.pop("figures", None)  # pictures of runs of earlier versions
             for name in ("languages", "datasets", "limitations"):
                 if isinstance(values.get(name), str):
                     values[name] = (values[name],)
@@ -167,7 +167,7 @@ def hub_model_id(name: str | None) -> str | None:
 
 
 def for_card(name: str, value: Any) -> Any:
-    """Return an option's value with files and folders of this machine without their parent folders."""
+    """Return an option's value: a model of the Hub with its commit, files and folders of this machine without their parent folders."""
     if isinstance(value, list):
         return [for_card(name, item) for item in value]
     if isinstance(value, dict):
@@ -175,6 +175,9 @@ def for_card(name: str, value: Any) -> Any:
     if not isinstance(value, str) or not value or value.startswith(HUB_ADDRESS) or "prompt" in name:
         return value
     value = hub_name(value)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", value) and not is_local(value):
+        loaded = try_to_load_from_cache(value, "config.json")
+        return hub_name(str(Path(loaded).parent)) if isinstance(loaded, str) else value
     prefix = next((kind for kind in ("lm:", "hf:") if value.startswith(kind)), "")
     rest = value.removeprefix(prefix)
     return prefix + printable_name(local_path(rest).resolve().name) if is_local(rest) else value
@@ -250,7 +253,6 @@ def describe(folder: str | Path) -> ModelDescription:
                 if "F" in stored.get_dtype():  # not tables of token ids
                     dtype = dtype or stored.get_dtype()
                     parameters += math.prod(stored.get_shape())
-    encoder = _describe_encoder(folder)
     return ModelDescription(
         architecture=next(iter(config.get("architectures") or ()), ""),
         parameters=parameters,
@@ -259,7 +261,7 @@ def describe(folder: str | Path) -> ModelDescription:
         remote_code=bool(code_files(folder)),
         onnx=(folder / "onnx" / "model.onnx").is_file(),
         hybrid=(folder / "hybrid.json").is_file(),
-        **encoder,
+        **_describe_encoder(folder),
     )
 
 

@@ -76,9 +76,9 @@ class Repository:
             self.names = {*remote}
             resumed = bool(files) and all(_is_same(remote.get(name), file) for name, file in (files or {}).items())
             if wanted.private and not info.private:
-                raise UserError(f"{self.url()} is public, which --private cannot change: change it on the Hub")
+                raise UserError(f"{self.url()} is public: make it private on the Hub, or leave out private")
             if self.names - {".gitattributes"} and not (wanted.update or wanted.pull_request or new_branch or resumed):
-                raise UserError(f"{self.url()} holds files already: choose another name, or add --update")
+                raise UserError(f"{self.url()} holds files already: choose another name, or set update")
         if not wanted.pull_request:
             self._check_access()
 
@@ -118,7 +118,7 @@ class Repository:
         remote = {file.rfilename: file for file in self._info(done.oid).siblings}
         if different := [name for name, file in files.items() if not _is_same(remote.get(name), file)]:
             raise UserError(
-                f"{url} at {done.oid[:10]}: {different[0]} differs from the local file: publish it again with --update"
+                f"{url} at {done.oid[:10]}: {different[0]} differs from the local file: publish it again with update"
             )
         return done.oid, url
 

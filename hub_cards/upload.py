@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from huggingface_hub import metadata_load, snapshot_download
 
-from revela_hub.errors import UserError
+from revela_hub.errors import UserError, loading
 from revela_hub.files import local_path
 from revela_hub.hub_cards.assemble import REFERENCE, Assemble, Assembled, Assembly
 from revela_hub.hub_cards.card import CARD_METADATA, METADATA_FOLDER, write_card
@@ -145,7 +145,8 @@ def check(
     """
     folder = local_path(folder_or_id)
     if not folder.is_dir():
-        folder = Path(snapshot_download(str(folder_or_id), revision=revision, allow_patterns=_CHECKED))
+        with loading(f"cannot check {folder_or_id}", folder_or_id):
+            folder = Path(snapshot_download(str(folder_or_id), revision=revision, allow_patterns=_CHECKED))
     reference = folder / REFERENCE
     with tempfile.TemporaryDirectory(prefix="revela-hub-") as scratch:
         staged = Path(scratch, folder.resolve().name or "model")  # only the files that would be published

@@ -60,7 +60,7 @@ def checks(folder: Path, trust_remote_code: bool, reference: str | None, vectors
     except Exception as error:  # readers would get the same error
         detail = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         if not trust_remote_code and "trust_remote_code" in str(error):
-            detail = "the model requires remote code: read the code, and add --trust_remote_code to run it"
+            detail = "the model requires remote code: read the code, and set trust_remote_code to run it"
         yield Check("loading", False, detail)
         return
     yield Check("loading", True, f"{model.how}, {model.parameters:,} parameters, {model.dtype}")

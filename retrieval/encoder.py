@@ -65,14 +65,14 @@ def load_encoder(
 def refuse_other_kind(name: str, *, sparse: bool = False) -> None:
     """Raise a `UserError` if a model was saved as another class than a dense (or sparse) one: it would get new random layers."""
     if (kind := model_kind(model_in(name))) in RERANKERS:
-        raise UserError(f"{name} is a reranker ({kind}), not a retriever: pass it with --rerank")
+        raise UserError(f"{name} is a reranker ({kind}), not a retriever: pass it as rerank")
     if kind == PEFT_ADAPTER:
         raise UserError(
             f"{name} is a bare PEFT adapter, without the pooling and the prompts of a retriever: revela-hub export {name}"
             f" --output_dir FOLDER makes one with those of Revela"
         )
     if kind == "SparseEncoder" and not sparse:
-        raise UserError(f"{name} is a SparseEncoder, where a dense retriever is needed: use --mode sparse")
+        raise UserError(f"{name} is a SparseEncoder, where a dense retriever is needed: use mode sparse")
 
 
 def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
@@ -91,9 +91,7 @@ def load_sparse_encoder(name: str, **options: Any) -> "SparseEncoder":
             )
         if any(isinstance(module, (SpladePooling, SparseAutoEncoder)) for module in model.modules()):
             return model
-    raise UserError(
-        f"{name} is not a sparse model: use --mode dense or hybrid, or pass a SparseEncoder with --sparse_model"
-    )
+    raise UserError(f"{name} is not a sparse model: use mode dense or hybrid, or pass a SparseEncoder as sparse_model")
 
 
 def model_identity(name: str, max_seq_length: int | None = None) -> str:
@@ -258,7 +256,7 @@ def limit_length(model: Any, max_length: int, name: str) -> None:
     for module in filter(_truncates, input_modules(model)):
         special = getattr(getattr(module, "tokenizer", None), "num_special_tokens_to_add", int)()
         if max_length <= special:  # every text would have the same vector
-            raise UserError(f"--max_length {max_length} leaves no room for text: {name} adds {special} special tokens")
+            raise UserError(f"max_length {max_length} leaves no room for text: {name} adds {special} special tokens")
         if max_length > (positions := _positions(module) or max_length):
             raise UserError(f"{name} has {positions} positions, fewer than max_length {max_length}: lower it")
         module.max_seq_length = max_length

@@ -41,7 +41,7 @@ class OpenAIEncoder:
         types = module_types(place)
         pooling = next((path for path, kind in types.items() if kind.endswith(".Pooling")), None)
         if not pooling or any(kind.endswith(("Router", "Asym")) for kind in types.values()):
-            raise UserError(f"{model}: servers compute dense vectors of one encoder only; leave out --endpoint")
+            raise UserError(f"{model}: servers compute dense vectors of one encoder only; leave out endpoint")
         # Pooling without the prompt's tokens (as in INSTRUCTOR) needs to know where the prompt ends.
         self._pools_prompt = (model_json(place, f"{pooling}/config.json") or {}).get("include_prompt", True)
         settings = model_json(place, "config_sentence_transformers.json") or {}
@@ -70,7 +70,7 @@ class OpenAIEncoder:
     ) -> NDArray[np.float32]:
         prompt = self.prompts.get(kind, "") if prompt is None else prompt
         if prompt and not self._pools_prompt:
-            raise UserError("servers cannot leave the prompt out of pooling (include_prompt: false): no --endpoint")
+            raise UserError("servers cannot leave the prompt out of pooling (include_prompt: false): use no endpoint")
         sent = [self._cut(prompt + text) for text in texts]
         batches = [sent[start : start + batch_size] for start in range(0, len(sent), batch_size)]
         with server_errors(self._url, self._key):

@@ -114,7 +114,7 @@ class PassageStore:
         """Check that the index was built with a model, on its server and with its maximum length; see `PassageStore`."""
         built = self.metadata
         if built.fingerprint not in (fingerprint, documents):
-            length = "" if built.max_length is None else f" with --max_length {built.max_length}"
+            length = "" if built.max_length is None else f" with max_length {built.max_length}"
             server = "" if built.endpoint is None else f" on {built.endpoint}"
             raise UserError(
                 f"{self.folder} was built with {built.model}{length}{server} ({built.fingerprint}), whose vectors are not"
@@ -189,7 +189,7 @@ def build_store(
     with FileLock(folder / "index.lock", timeout=0):
         earlier = IndexMetadata.read(folder) if (folder / METADATA).is_file() else None
         if earlier is not None and earlier.fingerprint != settings.identity:
-            raise UserError(f"{folder} holds the index of {earlier.model}: choose another --output_dir, or delete it")
+            raise UserError(f"{folder} holds the index of {earlier.model}: choose another folder, or delete it")
         passages = write(folder)
         if not len(passages):
             raise UserError("no passage contains any text")

@@ -110,7 +110,7 @@ def _open(name: str, device: str | None, trust_remote_code: bool) -> tuple[str, 
     kind = model_kind(name)
     if kind not in RERANKERS:  # a model without a classifier would get a random one
         raise UserError(
-            f"{name} is not a reranker: --rerank needs a CrossEncoder or a MultiVectorEncoder, such as"
+            f"{name} is not a reranker: rerank needs a CrossEncoder or a MultiVectorEncoder, such as"
             " cross-encoder/ms-marco-MiniLM-L6-v2, or self, which reranks with the retriever's own token vectors"
         )
     of_kind = getattr(sentence_transformers, kind)
@@ -148,7 +148,7 @@ def token_encoder(retriever: "SentenceTransformer", prompts: Mapping[str, str | 
     if not has_tokens(retriever):
         raise UserError(
             "late interaction needs a sentence-transformers model with a transformer, loaded here: this retriever has no vectors"
-            " of tokens in context, or those of queries and passages have different sizes or different Dense layers: leave out --rerank self"
+            " of tokens in context, or those of queries and passages have different sizes or different Dense layers: leave out rerank self"
         )
     normalize = Normalize("token_embeddings")
     if not all(getattr(module, "include_prompt", True) for module in retriever.modules()):

@@ -62,7 +62,7 @@ def test_loading_names_the_model_and_keeps_the_hint() -> None:
     with pytest.raises(UserError) as caught, loading("cannot load the encoder 'a/b'", "a/b"):
         raise OSError("You are trying to access a gated repo.\nMake sure to have access to it")
     assert explain(caught.value)[0] == (
-        "cannot load the encoder 'a/b': You are trying to access a gated repo.;"
+        "cannot load the encoder 'a/b': no such folder; on the Hub: You are trying to access a gated repo.;"
         " accept the terms on the model's Hub page, and log in with `hf auth login`"
     )
     with pytest.raises(UserError, match="no such folder"), loading("cannot load the encoder", "./absent"):

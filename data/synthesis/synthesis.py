@@ -115,7 +115,7 @@ def synthesize(
     earlier = list(_earlier(file))
     others = {row["model"] for row in earlier} - {settings.model}
     if others and not overwrite:
-        raise UserError(f"{file} has examples of {', '.join(others)}: choose another --output_dir, or --overwrite")
+        raise UserError(f"{file} has examples of {', '.join(others)}: choose another output_dir, or set overwrite")
     run = _Synthesis(backend, file, settings, excluded, show_progress_bar, NearDuplicates())
     for row in [] if overwrite else earlier:
         run.remember(row)
@@ -128,7 +128,7 @@ def _earlier(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of earlier runs; a file that is not ours is an error, because it would be changed."""
     for row in file_rows(file) if file.exists() else ():
         if tuple(row.columns) != COLUMNS:
-            raise UserError(f"{row.where}: not written by revela-hub synthesize; choose another --output_dir")
+            raise UserError(f"{row.where}: not written by revela-hub synthesize; choose another output_dir")
         yield dict(row.columns)
 
 
@@ -240,7 +240,7 @@ class _Synthesis:
         if self.useless == MAX_UNUSABLE:
             raise UserError(
                 f"{form}: {self.useless} unusable replies in a row (rejected: {skips(self.report.rejected)}); the last one begins"
-                f" with {' '.join(reply.text.split())[:200]!r}; try a higher --max_new_tokens, or another model"
+                f" with {' '.join(reply.text.split())[:200]!r}; try a higher max_new_tokens, or another model"
             )
 
     def _random(self, *key: object) -> Random:

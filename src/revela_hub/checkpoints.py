@@ -82,7 +82,8 @@ def checkpoint_method(ref: ModelRef) -> Method:
         if last_checkpoint(folder) or (folder / "work" / "state.json").is_file():  # of train or adapt
             how = "repeat its command (adapt as it was, train with --resume_from_checkpoint last)"
             raise UserError(f"the run in {folder} is unfinished: {how}")
-        raise UserError(f"{ref.path} is not a checkpoint: its config.json has none of the model types of the methods")
+        fault = f"{ref.path} {'has no model' if folder.exists() else 'does not exist'}"
+        raise UserError(f"{fault}: give the output folder of train or adapt, or a sentence-transformers folder")
     return ref.method
 
 
@@ -105,7 +106,7 @@ def export_checkpoint(
         of_a_run = (output / RECORD).is_file()  # its result is not replaced by that of one of its checkpoints
         replaceable = own or ((folder / METADATA_FOLDER).is_dir() and not of_a_run)
         if folder.exists() and not replaceable and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder} exists, and is not an earlier export of this kind: choose another --output_dir")
+            raise UserError(f"{folder} exists, and is not an earlier export of this kind: choose another output folder")
     export_parts(method, checkpoint, output, folders, assembly=Assembly(max_length=max_length, dtype=dtype))
     return output
 

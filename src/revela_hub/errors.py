@@ -96,15 +96,16 @@ def did_you_mean(word: str, known: Iterable[str], shown: str = "{}") -> str:
 @contextmanager
 def loading(failure: str, model: str | Path) -> Iterator[None]:
     """Put a sentence such as "cannot load the encoder 'x'" before an error of loading a model from a folder or the Hub."""
-    is_path = str(model).startswith(("/", "./", "../", "~")) or str(model).count("/") > 1
-    if is_path and not os.path.exists(os.path.expanduser(model)):
+    missing = not os.path.exists(os.path.expanduser(model))
+    if missing and re.match(r"/|\.\.?/|~|.*/.*/", str(model)):
         raise UserError(f"{failure}: no such folder")
     try:
         yield
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tokenizers raises Exception, remote code any class
-        raise UserError(f"{failure}: {first_line(error)}") from error
+        place = "no such folder; on the Hub: " if missing and isinstance(error, OSError | ValueError) else ""
+        raise UserError(f"{failure}: {place}{first_line(error)}") from error
 
 
 def require(*modules: str) -> None:

@@ -104,7 +104,7 @@ def test_prints_nothing_but_json(task: Path, retriever_folder: Path, capsys: pyt
         (["bm25", "--corpus", "{task}", "--split", "dev"], "no split 'dev'"),
         (["bm25", "--corpus", "{task}", "--batch_size", "0"], "batch_size must be at least 1"),
         (["./nowhere", "--corpus", "{task}"], "./nowhere"),
-        (["bm25", "--corpus", "{task}", "--fusion", "sum"], "--fusion requires --mode hybrid"),
+        (["bm25", "--corpus", "{task}", "--fusion", "sum"], "fusion requires mode hybrid"),
         pytest.param(["bm25", "--tasks", "NoSuchTask"], "'NoSuchTask'", marks=pytest.mark.slow),  # imports mteb
     ],
 )

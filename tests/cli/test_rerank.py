@@ -231,7 +231,7 @@ def test_models_of_the_wrong_kind_are_rejected(
         return capsys.readouterr().err
 
     for model in (retriever_folder, tiny_sparse_folder, bert_folder):
-        assert "--rerank needs a CrossEncoder or a MultiVectorEncoder" in error("bm25", "--rerank", model)
+        assert "rerank needs a CrossEncoder or a MultiVectorEncoder" in error("bm25", "--rerank", model)
     assert "is a reranker (CrossEncoder)" in error(cross_encoder)
     # sentence-transformers would load it as a dense model with new random layers.
     assert "is a SparseEncoder" in error(tiny_sparse_folder, "--mode", "dense")

@@ -107,7 +107,7 @@ def test_a_model_is_searched_with_through_its_cache(
         (["bm25", "--corpus", "docs", "width?"], "width?"),  # not a query: those come from stdin
         (["bm25", "query"], "corpus"),
         (["bm25", " ", "--corpus", "docs"], "the query is empty"),
-        (["bm25", "query", "--corpus", "docs", "--weights", "1", "2"], "--weights requires --mode hybrid"),
+        (["bm25", "query", "--corpus", "docs", "--weights", "1", "2"], "weights requires mode hybrid"),
         (["bm25", "query", "--corpus", "docs", "--top_k", "0"], "top_k must be at least 1, not 0"),
         (["./nowhere", "query", "--corpus", "docs"], "./nowhere is not a folder"),
     ],

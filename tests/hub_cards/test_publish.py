@@ -146,7 +146,7 @@ def test_branch_pull_request_and_update(hub: LoopbackHub, retriever_folder: Path
     publish(retriever_folder, Destination("org/x", private=True))
     repository = hub.repositories["org/x"]
     assert repository.private
-    with pytest.raises(UserError, match="--update"):
+    with pytest.raises(UserError, match="update"):
         publish(retriever_folder, Destination("org/x"), Assembly(metadata=METADATA))
     head = dict(repository.files("main"))
     own = {"LICENSE": b"mine", "docs/NOTES.md": b"mine", "handler.py": b"mine", "results_2024/mteb.json": b"mine"}
@@ -171,7 +171,7 @@ def test_files_of_others_are_replaced_on_demand_only(
     repository = hub.repositories["org/x"] = Repository()
     before = {name: b"my own words", "notes.txt": b"notes"}
     repository.commit("main", before, "initial commit")
-    with pytest.raises(UserError, match="--update"):
+    with pytest.raises(UserError, match="update"):
         publish(folder, Destination("org/x"))
     assert repository.files("main") == before
     publish(folder, Destination("org/x", update=True))

@@ -109,7 +109,7 @@ def test_private_text_is_not_uploaded_to_a_public_space(
     assert space.private and "add a secret HF_TOKEN" in capsys.readouterr().out
     count, space.private = len(space.messages), False
     assert cli.main([*command, "--update"]) == 2
-    assert "which --private cannot change" in capsys.readouterr().err
+    assert "is public" in capsys.readouterr().err
     assert len(space.messages) == count
 
 

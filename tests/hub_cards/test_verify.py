@@ -291,7 +291,7 @@ def test_timeout_kills_the_process_and_its_children(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(clean_process, "_CHILD", SLEEPER)
     (check,) = verify(tmp_path, timeout=1.5)
-    assert (check.name, check.ok) == ("time", False) and "--timeout" in check.detail
+    assert (check.name, check.ok) == ("time", False) and "timeout" in check.detail
     grandchild, environment = json.loads((tmp_path / "seen").read_text())
     assert not set(secrets) & set(environment)
     assert {"PATH", "OMP_NUM_THREADS", "HF_HOME", "SSL_CERT_FILE"} <= set(environment)

@@ -123,10 +123,11 @@ def small(auto: Any, family: str) -> PreTrainedConfig | str:
 
 
 def random_model(auto: Any, family: str) -> PreTrainedModel:
-    """A random model in eval mode; the test is skipped if it cannot be made small."""
+    """A random model in eval mode; the test of a family without a sample is skipped if it cannot be made small."""
     config = small(auto, family)
     if isinstance(config, str):
-        pytest.skip(config)
+        assert family not in SAMPLES[auto], config
+        pytest.skip(f"this test cannot build a model of a few layers: {config}")
     lm: PreTrainedModel = auto.from_config(copy.deepcopy(config)).eval()
     return lm
 

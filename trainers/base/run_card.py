@@ -11,6 +11,7 @@ from datasets import IterableDataset
 from sentence_transformers import SentenceTransformer
 from transformers import PreTrainedModel
 
+from revela_hub import __version__
 from revela_hub.data.sources.report import counted
 from revela_hub.hub_cards.metadata import METRIC_NAMES, ModelCardMetadata, Result, for_card, hub_model_id
 from revela_hub.hub_cards.method import Method
@@ -21,10 +22,18 @@ from revela_hub.trainers.base.arguments import METRIC, RunArguments
 from revela_hub.trainers.base.checkpoints import run_settings
 from revela_hub.trainers.base.models import name_of
 
+# Always in the card: without them, a run cannot be repeated with another version.
+_DECISIVE = (
+    *("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "warmup_steps", "max_length"),
+    *("temperature", "similarity_sides"),
+)
+
 
 def run_card(trainer: Any) -> ModelCardMetadata:
     """Return the data of the cards of a `MethodTrainer`, whose `given` are the arguments of its constructor."""
     given, rows = trainer.given | (trainer.given.get("model_init_kwargs") or {}), trainer.given.get("train_dataset")
+    configuration = getattr(trainer.model, "config", None)
+    given = {name: getattr(configuration, name) for name in _DECISIVE if hasattr(configuration, name)} | given
     models = (Path, PreTrainedModel, SentenceTransformer)
     given = {name: name_of(each) if isinstance(each, models) else each for name, each in given.items()}
     given = {name: value for name, value in given.items() if isinstance(value, str | int | float) and value != ""}
@@ -38,19 +47,20 @@ def run_card(trainer: Any) -> ModelCardMetadata:
 
 
 def settings_of(method: Method, arguments: RunArguments, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields `base_model` and `config` of a card: the models, and the options that differ from their defaults.
+    """Return the fields `base_model` and `config` of a card: the models, the decisive options, and those that differ from their defaults.
 
     The arguments of a command name the models. Otherwise, `given` are the model and further settings.
     """
     models = {name: value for name in method.models if (value := getattr(arguments, name, None)) is not None}
     settings, chosen = run_settings(arguments), dict(models or given)
     for name, default in defaults_of(arguments).items():
-        if name not in chosen and name != "data" and settings.get(name, default) != default:
+        if name not in chosen and name != "data" and (name in _DECISIVE or settings.get(name, default) != default):
             chosen[name] = settings[name]
     config = {name: for_card(name, value) for name, value in chosen.items()}
+    head = f"# Other options have the defaults of revela-hub {__version__}.\n"
     return {
         "base_model": hub_model_id(next(iter(models.values()), given.get("model"))),
-        "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        "config": head + yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
     }
 
 
@@ -67,11 +77,9 @@ def _results(trainer: Any) -> list[Result]:
 
 
 def describe_cost(trainer: Any) -> str:
-    """Return steps, duration, hardware and length of the texts as a sentence; the duration of a resumed run is unknown."""
+    """Return steps, duration and hardware as a sentence; the duration of a resumed run is unknown."""
     args, state = trainer.args, trainer.state
     took = next((log["train_runtime"] for log in reversed(state.log_history) if "train_runtime" in log), None)
     duration = "" if took is None or trainer.resumed else f" in {clock(took)}"
     machine = hardware(args.device, args.world_size * max(args.n_gpu, 1))
-    length = getattr(args, "max_length", None) or trainer.given.get("max_length")
-    texts = f", on texts of up to {length} tokens" if length else ""
-    return f"Trained for {counted(state.global_step, 'step')}{duration} on {machine}{texts}."
+    return f"Trained for {counted(state.global_step, 'step')}{duration} on {machine}."

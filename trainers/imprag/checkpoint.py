@@ -162,7 +162,7 @@ class ImpRAGEncoder:
     def warnings(self) -> list[str]:
         """Return warnings about the texts encoded so far."""
         limit = self.model.config.l_max
-        note = f"{self.cut:,} passages are longer than the model's {limit} tokens and are cut: lower --max_words"
+        note = f"{self.cut:,} passages are longer than the model's {limit} tokens and are cut: lower max_words"
         return [note] if self.cut else []
 
 

@@ -25,7 +25,8 @@ from revela_hub.trainers.revela.collator import SPAN
 class RevelaTrainingArguments(AdapterArguments, RunArguments):
     """`TrainingArguments` with the paper's learning rate, warm-up, step size and LoRA rank; a row of the data set is a group.
 
-    `per_device_train_batch_size` counts groups: by default, a step has 8 micro-batches of 1 group of 16 chunks.
+    `per_device_train_batch_size` counts groups: by default, a step has 8 micro-batches of 1 group of 16 chunks. The settings of the
+    model are in `RevelaTrainer(..., model_init_kwargs={"temperature": 1e-4, "similarity_sides": "query_passage"})`.
     """
 
     learning_rate: float = option(1e-4, "Peak learning rate of the language model.")

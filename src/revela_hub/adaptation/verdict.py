@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from sentence_transformers.util import get_device_name
 
 from revela_hub.adaptation import REPORT
@@ -186,8 +187,8 @@ class Verdict:
             base_model=hub_model_id(options.retriever),
             training_data=f"Queries and passages made from raw text{', and labelled pairs' if options.labels else ''}.",
             training_run=self.cost(),
-            command="revela-hub adapt",
-            config=json.dumps(portable(options), indent=2),
+            command="revela-hub adapt PATH --config config.yaml",
+            config=yaml.safe_dump(portable(options), sort_keys=False, allow_unicode=True),
             results=[Result(task, {"ndcg_at_10": mean}, model=name) for name, mean in means],
             verdict=f"{self.sentence()} These queries also select the exported system. In brackets: 95% interval.",
         )

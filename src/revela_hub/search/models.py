@@ -58,7 +58,7 @@ def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: b
     from revela_hub.retrieval.rerank import OWN_DEPTH, OWN_WEIGHT
 
     if model == "bm25" and mode not in (None, "bm25"):
-        raise UserError(f"--mode {mode} requires a model, not bm25: give its folder or Hub id")
+        raise UserError(f"mode {mode} requires a model, not bm25: give its folder or Hub id")
     mode = "bm25" if model == "bm25" else mode or "dense"
     parts = options.parts if mode == "hybrid" else [mode]
     fitted = fitted_settings(model) if mode in ("hybrid", "bm25") else {}
@@ -71,13 +71,13 @@ def load_models(options: RankOptions, model: str, mode: str | None, *, rerank: b
         token_weight = fitted.get("token_weight", 0.0)
     own = options.rerank == SELF or (options.rerank is None and token_weight > 0)
     if own and options.rerank is None and options.endpoint:
-        note("late interaction, which adapt has fitted, needs the model here: not used with --endpoint")
+        note("late interaction, which adapt has fitted, needs the model here: not used with endpoint")
         own = False
     dense = sparse = None
     if "dense" in parts:
         dense = load_dense(model, options, prompt=options.query_prompt or options.document_prompt, server=options)
     elif options.endpoint and model != "bm25":
-        raise UserError(f"--endpoint requires --mode dense, or hybrid with the part dense, not {mode}")
+        raise UserError(f"endpoint requires mode dense, or hybrid with the part dense, not {mode}")
     sparse_model = options.sparse_model or model
     if "sparse" in parts:
         loading = {"device": options.device, "trust_remote_code": options.trust_remote_code}
@@ -128,7 +128,7 @@ def load_dense(
         if prompt or length or (server and server.endpoint):
             raise UserError(
                 f"{model} was trained with {method.title}, which has no prompts, a fixed length and no server: leave out"
-                " --query_prompt, --document_prompt, --max_length and --endpoint"
+                " query_prompt, document_prompt, max_length and endpoint"
             )
         return resolve_name(method.encoder)(model, options.device)
     if server is not None and server.endpoint is not None:

@@ -95,5 +95,5 @@ class RankOptions(EndpointOptions, ModelOptions):
         for name, mode in _MODE_OF.items():
             if mode not in used and getattr(self, name) != defaults_of(RankOptions)[name]:
                 raise UserError(
-                    f"--{name} requires --mode {mode}{'' if mode == 'hybrid' else ', or hybrid with this part'}"
+                    f"{name} requires mode {mode}{'' if mode == 'hybrid' else ', or hybrid with this part'}"
                 )

@@ -73,7 +73,7 @@ class Searcher:
         sources: list[Any] = [str(source) if isinstance(source, Path) else source for source in given]
         search = SearchOptions(model=os.fspath(model), corpus=sources, **options)
         if bool(search.corpus) == bool(search.index):
-            raise UserError("give either --corpus PATH ... or --index FOLDER (see revela-hub search --help)")
+            raise UserError("give the text to search: either corpus or index")
         with contextlib.ExitStack() as stack:
             temporary = stack.enter_context(scratch_folder("search"))
             self._ranker, self.passages = _open(search, temporary)

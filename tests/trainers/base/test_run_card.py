@@ -38,11 +38,12 @@ def test_a_card_names_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     given = arguments(tmp_path, eval_corpus=str(tmp_path / "a" / "beir"), deepspeed=None, language="de")
     config = settings_of(CONTRIEVER, given, {})["config"]
     assert str(tmp_path) not in config
-    assert yaml.safe_load(config) | {"eval_corpus": "beir", "language": "de"} == yaml.safe_load(config)
+    shown = {"eval_corpus": "beir", "language": "de", "temperature": given.temperature, "learning_rate": 2e-5}
+    assert yaml.safe_load(config) | shown == yaml.safe_load(config)
     assert not {"accelerator_config", "output_dir", "remove_unused_columns"} & yaml.safe_load(config).keys()
 
 
-def test_a_card_names_no_place_that_is_a_pattern_or_gone(tmp_path: Path) -> None:
+def test_a_card_names_no_place_that_is_a_pattern_or_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = f"{tmp_path}/private client"
     given = [f"{folder}/*.txt", "~/client/gone.jsonl", "hf:owner/name", f"hf:{folder}/rows", "hf://datasets/owner/a"]
     assert for_card("corpus", given) == ["*.txt", "gone.jsonl", "hf:owner/name", "hf:rows", "hf://datasets/owner/a"]
@@ -54,3 +55,6 @@ def test_a_card_names_no_place_that_is_a_pattern_or_gone(tmp_path: Path) -> None
         found = settings_of(CONTRIEVER, arguments(tmp_path, retriever=gone), {})
         assert found["base_model"] is None and yaml.safe_load(found["config"])["retriever"] == "gone"
         assert hub_datasets([f"hf:{gone}", "hf:owner/name"]) == ["owner/name"]
+    cached = "/cache/models--owner--name/snapshots/0a1b/config.json"
+    monkeypatch.setattr("revela_hub.hub_cards.metadata.try_to_load_from_cache", lambda *_: cached)
+    assert for_card("lm", "owner/name") == "owner/name@0a1b"

@@ -61,13 +61,8 @@ def run(arguments: Arguments) -> None:
     if arguments.endpoint:
         checks = _compare_with_server(arguments, model)
     else:
-        checks = check(
-            model,
-            revision=arguments.revision,
-            trust_remote_code=arguments.trust_remote_code,
-            timeout=arguments.timeout,
-            methods=METHODS,
-        )
+        names = ("revision", "trust_remote_code", "timeout")
+        checks = check(model, methods=METHODS, **{name: getattr(arguments, name) for name in names})
     failed = [row.name for row in checks if not row.ok]
     if arguments.json:
         print(json.dumps({"model": model, "ok": not failed, "checks": [row._asdict() for row in checks]}, indent=2))

@@ -81,19 +81,11 @@ def run(arguments: Arguments) -> None:
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     metadata = ModelCardMetadata.from_file(arguments.card, METHODS) if arguments.card else None
     assembly = Assembly(**values_of(Assembly, arguments) | {"dtype": dtype, "metadata": metadata})
-    space, upload_space = _space(arguments), None
-    if space and not arguments.dry_run:
+    how: dict[str, Any] = {"dry_run": arguments.dry_run, "keep": arguments.output_dir, "log": print}
+    if (space := _space(arguments)) and not arguments.dry_run:
         upload_space = open_space(space, arguments.repo_id, private=arguments.private, update=arguments.update)
-    options: dict[str, Any] = {"before_upload": lambda: print(f"demo: {upload_space()}")} if upload_space else {}
-    published = publish(
-        arguments.checkpoint,
-        destination,
-        assembly,
-        dry_run=arguments.dry_run,
-        keep=arguments.output_dir,
-        log=print,
-        **options,
-    )
+        how["before_upload"] = lambda: print(f"demo: {upload_space()}")
+    published = publish(arguments.checkpoint, destination, assembly, **how)
     _print_checks_and_files(published)
     if published.url is None:
         _print_plan(published, space, arguments.repo_id, arguments.output_dir)
@@ -141,10 +133,6 @@ def _print_plan(published: "Published", space: dict[str, str], repo_id: str, kee
         print("\nfiles of the Space:")
         print("\n".join(f"{len(text.encode()):>14,}  {name}" for name, text in space.items()))
         print(f"\napp.py:\n\n{space['app.py'].rstrip()}")
-    seen = (
-        f"card: {keep}/model/README.md"
-        if keep
-        else "to see the card, add --output_dir FOLDER: it is FOLDER/model/README.md"
-    )
-    print(f"\n{seen}")
+    card = f"{keep}/model/README.md" if keep else "FOLDER/model/README.md, with --output_dir FOLDER"
+    print(f"\ncard: {card}")
     print(f"dry run: nothing was uploaded to {repo_id}")
