@@ -261,9 +261,8 @@ class Adaptation:
 
 def _comparable(options: AdaptOptions) -> dict[str, Any]:
     """Return the options that change the result, with digests of the models and files that they name."""
-    settings = {
-        name: value for name, value in vars(options).items() if name not in ("output_dir", "cache_dir", "dry_run")
-    }
+    ignored = ("output_dir", "cache_dir", "dry_run")
+    settings = {name: value for name, value in vars(options).items() if name not in ignored}
     paths = {name: local_path(settings[name] or "") for name in ("retriever", "lm", "labels", "example_queries")}
     content = {name: content_digest(path)[:12] for name, path in paths.items() if settings[name] and path.exists()}
     return settings | {f"content of {name}": digest for name, digest in content.items()}

@@ -82,9 +82,8 @@ def labelled_pairs(inputs: Inputs, folder: Path, seconds: float) -> None:
 def _train_pairs(inputs: Inputs, folder: Path, seconds: float, **given: Any) -> None:
     from revela_hub.trainers.pair_tuning.command import Arguments, train
 
-    batches = (
-        {"per_device_train_batch_size": 256, "mini_batch_size": 256} if is_static(inputs.options.retriever) else {}
-    )
+    static = is_static(inputs.options.retriever)
+    batches = {"per_device_train_batch_size": 256, "mini_batch_size": 256} if static else {}
     given = {"max_length": inputs.plan.training_length, "per_device_train_batch_size": BATCH_SIZE} | batches | given
     train(Arguments(**inputs.arguments(folder, **given)), callbacks=[TimeLimit(seconds)])
 
@@ -188,12 +187,8 @@ class TimeLimit(TrainerCallback, ExportableState):
         kept = cast(dict[str, Any], state.stateful_callbacks)
         self.spent = kept.get(type(self).__name__, self.state())["attributes"]["spent"]
         kept[type(self).__name__] = self.state()
-        shown: dict[str, Any] = {
-            "desc": "Training",
-            "bar_format": "{l_bar}{bar}| {n_fmt}/{total_fmt} s",
-            "leave": False,
-        }
-        self.bar = progress_bar(show=not is_quiet(), total=round(self.limit), **shown)
+        shown = "Training: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} s"
+        self.bar = progress_bar(show=not is_quiet(), total=round(self.limit), bar_format=shown, leave=False)
         self.mark = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

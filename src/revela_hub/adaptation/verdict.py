@@ -106,8 +106,8 @@ class Verdict:
             if not each.tokens or (each.token_weight and chosen.token_weight)
         ]
         return {
-            "training" if after.trained else after.name.rpartition(" + ")[2]: compare(before, after, self.test)
-            for before, after in pairwise([*steps, chosen])
+            "training" if b.trained else b.name.rpartition(" + ")[2]: compare(a, b, self.test)
+            for a, b in pairwise([*steps, chosen])
         } | {"together": self.difference}
 
     def summary(self, most: int) -> str:
@@ -123,8 +123,9 @@ class Verdict:
         if not self.chosen.trained and any(system.trained for system in self.systems):
             lines.insert(-1, f"  {'training':<{width}}  not kept")
         if few := too_few_queries(compare(self.chosen, system, self.test) for system in self.systems):
-            more = f"gives at most {most:,} test queries of this text; more documents or --labels give more."
-            lines.append(f"{few} A larger --budget (with a new --output_dir) {more}")
+            longer = f"; a larger --budget (with a new --output_dir) gives at most {most:,} from this text"
+            more = longer if most > 1.1 * len(self.test.queries) else ""  # not for a query more
+            lines.append(f"{few} More documents or --labels give more{more}.")
         return "\n".join(lines)
 
     def settings(self, options: AdaptOptions) -> dict[str, Any]:
