@@ -24,7 +24,12 @@ PAGES = [
 EXTRA = {"train": ["--max_steps", "2"], "mine": ["--positive_aware", "false"]}
 # Verify in other processes, which takes long; tests/hub_cards runs them.
 NOT_RUN = ("check", "publish")
-SLOW = ("docs/index.md", "docs/guides/publish.md", "docs/methods/revela.md")  # 5 seconds of CPU time or more
+SLOW = (
+    "docs/index.md",
+    "docs/guides/publish.md",
+    "docs/methods/revela.md",
+    "docs/methods/nvembed.md",
+)  # 5 seconds of CPU time or more
 # Lines that come with some data only: logs of single steps, which weights are exported, and whether a difference is significant.
 VARIABLE = re.compile(
     r"^(step|before training|trained|exported|hybrid|Training|A hybrid|stopped)\b|Exported:|s per step|found nothing|queries\)\.$|p < |p = |passages are longer|with fewer|queries are too|few to claim"
@@ -61,7 +66,8 @@ def files(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     (folder / "path/to/code").mkdir(parents=True)
     (folder / "path/to/text").mkdir()
     monkeypatch.chdir(folder)
-    Path("examples").symlink_to(ROOT / "examples")
+    for name in ("examples", "docs"):
+        Path(name).symlink_to(ROOT / name)
     for n in range(30):
         functions = (
             f'def area_{n}_{part}(width, height):\n    """Return the area number {n} of part {part} of a field."""\n'

@@ -33,7 +33,9 @@ def run_card(trainer: Any) -> ModelCardMetadata:
     """Return the data of the cards of a `MethodTrainer`, whose `given` are the arguments of its constructor."""
     given, rows = trainer.given | (trainer.given.get("model_init_kwargs") or {}), trainer.given.get("train_dataset")
     configuration = getattr(trainer.model, "config", None)
-    given = {name: getattr(configuration, name) for name in _DECISIVE if hasattr(configuration, name)} | given
+    given |= {
+        name: getattr(configuration, name) for name in _DECISIVE if name not in given and hasattr(configuration, name)
+    }
     models = (Path, PreTrainedModel, SentenceTransformer)
     given = {name: name_of(each) if isinstance(each, models) else each for name, each in given.items()}
     given = {name: value for name, value in given.items() if isinstance(value, str | int | float) and value != ""}
