@@ -10,9 +10,9 @@ same text, settings and seed give the same probe.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -84,13 +84,18 @@ class Probe:
         """The number of queries of each kind."""
         return Counter(kind_of(query) for query in self.task.queries)
 
+    @property
+    def documents_asked(self) -> int:
+        """The number of documents that have the answer to a query."""
+        return len({self.documents_of.get(answer, answer) for found in self.task.qrels.values() for answer in found})
+
     def __str__(self) -> str:
         """A summary in one line."""
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
         used, least = len(set(self.documents_of.values())), "" if self.complete else "at least "
         share = f"{used:,} of {least}{counted(self.documents, 'document')}"
-        queries = counted(len(self.task.queries), "query")
-        return f"probe: {queries} ({kinds}) for {len(self.task.corpus):,} passages from {share}"
+        queries, passages = counted(len(self.task.queries), "query"), f"{len(self.task.corpus):,} passages"
+        return f"probe: {queries} ({kinds}) from {self.documents_asked:,} documents, for {passages} from {share}"
 
     def examples(self, number: int = 5) -> list[tuple[str, str]]:
         """Return some queries of every kind, each with its relevant passage in one line."""
@@ -239,7 +244,11 @@ def _offers(passages: Sequence[Passage], kind: ProbeKind, random: Random) -> lis
             by_text[text_key(candidate.text)].append(index)
     most = MAX_TITLE_PASSAGES if kind == "title" else 1  # other queries must have a single answer
     few = [found for found in by_text.values() if len(found) <= most]
-    return random.sample([_Asked(passages[found[-1]].candidates[kind], tuple(found)) for found in few], len(few))
+    offers = random.sample([_Asked(passages[found[-1]].candidates[kind], tuple(found)) for found in few], len(few))
+    turns = defaultdict[str, Iterator[int]](
+        count
+    )  # one of each document, then a second one: of as many documents as possible
+    return sorted(offers, key=lambda offer: next(turns[passages[offer.passages[-1]].document]))
 
 
 def _hold_out(passages: Sequence[Passage], asked: dict[str, _Asked]) -> tuple[RetrievalTask, dict[str, list[str]]]:
@@ -270,6 +279,7 @@ def write_probe(probe: Probe, folder: str | Path) -> Path:
     folder = local_path(folder)
     metadata = asdict(probe.settings) | {
         "made": dict(probe.kinds),
+        "documents_asked": probe.documents_asked,
         "documents_used": len(set(probe.documents_of.values())),
         "documents_read": probe.documents,
         "all_of_the_text": probe.complete,

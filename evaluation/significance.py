@@ -4,7 +4,7 @@ Let d_q = b_q - a_q be the difference of a query's two scores, and m the mean of
 queries with replacement many times; m* is the mean of one sample (Efron and Tibshirani 1993, chapters 13 and 16):
 
     interval  the percentiles of m*
-    p-value   the fraction of samples with |m* - m| >= |m|
+    p-value   twice the fraction of samples with m* on the other side of 0 (or at 0): below 0.05 if the interval excludes 0
 
 Queries of one document are alike: with `groups`, whole documents are drawn instead, each with all its queries, and m* is the
 mean over the queries drawn. Of fewer than 10 documents, a sample of documents says little, and single queries are drawn.
@@ -37,7 +37,7 @@ class PairedDifference:
         difference: The mean of b's score minus a's over the queries.
         low: The lower end of the interval.
         high: The upper end of the interval.
-        p_value: The two-sided p-value, at least 1 / (samples + 1).
+        p_value: The two-sided p-value, at least 2 / (samples + 1).
         queries: The number of queries.
         confidence: The confidence level of the interval.
     """
@@ -108,10 +108,10 @@ def paired_bootstrap(
         rng=np.random.default_rng(seed),
     )
     mean = float(d_Q.mean())
-    # The tolerance absorbs rounding errors: without it, two equal models could differ "significantly".
-    as_far = np.abs(result.bootstrap_distribution - mean) >= abs(mean) - 1e-12
-    p_value = float((as_far.sum() + 1) / (samples + 1))
-    low, high = map(float, result.confidence_interval)
+    # Rounded, without errors of the sums: otherwise, two equal models could differ "significantly".
+    other_side = (np.sign(mean) * result.bootstrap_distribution.round(12) <= 0).sum()
+    p_value = float(min(1.0, 2 * (other_side + 1) / (samples + 1)))
+    low, high = (round(float(end), 12) for end in result.confidence_interval)
     return PairedDifference(mean, low, high, p_value, len(d_Q), confidence)
 
 

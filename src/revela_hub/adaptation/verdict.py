@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -203,17 +203,30 @@ def decide(systems: Sequence[System], untrained: System, dev: RetrievalTask, tes
     selected = select(untrained, [system for system in systems if system.trained], dev)
     kept = without_harm(untrained, systems, test)
     # The whole must be better than the base with BM25, and so must the training's part: the other parts need no training.
-    better = selected is not untrained and compare(systems[1], selected, test).low > 0
-    return Verdict(systems, select(kept, [selected], test) if better else kept, dev, test)
+    better = selected is not untrained and compare(systems[1], selected, test).verdict == "better"
+    chosen = select(kept, [selected], test) if better else kept
+    return Verdict(systems if any(each is kept for each in systems) else [*systems, kept], chosen, dev, test)
 
 
 def without_harm(untrained: System, systems: Sequence[System], test: RetrievalTask) -> System:
-    """Return an untrained system without late interaction, split identifiers and BM25, if they are significantly worse on the test half."""
+    """Return an untrained system without the parts (late interaction, split identifiers, BM25) that are worse on the test half.
+
+    Each is judged as `Verdict.parts` shows it, whatever the others gain.
+    """
+
+    def worse(before: System, after: System) -> bool:
+        return compare(before, after, test).verdict == "worse"
+
     same = [each for each in systems if not each.trained and not each.tokens]
-    with_its_bm25 = [each for each in same[1:] if each.bm25_settings == untrained.bm25_settings]
-    for simpler in (*with_its_bm25, *same[1::-1]):
-        if compare(simpler, untrained, test).high < 0:
-            untrained = simpler
+    base, own = same[0], next(each for each in same[1:] if each.bm25_settings == untrained.bm25_settings)
+    if worse(own, untrained):
+        untrained = own
+    if worse(same[1], own):
+        bm25 = {name: getattr(same[1], name) for name in ("bm25", "bm25_settings", "bm25_weight")}
+        without = replace(untrained, name=untrained.name.replace("BM25", "BM25 (whole identifiers)"), **bm25)
+        own, untrained = same[1], same[1] if untrained is own else without
+    if worse(base, own):
+        untrained = base if untrained is own else replace(untrained, name="base + late interaction", bm25_weight=0.0)
     return untrained
 
 

@@ -46,9 +46,10 @@ _READER = """
 import sys
 sys.modules["revela_hub"] = None
 from sentence_transformers import SentenceTransformer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 retriever, lm = sys.argv[1:]
 print(f"SentenceTransformer({retriever!r}): vectors of {len(SentenceTransformer(retriever).encode_query('a date'))} numbers")
+print(f"AutoModel.from_pretrained({retriever!r}): {type(AutoModel.from_pretrained(retriever)).__name__}")
 print(f"AutoModelForCausalLM.from_pretrained({lm!r}): {type(AutoModelForCausalLM.from_pretrained(lm)).__name__}")
 """
 
