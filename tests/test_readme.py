@@ -24,17 +24,17 @@ def test_python_of_the_readme(
     retriever_folder: Path,
 ) -> None:
     text = (repository / "README.md").read_text(encoding="utf-8")
-    search, train, loaded, load = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    train, loaded, search, load = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     ast.parse(train + loaded)  # its training takes a minute
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    (tmp_path / "path" / "to" / "docs").mkdir(parents=True)
-    (tmp_path / "path" / "to" / "docs" / "heart.md").write_text("Vitamin D protects the heart.")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "heart.md").write_text("Vitamin D protects the heart.")
     (tmp_path / "outputs").mkdir()
     retriever_folder.rename(tmp_path / "outputs" / "adapted")
     (tmp_path / "outputs" / "adapted" / "hybrid.json").write_text('{"bm25_weight": 0.4, "token_weight": 0.5}')
     exec(compile(search, "README.md", "exec"), {})
-    assert capsys.readouterr().out.endswith("path/to/docs/heart.md:1-1  Vitamin D protects the heart.\n")
+    assert capsys.readouterr().out.endswith("docs/heart.md:1-1  Vitamin D protects the heart.\n")
     names: dict[str, object] = {}
     exec(compile(load.replace("my-name/my-retriever", "outputs/adapted"), "README.md", "exec"), names)
     assert tuple(names["queries"].shape) == (1, 32)

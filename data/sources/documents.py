@@ -4,8 +4,8 @@ For each source: list its files (`files.source_files`) or open its data set, rea
 held-out text, and skip empty documents. Everything is a generator: a file is opened when its first document is requested, and
 rows are streamed, so millions of documents never have to fit in memory.
 
-Skipped documents are counted in the report under these words: `binary` files (with a NUL byte in their first 8 KiB, as UTF-16 has),
-files that are `too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB, HTML or Jupyter` without the extra that reads them
+Skipped documents are counted in the report under these words: `binary` files (with a NUL byte in their first 8 KiB, as UTF-16 has, and
+`.svg`), files that are `too large`, `unreadable` files, `PDF, Word, PowerPoint, EPUB, HTML or Jupyter` without the extra that reads them
 (`converted`), `PDF without text`, and `empty` documents; `files` lists more. Text is UTF-8; other bytes are read as U+FFFD, and the
 report counts the files that contain such bytes.
 """
@@ -133,7 +133,7 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
     except Exception as error:  # of any of the libraries
         logger.warning("%s is skipped: it cannot be read (%s)", name, first_line(error))
         return "unreadable"
-    if b"\0" in content[:_PROBED_BYTES]:  # git's rule
+    if b"\0" in content[:_PROBED_BYTES] or suffix == ".svg":  # git's rule, and drawings
         report.endings[printable_name(suffix) or "no ending"] += 1
         return "binary"
     try:
