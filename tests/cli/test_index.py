@@ -101,7 +101,7 @@ def test_another_model_or_other_vectors_of_the_same_are_noticed(
     search = ["search", model, "rivers", "--device", "cpu", "--index"]
     assert main([*search, "index"]) == 0
     assert "not comparable" in message("search", str(changed), "x", "--index", "index")
-    assert "with --max_length 9" in message(*search, "short")
+    assert "with max_length 9" in message(*search, "short")
     assert "holds the index of" in message("index", str(changed), *common, "index")
     forward = Pooling.forward
 

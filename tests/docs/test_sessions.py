@@ -25,11 +25,7 @@ EXTRA = {"train": ["--max_steps", "2"], "mine": ["--positive_aware", "false"]}
 # Verify in other processes, which takes long; tests/hub_cards runs them.
 NOT_RUN = ("check", "publish")
 # 5 seconds of CPU time or more
-SLOW = (
-    "docs/index.md",
-    "docs/guides/publish.md",
-    *(f"docs/methods/{name}.md" for name in ("revela", "nvembed", "retromae")),
-)
+SLOW = ("docs/index.md", "docs/guides/publish.md", *map("docs/methods/{}.md".format, ("revela", "nvembed", "retromae")))
 # Lines that come with some data only: logs of single steps, which weights are exported, and whether a difference is significant.
 VARIABLE = re.compile(
     r"^(step|before training|trained|exported|hybrid|Training|A hybrid|stopped)\b|Exported:|s per step|found nothing|queries\)\.$|p < |p = |passages are longer|with fewer|queries are too|few to claim"

@@ -22,20 +22,15 @@ from revela_hub.trainers.base.arguments import METRIC, RunArguments
 from revela_hub.trainers.base.checkpoints import run_settings
 from revela_hub.trainers.base.models import name_of
 
-# Always in the card: without them, a run cannot be repeated with another version.
-_DECISIVE = (
-    *("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "warmup_steps", "max_length"),
-    *("temperature", "similarity_sides"),
-)
+_DECISIVE = "learning_rate per_device_train_batch_size gradient_accumulation_steps warmup_steps max_length".split()
+_DECISIVE += ["temperature", "similarity_sides"]
 
 
 def run_card(trainer: Any) -> ModelCardMetadata:
     """Return the data of the cards of a `MethodTrainer`, whose `given` are the arguments of its constructor."""
     given, rows = trainer.given | (trainer.given.get("model_init_kwargs") or {}), trainer.given.get("train_dataset")
-    configuration = getattr(trainer.model, "config", None)
-    given |= {
-        name: getattr(configuration, name) for name in _DECISIVE if name not in given and hasattr(configuration, name)
-    }
+    config = getattr(trainer.model, "config", None)
+    given |= {name: getattr(config, name) for name in _DECISIVE if name not in given and hasattr(config, name)}
     models = (Path, PreTrainedModel, SentenceTransformer)
     given = {name: name_of(each) if isinstance(each, models) else each for name, each in given.items()}
     given = {name: value for name, value in given.items() if isinstance(value, str | int | float) and value != ""}
@@ -49,7 +44,7 @@ def run_card(trainer: Any) -> ModelCardMetadata:
 
 
 def settings_of(method: Method, arguments: RunArguments, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields `base_model` and `config` of a card: the models, the decisive options, and those that differ from their defaults.
+    """Return the fields `base_model` and `config` of a card: the models, the options that a repetition needs, and those that differ from their defaults.
 
     The arguments of a command name the models. Otherwise, `given` are the model and further settings.
     """
