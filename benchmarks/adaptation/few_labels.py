@@ -2,7 +2,7 @@
 
 The pairs are sampled from the domain's labelled training questions (medquad: train questions, about other diseases than
 the dev questions; cosqa: the pairs labelled as matching, with other queries; fewer than 1000 exist). Training uses
-sentence-transformers' MultipleNegativesRankingLoss with in-batch negatives. Queries and passages are those of adapt.py.
+sentence-transformers' MultipleNegativesRankingLoss with in-batch negatives and the model's own prompts. Queries and passages are those of adapt.py.
 Each point is compared with the base model by a paired bootstrap over the queries, with scores averaged over the
 samples. Results are kept in --work, so an interrupted run continues when the command is repeated.
 
@@ -19,8 +19,8 @@ import torch
 from adapt import PASSAGES, QUERIES, difference, load_start, pooled, run_of, scores, settings_of
 from datasets import Dataset
 from domains import Domain, load_domain, read_rows
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from recipes import train
+from sentence_transformers import SentenceTransformerTrainingArguments
 
 SIZES = (0, 50, 200, 1000)
 EPOCHS = {50: 4, 200: 2, 1000: 1}
@@ -46,9 +46,9 @@ def trained_on(
         with tempfile.TemporaryDirectory(dir=given.work) as folder:
             updates = max(1, EPOCHS[size] * len(drawn) // BATCH)
             common = settings_of(given, folder, seed) | {"max_steps": updates, "lr_scheduler_type": "linear"}
-            arguments = SentenceTransformerTrainingArguments(**common, per_device_train_batch_size=BATCH)
-            loss = MultipleNegativesRankingLoss(model)
-            SentenceTransformerTrainer(model, arguments, train_dataset=rows, loss=loss).train()
+            train(
+                "pairs", model, rows, SentenceTransformerTrainingArguments(**common, per_device_train_batch_size=BATCH)
+            )
     return scores(run_of(model, domain.task, given.bf16), domain.task)
 
 

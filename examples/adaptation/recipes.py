@@ -93,7 +93,12 @@ def loss_of(recipe: str, model: SentenceTransformer) -> Any:
 def train(
     recipe: str, model: SentenceTransformer, rows: Dataset, arguments: TrainingArguments, callbacks: Sequence[Any] = ()
 ) -> SentenceTransformer:
-    """Train the model in place."""
+    """Train the model in place, with its own prompts (TSDAE without, because it would learn to write them)."""
+    routes = {
+        name: "query" if name in ("anchor", "query") and recipe != "simcse" else "document" for name in rows.features
+    }
+    if recipe != "tsdae":
+        arguments.prompts = {name: model.prompts.get(route) or "" for name, route in routes.items() if name != "label"}
     trainer = SentenceTransformerTrainer(
         model, arguments, train_dataset=rows, loss=loss_of(recipe, model), callbacks=list(callbacks)
     )
