@@ -28,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 PROGRESS = re.compile(r"^step \d+/\d+  (?!eval)")
+BAR = re.compile(r"\w+ \w+: +\d+%\|")
 SENTENCE = re.compile(r"[A-Z][^|]*\.$")
 CUT = re.compile(r" |step |training ")  # texts, and lines of metrics
 WIDTH = 100
@@ -74,8 +75,8 @@ def with_outputs(page: str, outputs: Iterable[str]) -> str:
 
 
 def shortened(output: str) -> str:
-    """Return output without most of the progress lines, with long sentences wrapped and other long lines cut."""
-    lines = [line.rstrip() for line in output.splitlines()]
+    """Return output without progress bars and most of the progress lines, with long sentences wrapped and other long lines cut."""
+    lines = [line.rstrip() for line in output.splitlines() if not BAR.match(line)]
     progress = [number for number, line in enumerate(lines) if PROGRESS.match(line)]
     kept = [
         "..." if number in progress[1:2] else line
