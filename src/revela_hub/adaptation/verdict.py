@@ -14,7 +14,7 @@ from sentence_transformers.util import get_device_name
 
 from revela_hub.adaptation import REPORT
 from revela_hub.adaptation.options import AdaptOptions
-from revela_hub.adaptation.systems import System, compare, select
+from revela_hub.adaptation.systems import System, best_on, compare, select
 from revela_hub.data.sources.beir import RetrievalTask
 from revela_hub.evaluation.significance import FEWEST_QUERIES, PairedDifference, too_few_queries
 from revela_hub.files import atomic, write_text
@@ -120,8 +120,10 @@ class Verdict:
         for name, d in parts.items():
             why = kept if name == "late interaction" else unproven if name == "training" else ""
             lines.append(f"  {name:<{width}}  {interval(d)}{why if d.low <= 0 else ''}")
-        if not self.chosen.trained and any(system.trained for system in self.systems):
-            lines.insert(-1, f"  {'training':<{width}}  not kept")
+        if not self.chosen.trained and (trained := [system for system in self.systems if system.trained]):
+            best = best_on(self.dev, trained)
+            added = f"not kept: {interval(compare(self.chosen, best, self.test))} {best.name.removeprefix('trained ')}"
+            lines.insert(-1, f"  {'training':<{width}}  {added}")
         if few := too_few_queries(compare(self.chosen, system, self.test) for system in self.systems):
             longer = f"; a larger --budget (with a new --output_dir) gives at most {most:,} from this text"
             more = longer if most > 1.1 * len(self.test.queries) else ""  # not for a query more
