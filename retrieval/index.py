@@ -44,7 +44,7 @@ EQUAL = 0.999
 class IndexMetadata:
     """The content of `index.json`: the model (Hub id or name of the folder) and its `model_identity`, the fingerprint of the passages, ...
 
-    None means the model's own prompt and length, and for vectors that were computed on this machine.
+    None means the model's own prompt and length; as `endpoint`, that the vectors were computed on this machine.
     """
 
     model: str
