@@ -116,10 +116,11 @@ class Adaptation:
         halves = f"dev half {len(self.dev.queries)}, test half {len(self.test.queries)}"
         self.log(f"{self.probe}; {halves} (at most {self.most} with a larger --budget)")
         self.log(self.plan)
-        if (enough := self.plan.measuring / plan.MEASURING) > 1.01 * options.seconds:
-            whole = clock(self.plan.measuring + sum(self.plan.training.values()))
-            short = f"--budget {options.budget} is too short for this machine: it takes about {whole} instead, with the fewest"
-            self.log(f"{short} test queries and shorter trainings; a full run needs --budget {math.ceil(enough / 60)}m")
+        takes = self.plan.measuring + sum(self.plan.training.values())
+        if takes > 1.1 * options.seconds:
+            enough = math.ceil(self.plan.measuring / plan.MEASURING / 60)
+            short = f"--budget {options.budget} is too short for this machine: it takes about {clock(takes)} instead, with the fewest"
+            self.log(f"{short} test queries and shorter trainings; a full run needs --budget {enough}m")
         return text.has_code
 
     def _keep_probe(self) -> None:

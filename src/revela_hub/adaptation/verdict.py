@@ -16,7 +16,7 @@ from revela_hub.adaptation import REPORT
 from revela_hub.adaptation.options import AdaptOptions
 from revela_hub.adaptation.systems import System, best_on, compare, select
 from revela_hub.data.sources.beir import RetrievalTask
-from revela_hub.evaluation.significance import FEWEST_QUERIES, PairedDifference, too_few_queries
+from revela_hub.evaluation.significance import FEWEST_QUERIES, PairedDifference, compare_queries, too_few_queries
 from revela_hub.files import atomic, write_text
 from revela_hub.hub_cards import ModelCardMetadata, Result, write_card
 from revela_hub.hub_cards.contents import HYBRID
@@ -59,7 +59,8 @@ class Verdict:
         change = f"The {'loss' if d.difference < 0 else 'gain'} of {interval(d)} over the base retriever alone is"
         change += f" {'not ' if self.word == 'NO DIFFERENCE' else ''}significant with {d.queries} held-out queries"
         few = " (too few for a claim)" if d.queries < FEWEST_QUERIES else ""
-        return f"{change}{few}. Exported: {retriever}{with_what(self.chosen)}."
+        bm25 = compare_queries(self.chosen.scores(self.test, 1.0), self.chosen.scores(self.test), self.test.groups)
+        return f"{change}{few}; over BM25 alone, it is {interval(bm25)}. Exported: {retriever}{with_what(self.chosen)}."
 
     def cost(self) -> str:
         """Return the time of training and the hardware as a sentence, for the model card."""
@@ -179,7 +180,8 @@ class Verdict:
         # The scores of the Hub are those of the model alone.
         means: list[tuple[str | None, float]] = [(None, self.chosen.mean(self.test, 0.0))]
         means += [(f"this model{with_what(self.chosen)}", self.chosen.mean(self.test)), *self.bm25().items()]
-        means += [(each.name, each.mean(self.test)) for each in self.systems]
+        others = self.systems if self.chosen.trained else self.systems[1:]  # the first is the model alone
+        means += [(each.name, each.mean(self.test)) for each in others if each is not self.chosen]
         return ModelCardMetadata(
             description=(
                 f"A retriever adapted to a text {'and labelled pairs' if options.labels else 'without labels'} by `revela-hub adapt`."
