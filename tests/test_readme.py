@@ -24,19 +24,19 @@ def test_python_of_the_readme(
     retriever_folder: Path,
 ) -> None:
     text = (repository / "README.md").read_text(encoding="utf-8")
-    train, loaded, search, load = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    ast.parse(train + loaded)  # its training takes a minute
+    search, train, loaded, real, load = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    ast.parse(train + loaded + real)  # its training takes a minute
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "heart.md").write_text("Vitamin D protects the heart.")
     (tmp_path / "outputs").mkdir()
-    retriever_folder.rename(tmp_path / "outputs" / "adapted")
-    (tmp_path / "outputs" / "adapted" / "hybrid.json").write_text('{"bm25_weight": 0.4, "token_weight": 0.5}')
+    retriever_folder.rename(tmp_path / "outputs" / "docs")
+    (tmp_path / "outputs" / "docs" / "hybrid.json").write_text('{"bm25_weight": 0.4, "token_weight": 0.5}')
     exec(compile(search, "README.md", "exec"), {})
     assert capsys.readouterr().out.endswith("docs/heart.md:1-1  Vitamin D protects the heart.\n")
     names: dict[str, object] = {}
-    exec(compile(load.replace("my-name/my-retriever", "outputs/adapted"), "README.md", "exec"), names)
+    exec(compile(load.replace("my-name/my-retriever", "outputs/docs"), "README.md", "exec"), names)
     assert tuple(names["queries"].shape) == (1, 32)
     assert tuple(names["documents"].shape) == (2, 32)
 
