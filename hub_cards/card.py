@@ -39,12 +39,13 @@ def write_card(folder: str | Path, metadata: ModelCardMetadata, *, repo_id: str 
     folder = local_path(folder)
     # The code loads a relative path; an absolute one is private.
     model, name = describe(folder), repo_id or (folder.name if folder.is_absolute() else folder.as_posix())
-    title = name.rpartition("/")[2]
+    title, method = name.rpartition("/")[2], metadata.method
+    if method and not repo_id and title in method.folders:  # every run's retriever is in `retriever`
+        title = f"{folder.parent.name} {title}".strip()
     metadata = replace(metadata, base_model=hub_model_id(metadata.base_model))
-    method = metadata.method
     usage = method.usage if method else None
     text = _template(*([usage.parent] if usage else [])).render(
-        front_matter=_front_matter(name, metadata, model).to_yaml().strip(),
+        front_matter=_front_matter(title, metadata, model).to_yaml().strip(),
         name=name,
         title=title,
         card=metadata,
@@ -85,7 +86,7 @@ def _code_span(text: str) -> str:
     return f"`{json.dumps(text, ensure_ascii=False)}`"
 
 
-def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescription) -> ModelCardData:
+def _front_matter(title: str, metadata: ModelCardMetadata, model: ModelDescription) -> ModelCardData:
     """Return the YAML block that the Hub and MTEB read."""
     tags, pipeline = [], "text-generation" if model.architecture.endswith("ForCausalLM") else None
     if model.is_encoder:
@@ -118,7 +119,7 @@ def _front_matter(name: str, metadata: ModelCardMetadata, model: ModelDescriptio
         license=metadata.license,
         language=list(metadata.languages) or None,
         datasets=list(metadata.datasets) or None,
-        model_name=name.rpartition("/")[2] if results else None,
+        model_name=title if results else None,
         eval_results=results or None,
     )
 

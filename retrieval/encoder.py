@@ -182,7 +182,8 @@ def model_place(name: str) -> str:
         return _hub_id(name)
     if not (path / "modules.json").is_file():
         several = " or ".join(map(str, _exported_in(path)))
-        remedy = f"pass {several}" if several else "turn a training checkpoint into one with `revela-hub export`"
+        remedy = "turn a checkpoint into one with `revela-hub export`; `revela-hub train` measures a plain model before training"
+        remedy = f"pass {several}" if several else remedy
         raise UserError(f"{name} is not a sentence-transformers folder (it has no modules.json): {remedy}")
     return str(path)
 

@@ -43,7 +43,7 @@ def test_the_run_says_what_it_was_worth(
     task = read_beir(output / "probe")
     state = json.loads((output / "trainer_state.json").read_text())
     measured = [entry["step"] for entry in state["log_history"] if "eval_ndcg_at_10" in entry]
-    assert measured == [1, 2, 3]  # the run stops
+    assert measured == [0, 1, 2, 3]  # the run stops
     assert json.loads((output / "outcome.json").read_text())["curve"].keys() == {"0", "1", "2", "3"}
     card = (output / "retriever" / "README.md").read_text()
     assert (

@@ -36,6 +36,7 @@ from revela_hub.trainers import (
     RevelaTrainingArguments,
     load_backbones,
 )
+from revela_hub.trainers.base.run_card import run_card
 from revela_hub.trainers.base.trainer import MethodTrainer
 from revela_hub.trainers.baselines.contriever import ContrieverTrainer, ContrieverTrainingArguments
 from revela_hub.trainers.baselines.ra_dit import RADITTrainer, RADITTrainingArguments
@@ -251,6 +252,17 @@ def test_retrieval_is_evaluated_once_under_the_prefix(
     assert {"test_a_loss", "test_b_loss", "test_ndcg_at_10"} <= metrics.keys()
     assert not any(name.startswith("eval") for name in metrics)
     assert sum("test_ndcg_at_10" in entry for entry in trainer.state.log_history) == 1
+
+    class Mine(RetroMAETrainer):
+        pass
+
+    mine = Mine(str(masked_folder), RetroMAETrainingArguments(**settings), train_dataset=rows, retrieval_task=task)
+    mine.evaluate()
+    mine.train()
+    mine.evaluate()
+    card = run_card(mine)
+    assert [result.model for result in card.results] == [None, "base model"]  # the Trainer starts a new log
+    assert "`Mine`" in card.description and not run_card(trainer).description
 
 
 def test_a_single_pair_is_rejected(

@@ -1,5 +1,6 @@
 """LoRA adapters: added to a model in place, and merged into a copy of it for the export."""
 
+import warnings
 from collections import Counter
 from copy import copy, deepcopy
 from dataclasses import fields
@@ -32,8 +33,7 @@ def lora_config(args: AdapterArguments, model: nn.Module) -> LoraConfig | None:
     refuse_adapters(type(model).__name__, model)  # they would be trained, but not merged
     if not args.lora_rank:
         return None
-    alpha = args.lora_alpha or args.lora_rank
-    return LoraConfig(r=args.lora_rank, lora_alpha=alpha, lora_dropout=args.lora_dropout)
+    return LoraConfig(r=args.lora_rank, lora_alpha=args.lora_alpha or args.lora_rank, lora_dropout=args.lora_dropout)
 
 
 def with_adapters(model: nn.Module, config: PeftConfig | None, args: RunArguments) -> PeftModel | None:
@@ -60,8 +60,9 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
         config.target_modules = linear_layers(model)
     # The task would only choose the methods of the wrapper; the configuration of a saved adapter is for inference.
     config.task_type, config.inference_mode = None, False
-    given: Any = model
-    adapted: Any = get_peft_model(given, config)
+    with warnings.catch_warnings():  # PEFT reads the old name of is_activation_checkpointing
+        warnings.simplefilter("ignore", FutureWarning)
+        adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]
     adapted.create_or_update_model_card = lambda folder: None  # it would write an empty one, or change the user's
     layers = [layer for layer in adapted.modules() if isinstance(layer, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
     if any(holders[id(weight)] > 1 for layer in layers for weight in layer.parameters()):  # type: ignore[union-attr]
@@ -72,9 +73,8 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     for own in adapted.peft_config.values():  # a set would be written in a different order in every run
         if isinstance(own.target_modules, set):
             own.target_modules = sorted(own.target_modules)
-    wrapped: PeftModel = adapted
-    saving_merged(model, wrapped)
-    return wrapped
+    saving_merged(model, adapted)
+    return adapted  # type: ignore[no-any-return]
 
 
 def linear_layers(model: nn.Module) -> list[str]:

@@ -48,8 +48,7 @@ class RunRecord:
 def run_settings(arguments: TrainingArguments) -> dict[str, Any]:
     """Return the options that can change the result of a run, as JSON values."""
     values = {name: value for name, value in arguments.to_dict().items() if not _WITHOUT_EFFECT.fullmatch(name)}
-    settings: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return settings
+    return json.loads(json.dumps(values, default=str))  # type: ignore[no-any-return]
 
 
 def checkpoints_in(output: Path) -> list[Path]:

@@ -36,8 +36,7 @@ def from_main(work: Callable[[], T]) -> T:
         raise error
     if sent[1] is not None:
         raise RuntimeError(f"the main process failed: {sent[1]}")
-    result: T = sent[0]
-    return result
+    return sent[0]  # type: ignore[no-any-return]
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -44,8 +44,7 @@ class _Embedder(nn.Module):
 
     def forward(self, features: Any) -> Any:
         """Add the vectors of a batch."""
-        vectors = self.embed(features["input_ids"], features["attention_mask"])
-        return features | {"sentence_embedding": vectors.float()}
+        return features | {"sentence_embedding": self.embed(features["input_ids"], features["attention_mask"]).float()}
 
 
 def rank_together(encoder: Encoder, task: RetrievalTask, model: nn.Module) -> Rankings:

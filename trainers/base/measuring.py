@@ -244,8 +244,7 @@ class BestWeights(TrainerCallback):
 
     @property
     def _model(self) -> nn.Module:
-        model: nn.Module = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        return model
+        return self.trainer.accelerator.unwrap_model(self.trainer.model)  # type: ignore[no-any-return]
 
     def store(self, step: int) -> None:
         """Store trainable weights, which FSDP2 may have sharded, and scores in place of an earlier step's. All processes must call it."""

@@ -34,13 +34,18 @@ def run_card(trainer: Any) -> ModelCardMetadata:
     models = (Path, PreTrainedModel, SentenceTransformer)
     given = {name: name_of(each) if isinstance(each, models) else each for name, each in given.items()}
     given = {name: value for name, value in given.items() if isinstance(value, str | int | float) and value != ""}
-    card = ModelCardMetadata(trainer.method, training_run=describe_cost(trainer), results=_results(trainer))
+    kind = type(trainer)
+    ours = next(each for each in kind.__mro__ if each.__module__.startswith("revela_hub."))
+    own = f"Its trainer, `{kind.__name__}`, is a subclass of `{ours.__name__}`: it may have another loss than the paper's."
+    card = ModelCardMetadata(trainer.method, own if kind is not ours else "", training_run=describe_cost(trainer))
     if rows is not None:
         size = "a stream of rows" if isinstance(rows, IterableDataset) else counted(len(rows), "row")
+        made = None if isinstance(rows, IterableDataset) else len(trainer.train_dataset)  # such as groups of chunks
         hub = {*re.findall(r"hf://datasets/([^/@]+/[^/@]+)", str(rows.download_checksums))}
-        data = f"Training data: {size} ({', '.join(rows.column_names or ())})."
+        data = f"Training data: {size} ({', '.join(rows.column_names or ())})"
+        data += "." if made in (None, len(rows)) else f", prepared as {counted(made, 'training row')}."
         card = replace(card, training_data=data, datasets=sorted(hub))
-    return replace(card, **settings_of(trainer.method, trainer.args, given))
+    return replace(card, results=_results(trainer), **settings_of(trainer.method, trainer.args, given))
 
 
 def settings_of(method: Method, arguments: RunArguments, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +59,7 @@ def settings_of(method: Method, arguments: RunArguments, given: Mapping[str, Any
         if name not in chosen and name != "data" and (name in _DECISIVE or settings.get(name, default) != default):
             chosen[name] = settings[name]
     config = {name: for_card(name, value) for name, value in chosen.items()}
-    head = f"# Other options have the defaults of revela-hub {__version__}.\n"
+    head = f"# Other options have the defaults of revela-hub {__version__}. Local files and folders are without their paths.\n"
     return {
         "base_model": hub_model_id(next(iter(models.values()), given.get("model"))),
         "config": head + yaml.safe_dump(config, sort_keys=False, allow_unicode=True),

@@ -133,8 +133,7 @@ class MethodTrainer(Trainer):
         rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         sets: dict[str, Any] = {}
         if isinstance(rows, dict):  # by name, as the Trainer does, which would call this method for each of them
-            for name, part in rows.items():
-                sets[f"{metric_key_prefix}_{name}"] = name if eval_dataset is None else part
+            sets = {f"{metric_key_prefix}_{name}": name if eval_dataset is None else rows[name] for name in rows}
         elif rows is not None or getattr(self, "evaluator", None) is not None:
             sets[metric_key_prefix] = eval_dataset
         metrics: dict[str, float] = {}
@@ -221,11 +220,13 @@ class MethodTrainer(Trainer):
                 raise UserError(f"{output} has no complete checkpoint to resume from")
         checkpoint = str(local_path(resume_from_checkpoint)) if resume_from_checkpoint else None
         self.resumed = checkpoint is not None
+        before = [log for log in self.state.log_history if log["step"] == 0]
         try:
             with varying_shapes():
                 result: TrainOutput = super().train(checkpoint, trial, ignore_keys_for_eval)
         finally:
             self._stop.restore()
+        self.state.log_history[:0] = before  # the base model's scores: the Trainer starts a new log
         if self._stop.signum:
             raise Interrupted(
                 f"stopped: {how_to_resume(output, 'train(resume_from_checkpoint=True)')}", self._stop.signum

@@ -77,8 +77,7 @@ def load_start(
             if isinstance(given, str):
                 refuse_fused(given)
             load = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
-            model = new(given, **load, **config)
-            return model, tokenizer_of(start, tokenizer, trust_remote_code=trust_remote_code)
+            return new(given, **load, **config), tokenizer_of(start, tokenizer, trust_remote_code=trust_remote_code)
         saved_as = fields.get("architectures") or []
         if "ForPreTraining" in kind.__name__ and kind.__name__ not in saved_as:
             raise UserError(f"{name} has no decoder: start from a pre-training checkpoint or an encoder")
