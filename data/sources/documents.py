@@ -10,6 +10,7 @@ Skipped documents are counted in the report under these words: `binary` files (w
 report counts the files that contain such bytes.
 """
 
+import gzip
 import logging
 import posixpath
 import re
@@ -126,7 +127,7 @@ def _file_document(path: Path, source: Source, report: ReadReport) -> Document |
     try:
         if path.stat().st_size > source.max_file_mib * _MIB:
             return "too large"
-        content = path.read_bytes()
+        content = gzip.decompress(path.read_bytes()) if path.name.endswith(".txt.gz") else path.read_bytes()
         if is_converted:
             text = converted.as_text(content, suffix)
             return Document(name, text, None, "text") if text else _SCANNED if suffix == ".pdf" else "empty"
