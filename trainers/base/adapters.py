@@ -62,7 +62,7 @@ def add_adapters(model: nn.Module, config: PeftConfig) -> PeftModel:
     config.task_type, config.inference_mode = None, False
     with warnings.catch_warnings():  # PEFT reads the old name of is_activation_checkpointing
         warnings.simplefilter("ignore", FutureWarning)
-        adapted: Any = get_peft_model(model, config)  # type: ignore[arg-type]
+        adapted: Any = get_peft_model(model, config)
     adapted.create_or_update_model_card = lambda folder: None  # it would write an empty one, or change the user's
     layers = [layer for layer in adapted.modules() if isinstance(layer, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
     if any(holders[id(weight)] > 1 for layer in layers for weight in layer.parameters()):  # type: ignore[union-attr]

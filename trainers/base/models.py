@@ -78,7 +78,7 @@ def tokenizer_of(
     if given is not None:
         return given
     if isinstance(model, SentenceTransformer):
-        return model.tokenizer
+        return model.tokenizer  # type: ignore[no-any-return]
     if not (name := name_of(model)):
         raise UserError(f"cannot find the tokenizer of this {type(model).__name__}: pass it as well")
     return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
