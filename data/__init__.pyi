@@ -17,4 +17,5 @@ from .text.contexts import build_contexts as build_contexts
 from .text.groups import GroupSettings as GroupSettings
 from .text.groups import build_groups as build_groups
 from .text.groups import mix_groups as mix_groups
+from .text.passages import build_passages as build_passages
 from .text.spans import build_spans as build_spans

@@ -180,7 +180,7 @@ class Adaptation:
         best = self.baseline = best_on(self.dev, self.systems[1:])
         self.inputs.bm25, self.inputs.bm25_weight = best.bm25_settings, best.bm25_weight
         if has_tokens(self._model(retriever)):
-            tokens = self._with_tokens(replace(best, name="base + BM25 + late interaction"), OWN_WEIGHT, BASE)
+            tokens = self._with_tokens(replace(best, name=f"{best.name} + late interaction"), OWN_WEIGHT, BASE)
             self._add(tokens)
             self.baseline = tokens if tokens.token_weight else best
 

@@ -111,24 +111,34 @@ class Verdict:
             for a, b in pairwise([*steps, chosen])
         } | {"together": self.difference}
 
+    def not_kept(self) -> dict[str, PairedDifference]:
+        """Return what late interaction and the training that the dev half selects would add to what is exported."""
+        chosen, found = self.chosen, {}
+        plain = {str(each.bm25_settings): each for each in self.systems if not each.trained and not each.tokens}
+        for each in self.systems:
+            if each.tokens and each.token_weight and not each.trained and not chosen.token_weight:
+                found["late interaction"] = compare(plain[str(each.bm25_settings)], each, self.test)
+        if not chosen.trained and (trained := [each for each in self.systems if each.trained]):
+            best = best_on(self.dev, trained)
+            found[best.name.replace("trained", "training")] = compare(chosen, best, self.test)
+        return found
+
     def summary(self, most: int) -> str:
         """Format `parts`, and how many queries would suffice if these are too few, of `most` that the text yields."""
         parts, before, after = self.parts(), self.systems[0].mean(self.test), self.chosen.mean(self.test)
-        width = max(map(len, parts))
+        width = max(map(len, [*parts, *self.not_kept()]))
         lines = [f"nDCG@10 on the test half: {before:.3f} (base retriever alone) -> {after:.3f} (exported); gains:"]
         unproven = "  (not significant on its own: confirm it with real queries)"
-        kept = "  (not significantly worse: kept; turn off with search --rerank none)"
+        slow = "  (not significant: search --rerank none turns it off)"
         for name, d in parts.items():
-            why = kept if name == "late interaction" else unproven if name == "training" else ""
+            why = slow if name == "late interaction" else unproven if name == "training" else ""
             lines.append(f"  {name:<{width}}  {interval(d)}{why if d.low <= 0 else ''}")
-        if not self.chosen.trained and (trained := [system for system in self.systems if system.trained]):
-            best = best_on(self.dev, trained)
-            added = f"not kept: {interval(compare(self.chosen, best, self.test))} {best.name.removeprefix('trained ')}"
-            lines.insert(-1, f"  {'training':<{width}}  {added}")
+        for name, d in self.not_kept().items():
+            lines.insert(-1, f"  {name:<{width}}  not kept: {interval(d)}")
         if few := too_few_queries(compare(self.chosen, system, self.test) for system in self.systems):
             longer = f"; a larger --budget (with a new --output_dir) gives at most {most:,} from this text"
             more = longer if most > 1.1 * len(self.test.queries) else ""  # not for a query more
-            lines.append(f"{few} More documents or --labels give more{more}.")
+            lines.append(f"{few} More documents, or 200 labelled queries, give more{more}.")
         return "\n".join(lines)
 
     def settings(self, options: AdaptOptions) -> dict[str, Any]:
@@ -213,23 +223,23 @@ def decide(systems: Sequence[System], untrained: System, dev: RetrievalTask, tes
 
 
 def without_harm(untrained: System, systems: Sequence[System], test: RetrievalTask) -> System:
-    """Return an untrained system without the parts (late interaction, split identifiers, BM25) that are worse on the test half.
+    """Return an untrained system without the parts (late interaction, split identifiers, BM25) that lower the score on the test half.
 
     Each is judged as `Verdict.parts` shows it, whatever the others gain.
     """
 
-    def worse(before: System, after: System) -> bool:
-        return compare(before, after, test).verdict == "worse"
+    def lowers(before: System, after: System) -> bool:
+        return compare(before, after, test).difference < 0
 
     same = [each for each in systems if not each.trained and not each.tokens]
     base, own = same[0], next(each for each in same[1:] if each.bm25_settings == untrained.bm25_settings)
-    if worse(own, untrained):
+    if lowers(own, untrained):
         untrained = own
-    if worse(same[1], own):
+    if lowers(same[1], own):
         bm25 = {name: getattr(same[1], name) for name in ("bm25", "bm25_settings", "bm25_weight")}
-        without = replace(untrained, name=untrained.name.replace("BM25", "BM25 (whole identifiers)"), **bm25)
+        without = replace(untrained, name=untrained.name.replace(" + split identifiers", ""), **bm25)
         own, untrained = same[1], same[1] if untrained is own else without
-    if worse(base, own):
+    if lowers(base, own):
         untrained = base if untrained is own else replace(untrained, name="base + late interaction", bm25_weight=0.0)
     return untrained
 
