@@ -59,7 +59,8 @@ class PairedDifference:
     def __str__(self) -> str:
         """`+0.0123 [+0.0010, +0.0240], p = 0.031: better`."""
         p = "p < 0.001" if self.p_value < 0.001 else f"p = {self.p_value:.3f}"
-        return f"{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}], {p}: {self.verdict}"
+        verdict = self.verdict if self.queries >= FEWEST_QUERIES else "too few queries"
+        return f"{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}], {p}: {verdict}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary, for JSON."""

@@ -52,6 +52,7 @@ def test_verdicts() -> None:
     for shift in np.linspace(0, 0.2, 21):  # was: "p = 0.060: worse"
         found = paired_bootstrap(a, a + shift + np.sin(9 * a) * np.sin(7 * a) - 0.3)
         assert (found.p_value < 0.05) == (found.low > 0 or found.high < 0)
+    assert str(paired_bootstrap(a[:49], a[:49] + 0.2)).endswith(": too few queries")
     worse = paired_bootstrap(a, a - 0.2 + noise / 10)
     assert worse.verdict == "worse"
     assert str(worse).endswith(", p < 0.001: worse") and str(worse).startswith("-0.2000 [-0.2")
