@@ -85,7 +85,7 @@ def test_a_revision_is_pinned_and_an_index_replaced_but_files_of_the_user_are_ke
     own = files | {"LICENSE": b"MIT", "README.md": files["README.md"] + b"My words."}
     repository.commit("main", own, "manually")
     (corpus / "new.txt").write_text("Sediment is what settles.")
-    assert "--update" in error(capsys, *index, "--push_to_hub", NAME)
+    assert "set update" in error(capsys, *index, "--push_to_hub", NAME)
     assert main([*index, "--push_to_hub", NAME, "--update"]) == 0
     now = repository.files("main") or {}
     assert (now["README.md"], now["LICENSE"]) == (own["README.md"], b"MIT")

@@ -186,8 +186,8 @@ def test_access_is_checked_before_the_work(
     hub.repositories["org/public"].commit("main", {}, "initial commit")
     monkeypatch.setattr(publishing, "_assembled", lambda *args: pytest.fail("the work has begun"))
     for destination, message in (
-        (Destination("org/public", private=True), "--private"),
-        (Destination("org/public", private=True, revision="other"), "--private"),
+        (Destination("org/public", private=True), "private"),
+        (Destination("org/public", private=True, revision="other"), "private"),
         (Destination("other/x"), "no write access"),
     ):
         with pytest.raises(UserError, match=message):

@@ -123,7 +123,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "remote code never ends": (
         lambda f: remote_code(f, MODELING + "\nwhile True:\n    pass\n"),
         "time",
-        "--timeout",
+        "timeout",
     ),
     "weight missing": (
         lambda f: edit_weights(f, lambda w: w.pop("layers.0.self_attn.q_proj.weight")),
