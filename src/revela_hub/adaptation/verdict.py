@@ -118,7 +118,8 @@ class Verdict:
         for each in self.systems:
             if each.tokens and each.token_weight and not each.trained and not chosen.token_weight:
                 found["late interaction"] = compare(plain[str(each.bm25_settings)], each, self.test)
-        if not chosen.trained and (trained := [each for each in self.systems if each.trained]):
+        trained = [each for each in self.systems if each.trained and each.dense != self.systems[0].dense]
+        if trained and not chosen.trained:
             best = best_on(self.dev, trained)
             found[best.name.replace("trained", "training")] = compare(chosen, best, self.test)
         return found
