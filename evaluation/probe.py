@@ -245,9 +245,8 @@ def _offers(passages: Sequence[Passage], kind: ProbeKind, random: Random) -> lis
     most = MAX_TITLE_PASSAGES if kind == "title" else 1  # other queries must have a single answer
     few = [found for found in by_text.values() if len(found) <= most]
     offers = random.sample([_Asked(passages[found[-1]].candidates[kind], tuple(found)) for found in few], len(few))
-    turns = defaultdict[str, Iterator[int]](
-        count
-    )  # one of each document, then a second one: of as many documents as possible
+    # One of each document, then a second one: of as many documents as possible.
+    turns = defaultdict[str, Iterator[int]](count)
     return sorted(offers, key=lambda offer: next(turns[passages[offer.passages[-1]].document]))
 
 

@@ -112,7 +112,7 @@ class Verdict:
         } | {"together": self.difference}
 
     def not_kept(self) -> dict[str, PairedDifference]:
-        """Return what late interaction and the training that the dev half selects would add to what is exported."""
+        """Return what late interaction and the training that the dev half selects would add to the exported system."""
         chosen, found = self.chosen, {}
         plain = {str(each.bm25_settings): each for each in self.systems if not each.trained and not each.tokens}
         for each in self.systems:
@@ -126,15 +126,16 @@ class Verdict:
 
     def summary(self, most: int) -> str:
         """Format `parts`, and how many queries would suffice if these are too few, of `most` that the text yields."""
-        parts, before, after = self.parts(), self.systems[0].mean(self.test), self.chosen.mean(self.test)
-        width = max(map(len, [*parts, *self.not_kept()]))
+        parts, left = self.parts(), self.not_kept()
+        before, after = self.systems[0].mean(self.test), self.chosen.mean(self.test)
+        width = max(map(len, [*parts, *left]))
         lines = [f"nDCG@10 on the test half: {before:.3f} (base retriever alone) -> {after:.3f} (exported); gains:"]
         unproven = "  (not significant on its own: confirm it with real queries)"
         slow = "  (not significant: search --rerank none turns it off)"
         for name, d in parts.items():
             why = slow if name == "late interaction" else unproven if name == "training" else ""
             lines.append(f"  {name:<{width}}  {interval(d)}{why if d.low <= 0 else ''}")
-        for name, d in self.not_kept().items():
+        for name, d in left.items():
             lines.insert(-1, f"  {name:<{width}}  not kept: {interval(d)}")
         if few := too_few_queries(compare(self.chosen, system, self.test) for system in self.systems):
             longer = f"; a larger --budget (with a new --output_dir) gives at most {most:,} from this text"
