@@ -274,7 +274,7 @@ def by_retromae(model: SentenceTransformer, given: Setting) -> None:
     loaded = load_retromae_encoder(str(folder), decoder="enhanced")
     spans = given.rows(f"spans-{given.start}", lambda: build_spans(given.text, loaded.tokenizer, max_length=MAX_TOKENS))
     arguments = RetroMAETrainingArguments(**given.common, quiet=True, per_device_train_batch_size=BATCH)
-    options: dict[str, Any] = {"tokenizer": loaded.tokenizer, "train_dataset": spans}
+    options: dict[str, Any] = {"processing_class": loaded.tokenizer, "train_dataset": spans}
     RetroMAETrainer(loaded.model, arguments, **options, callbacks=[given.budget]).train()
     _take(model, loaded.model.encoder.state_dict())
 
