@@ -9,7 +9,7 @@ from transformers import TrainerControl, TrainerState
 
 from revela_hub.adaptation.candidates import TimeLimit
 from revela_hub.adaptation.options import AdaptOptions
-from revela_hub.adaptation.plan import training_length
+from revela_hub.adaptation.plan import pairs_in_memory, training_length
 from revela_hub.errors import UserError
 from revela_hub.retrieval.encoder import length_limit
 
@@ -38,6 +38,10 @@ def test_slow_machines_cut_training_texts(static_folder: Path, retriever_folder:
     assert training_length(32, budget=1.0, seconds=1.0) == 32
     assert length_limit(SentenceTransformer(str(static_folder), device="cpu")) is None
     assert length_limit(SentenceTransformer(str(retriever_folder), device="cpu")) == 128
+
+
+def test_long_texts_are_computed_in_parts_of_a_batch() -> None:
+    assert [pairs_in_memory(length) for length in (None, 64, 256, 512, 8192, 100_000)] == [32, 32, 32, 16, 1, 1]
 
 
 @pytest.mark.parametrize("budget", ["30", "0m", "m", "-5m", "5d"])

@@ -16,7 +16,7 @@ from transformers.trainer_callback import ExportableState
 
 from revela_hub.adaptation.distillation import PASSAGES_PER_QUESTION, distillation_loss, distillation_rows
 from revela_hub.adaptation.options import AdaptOptions
-from revela_hub.adaptation.plan import BATCH_SIZE, Plan
+from revela_hub.adaptation.plan import BATCH_SIZE, Plan, pairs_in_memory
 from revela_hub.data.sources.report import counted
 from revela_hub.files import atomic
 from revela_hub.loading import module_types
@@ -82,9 +82,11 @@ def labelled_pairs(inputs: Inputs, folder: Path, seconds: float) -> None:
 def _train_pairs(inputs: Inputs, folder: Path, seconds: float, **given: Any) -> None:
     from revela_hub.trainers.pair_tuning.command import Arguments, train
 
-    static = is_static(inputs.options.retriever)
-    batches = {"per_device_train_batch_size": 256, "mini_batch_size": 256} if static else {}
-    given = {"max_length": inputs.plan.training_length, "per_device_train_batch_size": BATCH_SIZE} | batches | given
+    length = inputs.plan.training_length
+    batch, part = BATCH_SIZE, pairs_in_memory(length)
+    if is_static(inputs.options.retriever):
+        batch = part = 256
+    given |= {"max_length": length, "per_device_train_batch_size": batch, "mini_batch_size": part}
     train(Arguments(**inputs.arguments(folder, **given)), callbacks=[TimeLimit(seconds)])
 
 

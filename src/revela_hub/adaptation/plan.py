@@ -37,6 +37,8 @@ MIN_LENGTH = 64
 """Tokens to which texts are cut at most."""
 BATCH_SIZE = 32
 """Pairs per step of a training on pairs."""
+TOKENS_IN_MEMORY = 8192
+"""Tokens of passages that a training on pairs has in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -146,3 +148,8 @@ def training_length(longest: int, budget: float, seconds: float) -> int:
     """
     steps = budget / (STEP_COST * seconds * BATCH_SIZE)
     return min(longest, max(MIN_LENGTH, int(longest * steps / MIN_STEPS)))
+
+
+def pairs_in_memory(length: int | None) -> int:
+    """Return the number of pairs of `length` tokens that are in memory at a time; the rest of a batch follows (GradCache)."""
+    return max(1, min(BATCH_SIZE, TOKENS_IN_MEMORY // (length or 1)))
