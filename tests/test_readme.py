@@ -13,8 +13,6 @@ import pytest
 from revela_hub.cli import main as cli
 from revela_hub.cli.parser import build_arguments
 
-pytest.importorskip("pytrec_eval", reason="the README measures, which needs the extra eval")
-
 
 def test_python_of_the_readme(
     repository: Path,
